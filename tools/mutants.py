@@ -83,7 +83,7 @@ class Package:
         return any(fnmatch(f"src/{module}.py", pattern) for pattern in self.code)
 
 
-_WIRE_PARTS = ("backend", "wire")
+_WIRE_PARTS = ("backend", "stream", "wire")
 """What each engine's package has for the backend."""
 _BACKEND_TESTS = tuple(
     f"tests/backend/test_{name}.py"
@@ -95,14 +95,14 @@ _BACKEND_TESTS = tuple(
         "connect",
         "id_text",
         "joined",
-        "measured",
+        "measurement",
         "in_flight",
         "retries",
-        "sentences",
-        "sentences_asked",
-        "sentences_beside",
-        "sentences_failed",
-        "sentences_servers",
+        "validation",
+        "request_errors",
+        "column_validation",
+        "http_errors",
+        "server_errors",
         "spreading",
         "sse",
         "streaming",
@@ -114,7 +114,7 @@ _BACKEND_TESTS = tuple(
 """Without hundreds of recordings and of bad values, all of which each mutant would have to be told from."""
 _SLOW_OR_FELT = " or ".join(
     (
-        "three_hundred",
+        "a_hundred_requests",
         "slow_stream",
         "different_logprob_modes",
         "goes_on_over_a_pause",

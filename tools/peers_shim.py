@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
 
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.id_text import Pieces
 
 ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}
@@ -101,7 +101,7 @@ class _ThroughSession:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         session = self._client._get_session()
         send = session.get if method == "GET" else session.post
         try:
@@ -113,12 +113,12 @@ class _ThroughSession:
             raise aiohttp.ClientConnectorError(where, ConnectionRefusedError(str(refused))) from refused
         async with sent as answer:
             if answer.status >= 400:
-                return Reply(answer.status, {}, _whole(await answer.text()), self.aclose)
+                return HttpResponse(answer.status, {}, _whole(await answer.text()), self.aclose)
             try:
                 said = json.dumps(await answer.json(content_type=None))
             except Exception:  # a mock's way to say that the body is no JSON
                 said = "<html>"
-            return Reply(answer.status, {"content-type": "application/json"}, _whole(said), self.aclose)
+            return HttpResponse(answer.status, {"content-type": "application/json"}, _whole(said), self.aclose)
 
     async def aclose(self) -> None:
         """See `Carrier`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from tito_core.backend.checked import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import printable
-from tito_core.backend.measurement import measure, of_all
+from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
     BackendOptions,
@@ -78,7 +78,7 @@ def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], b
     """
     own = option_names(backend)
     if own is not None:
-        refuse_unknown_option(f"argument of {what} named", given, list(dict.fromkeys([*known, *own])))
+        refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *own])))
 
 
 async def connect(
@@ -124,7 +124,7 @@ async def connect(
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
     logger.info("measuring the semantics of the server's logprobs")
     measured = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
-    return PolicyParts(engine, of_all(measured), *bound, file, vocabulary=vocabulary)
+    return PolicyParts(engine, common_measurement(measured), *bound, file, vocabulary=vocabulary)
 
 
 class Bound(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
-from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
+from tito_core.backend.resume import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
 
@@ -143,8 +143,8 @@ class Settings:
     history: Literal["fork", "error"] = _one_of(Literal["fork", "error"])
     malformed_calls: MalformedCalls = _one_of(MalformedCalls)
     thinking: Literal["keep", "as-template"] = _one_of(Literal["keep", "as-template"])
-    on_abort: OnAbort = _option(Aborts().on_abort, lambda _, given: Aborts(on_abort=given).on_abort)
-    max_resumes: int = _option(MAX_RESUMES, lambda _, given: Aborts(max_resumes=given).max_resumes)
+    on_abort: OnAbort = _option(AbortPolicy().on_abort, lambda _, given: AbortPolicy(on_abort=given).on_abort)
+    max_resumes: int = _option(MAX_RESUMES, lambda _, given: AbortPolicy(max_resumes=given).max_resumes)
     turn_timeout_s: float | None = _option(None, _seconds)
     max_total_tokens: int | None = _option(None, _tokens)
     stream: bool = _option(False, _boolean)
@@ -152,10 +152,10 @@ class Settings:
     verify_echo: Literal["always", "first"] = _one_of(Literal["always", "first"])
     reports_ids: bool = False
     runs_calls: bool = True
-    aborts: Aborts = field(init=False, repr=False, compare=False)
+    aborts: AbortPolicy = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "aborts", Aborts(self.on_abort, self.max_resumes))
+        object.__setattr__(self, "aborts", AbortPolicy(self.on_abort, self.max_resumes))
 
     @classmethod
     def of(cls, **options: Unpack[RolloutOptions]) -> Settings:
@@ -212,5 +212,5 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_unknown_option("setting of a rollout named", options, _CHECKS)
+    refuse_unknown_option("rollout option", options, _CHECKS)
     return {name: _CHECKS[name](name, value) for name, value in options.items()}

@@ -1,4 +1,4 @@
-"""SGLang as a backend: token ids in and out over `/generate`."""
+"""The SGLang backend: token ids in and out over `/generate`."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
-from tito_core.backend.http.in_flight import Answer
+from tito_core.backend.http.in_flight import DecodedResponse
 from tito_core.backend.http.transport import HttpRequest
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
 from tito_core.ledger.columns import TokenIds
-from tito_sglang import wire
+from tito_sglang import stream, wire
 
 _PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
-"""`in_place` would keep keys and values of the older weights, and recorded logprobs would be of neither."""
+"""Not `in_place`, which keeps keys and values of the old weights: logprobs would match neither version."""
 
 
 class SGLangBackend(HttpBackend):
-    """Speaks to one SGLang server. Arguments: see `HttpBackend`."""
+    """Backend of one SGLang server. Arguments: see `HttpBackend`."""
 
     name = "sglang"
 
     async def discover(self) -> EngineInfo:
-        """Ask the server what it is; see `HttpBackend.discover`."""
+        """Query the server's properties; see `HttpBackend.discover`."""
         model = await self.served_model()
         async with together() as group:
-            asked_loads = group.create_task(self.get_if_there("/v1/loads", wire.Loads))
-            weights = group.create_task(self.weight_version())
-            server = group.create_task(self.get_if_there("/server_info", wire.ServerInfo))
+            loads_task = group.create_task(self.get_optional("/v1/loads", wire.Loads))
+            weights_task = group.create_task(self.weight_version())
+            server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
-        loads = asked_loads.result() or wire.Loads()
+        loads = loads_task.result() or wire.Loads()
         return EngineInfo(
             self.name,
             model.id,
             wire.usable_length(model.max_model_len, loads),
             loads.version,
-            weights.result(),
+            weights_task.result(),
             vocab_size=vocab_size,
-            capabilities=wire.capabilities(server.result(), vocab_size),
+            capabilities=wire.capabilities(server_task.result(), vocab_size),
         )
 
     async def _vocab_size(self) -> int | None:
-        """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
-        probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.NO_TOKEN): 0.0}}}
+        """Read the size of the vocabulary from a refused request; a larger id would crash the server."""
+        probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.INVALID_ID): 0.0}}}
         refused = await self.refusal("/generate", msgspec.json.encode(probe))
         if isinstance(refused, AuthenticationError):
             raise refused
@@ -62,13 +62,13 @@ class SGLangBackend(HttpBackend):
         fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.optional_request_fields(request),
-            **info.capabilities.service(request.optional_outputs),
+            **info.capabilities.service_fields(request.optional_outputs),
             "return_prompt_token_ids": request.echo,
         }
         if on_chunk is not None:
-            fields["sampling_params"]["stream_interval"] = wire.stream_interval(request)
-        size = answer_size(request, repeats=wire.stream_events(request))
-        answer = await self._ask(request.request_id, fields, prompt, size, request.session_id, on_chunk)
+            fields["sampling_params"]["stream_interval"] = stream.stream_interval(request)
+        size = answer_size(request, repeats=stream.stream_events(request))
+        answer = await self._send(request.request_id, fields, prompt, size, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -90,32 +90,32 @@ class SGLangBackend(HttpBackend):
         )
 
     async def score(self, token_ids: TokenIds) -> RawScores:
-        """Score by `input_token_logprobs` without generating; they are raw."""
+        """Score with `input_token_logprobs`, which are raw, without generating."""
         fields = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "logprob_start_len": 0}
         size = size_of(len(token_ids), 0, scores=True)
-        answer = await self._ask(uuid.uuid4().hex, fields, IdText.of(token_ids), size)
+        answer = await self._send(uuid.uuid4().hex, fields, IdText.of(token_ids), size)
         return wire.raw_scores(answer.value.meta_info.input_token_logprobs, answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
-        """Pause; generations that are kept are computed again from their tokens."""
+        """Pause. Kept generations are recomputed from their tokens."""
         await self.http.send(HttpRequest("/pause_generation", msgspec.json.encode({"mode": _PAUSES[running]})))
 
     async def resume(self) -> None:
-        """Let generations go on."""
+        """See `EngineAdmin.resume`."""
         await self.http.send(HttpRequest("/continue_generation", b"{}"))
 
     async def weight_version(self) -> str | None:
-        """Ask for the version; "default" until one is named."""
-        said = await self.get_if_there("/model_info", wire.ModelInfo)
-        return said.weight_version if said else None
+        """See `EngineAdmin.weight_version`; "default" until one is set."""
+        info = await self.get_optional("/model_info", wire.ModelInfo)
+        return info.weight_version if info else None
 
     async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
-        """See `EngineAdmin.load_weights`. Measured with 0.5.23, which dies of weights of another shape."""
+        """See `EngineAdmin.load_weights`. Measured with 0.5.23, which crashes on weights of another shape."""
         update = {"model_path": path, "weight_version": version, "flush_cache": True}
         async with changing_weights(self, path, version, running):
             await self.http.send(HttpRequest("/update_weights_from_disk", msgspec.json.encode(update)))
 
-    async def _ask(
+    async def _send(
         self,
         request_id: str,
         fields: dict[str, Any],
@@ -123,16 +123,16 @@ class SGLangBackend(HttpBackend):
         size: AnswerSize,
         session: str | None = None,
         on_chunk: OnChunk | None = None,
-    ) -> Answer[wire.Generation]:
+    ) -> DecodedResponse[wire.Generation]:
         headers = {"X-SMG-Routing-Key": session} if session else {}  # for SGLang's router
 
         def prepare(running: str) -> HttpRequest:
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
 
-        gather = partial(wire.Events, size.body)
-        return await self.exchange(
-            request_id, prepare, wire.Generation, gather=gather, on_chunk=on_chunk, prompt=prompt
+        assembler = partial(stream.EventAssembler, size.body)
+        return await self.send_generation(
+            request_id, prepare, wire.Generation, assembler=assembler, on_chunk=on_chunk, prompt=prompt
         )
 
     @staticmethod

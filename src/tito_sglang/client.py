@@ -112,7 +112,7 @@ class SGLangClient:
             return HttpRequest("/generate", json.dumps({"rid": running, **body}).encode(), size=size)
 
         try:
-            answer = await self.backend.exchange(uuid.uuid4().hex, prepare, dict[str, Any])
+            answer = await self.backend.send_generation(uuid.uuid4().hex, prepare, dict[str, Any])
         except BackendError as error:
             raise known(error) from error.__cause__
         return answer.value

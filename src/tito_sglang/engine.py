@@ -1,6 +1,6 @@
-"""SGLang on a CPU: how it is installed and started. Facts were measured with `sglang` 0.5.23.
+"""How SGLang is installed and started on a CPU. Measured with `sglang` 0.5.23.
 
-The wheel imports CUDA-only packages; `standins/README.md` explains what we put in their place.
+The wheel imports CUDA-only packages; `standins/README.md` explains their replacements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENV = {
 
 
 def command(launch: Launch) -> list[str]:
-    """The server's command line. Without `--sleep-on-idle` an idle server keeps a core busy."""
+    """Return the server's command line. Without `--sleep-on-idle` an idle server uses a whole core."""
     return [
         str(launch.python), "-m", "sglang.launch_server",
         "--model-path", str(launch.model_path),
@@ -45,10 +45,10 @@ def command(launch: Launch) -> list[str]:
 
 
 def env(launch: Launch) -> dict[str, str]:
-    """Torch's rendezvous goes over a new file for each start, as vLLM's does.
+    """Return the environment. As in vLLM, torch's rendezvous uses a new file per start.
 
-    By default it is a TCP store, which torch binds to all interfaces whatever address it is given. SGLang keeps its
-    pause and weight endpoints open in any mode, so there is nothing to open here.
+    The default is a TCP store, which torch always binds to all interfaces. `launch.dev_mode` has no effect, as SGLang
+    always enables its pause and weight endpoints.
     """
     store = Path(tempfile.gettempdir(), f"tito-sglang-{uuid.uuid4().hex}")
     return {**ENV, "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": store.as_uri()}
@@ -67,5 +67,5 @@ SPEC = EngineSpec(
     standins=Path(str(files("tito_sglang") / "standins")),
     standin_startup="tito_torchvision_ops",
     processed_logprobs=True,
-    grace_s=2.0,  # asked to end, it looks only every 5 s whether it was, and has nothing to save
+    grace_s=2.0,  # it checks for SIGTERM only every 5 s, and has nothing to save
 )

@@ -137,7 +137,7 @@ def _settings(config: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A bad value, or an unknown name.
     """
-    refuse_unknown("setting of SGLangModel", dict(config), SGLangConfig.__annotations__)
+    refuse_unknown("SGLangModel setting", dict(config), SGLangConfig.__annotations__)
     choices: Any = {name: config[name] for name in RolloutOptions.__annotations__ if name in config}
     by_name = {**(config.get("params") or {}), **(config.get("sampling_params") or {})}
     if by_name:

@@ -1,4 +1,4 @@
-"""SGLang's wire as the conformance suite reads it: code of its own, which shares nothing with the backend."""
+"""Read SGLang's wire for the conformance suite, with code that shares nothing with the backend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, 
 def read(exchange: WireExchange) -> WireGeneration | None:
     """Read a generation of `/generate`, whole or streamed; None for a score or anything else."""
     sent = json.loads(exchange.sent)
-    wanted = sent.get("sampling_params") or {}
-    if not exchange.path.endswith("/generate") or not sent.get("rid") or wanted.get("max_new_tokens") == 0:
+    sampling = sent.get("sampling_params") or {}
+    if not exchange.path.endswith("/generate") or not sent.get("rid") or sampling.get("max_new_tokens") == 0:
         return None
-    generation = WireGeneration(sent["rid"], list(sent["input_ids"]), wanted)
+    generation = WireGeneration(sent["rid"], list(sent["input_ids"]), sampling)
     answers = documents(exchange)
     meta = answers[-1]["meta_info"]
     generation.completion_tokens = meta.get("completion_tokens")
@@ -42,7 +42,7 @@ def read(exchange: WireExchange) -> WireGeneration | None:
 
 
 def _whole(parts: list[list[Any]], count: int | None) -> list[Any]:
-    """Put the parts of a stream together: each event repeats what came before, unless the server was told not to."""
+    """Join the parts of a stream: each event repeats the ones before, except with `--incremental-streaming-output`."""
     if len(parts) == 1 or len(parts[-1]) == count:
         return list(parts[-1])
     return [item for part in parts for item in part]

@@ -1,4 +1,4 @@
-"""vLLM as a backend: token ids in and out over `/inference/v1/generate`, or `/v1/completions` where that is closed."""
+"""The vLLM backend: token ids in and out over `/inference/v1/generate`, or `/v1/completions` where that is disabled."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
 from tito_core.ledger.columns import TokenIds
-from tito_vllm import wire
+from tito_vllm import stream, wire
 
 C = TypeVar("C", wire.Choice, wire.Generated)
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
 class VLLMBackend(HttpBackend):
-    """Speaks to one vLLM server. Arguments: see `HttpBackend`."""
+    """Backend of one vLLM server. Arguments: see `HttpBackend`."""
 
     name = "vllm"
 
     async def discover(self) -> EngineInfo:
-        """Ask the server what it is; see `HttpBackend.discover`."""
+        """Query the server's properties; see `HttpBackend.discover`."""
         model = await self.served_model()
         async with together() as group:
-            asked_version = group.create_task(self.get_if_there("/version", wire.Version))
-            weights = group.create_task(self.weight_version())
+            version_task = group.create_task(self.get_optional("/version", wire.Version))
+            weights_task = group.create_task(self.weight_version())
             is_open = await self._is_open(model.id)
-            can = await self._capabilities(model.id, is_open)
-        version = asked_version.result()
+            capabilities = await self._capabilities(model.id, is_open)
+        version = version_task.result()
         return EngineInfo(
             self.name,
             model.id,
             model.max_model_len,
             version.version if version else None,
-            weights.result(),
+            weights_task.result(),
             endpoints=(_GENERATE, _COMPLETIONS) if is_open else (_COMPLETIONS,),
-            capabilities=can,
+            capabilities=capabilities,
         )
 
     async def _capabilities(self, model: str, is_open: bool) -> Capabilities:
-        """Learn how many top logprobs the server gives, from how it refuses too many of them."""
-        many = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
+        """Read the server's limit of top logprobs from its refusal of too many."""
+        excessive = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
         if is_open:
-            probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": many}
+            probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": excessive}
         else:
-            probe = {"model": model, "prompt": [0], **many}
+            probe = {"model": model, "prompt": [0], **excessive}
         refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe))
         return wire.capabilities(refused.body if refused is not None else "", one_more=is_open)
 
     async def _is_open(self, model: str) -> bool:
-        """Return whether the server has `/inference/v1/generate`, from how it refuses a prompt without tokens.
+        """Return whether the server has `/inference/v1/generate`, from its refusal of an empty prompt.
 
-        Without `--enable-scale-out` 0.32 answers 403, and 0.30 404.
+        Without `--enable-scale-out` 0.32 answers 403, and 0.30 answers 404.
         """
         probe = {"model": model, "token_ids": [], "sampling_params": {"max_tokens": 1}}
         refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
@@ -74,14 +74,14 @@ class VLLMBackend(HttpBackend):
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
-        if wire.not_streamed(request.optional_outputs, generates=generates):
+        if stream.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None
         return await (self._generated if generates else self._completed)(info, request, prompt, on_chunk)
 
     async def _generated(
         self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
     ) -> RawResponse:
-        """Ask the endpoint made for tokens, the only one that tells weight versions."""
+        """Use `/inference/v1/generate`, the only endpoint that reports weight versions."""
         fields = {
             "model": info.model,
             "sampling_params": {
@@ -89,20 +89,20 @@ class VLLMBackend(HttpBackend):
                 **wire.optional_request_fields(request, one_more=True),
                 "n": 1,
             },
-            **info.capabilities.service(request.optional_outputs),
-            **wire.stream_fields(on_chunk),
+            **info.capabilities.service_fields(request.optional_outputs),
+            **stream.stream_fields(on_chunk),
             "return_token_ids": request.echo,
         }
         body, size = prompt.body(fields, "token_ids"), answer_size(request)
-        answer = await self.exchange(
+        answer = await self.send_generation(
             request.request_id,
             lambda running: _post(_GENERATE, body, running, size, request.session_id),
             wire.Generation,
-            gather=partial(wire.Events, wire.Generation),
+            assembler=partial(stream.EventAssembler, wire.Generation),
             on_chunk=on_chunk,
             prompt=prompt,
         )
-        choice = self._only(answer.value.choices, request)
+        choice = self._only_choice(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
         return RawResponse(
             finish=choice.finish_reason,
@@ -121,27 +121,27 @@ class VLLMBackend(HttpBackend):
     async def _completed(
         self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
     ) -> RawResponse:
-        """Ask the OpenAI endpoint, which every server has; it does not tell weight versions."""
+        """Use `/v1/completions`, which every server has; it does not report weight versions."""
         fields = {
             **wire.sampling_fields(request.sampling),
             "model": info.model,
             "n": 1,
-            **wire.stream_fields(on_chunk),
+            **stream.stream_fields(on_chunk),
             **wire.optional_request_fields(request, one_more=False),
-            **info.capabilities.service(request.optional_outputs),
+            **info.capabilities.service_fields(request.optional_outputs),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
         body, size = prompt.body(fields, "prompt"), answer_size(request)
-        answer = await self.exchange(
+        answer = await self.send_generation(
             request.request_id,
             lambda running: _post(_COMPLETIONS, body, running, size, request.session_id),
             wire.Completion,
-            gather=partial(wire.Events, wire.Completion),
+            assembler=partial(stream.EventAssembler, wire.Completion),
             on_chunk=on_chunk,
             prompt=prompt,
         )
-        choice = self._only(answer.value.choices, request)
+        choice = self._only_choice(answer.value.choices, request)
         logprobs = choice.logprobs
         return RawResponse(
             finish=choice.finish_reason,
@@ -156,40 +156,40 @@ class VLLMBackend(HttpBackend):
             **wire.optional_response_fields(choice, logprobs, choice.prompt_logprobs, request),
         )
 
-    def _only(self, choices: list[C], request: TokenRequest) -> C:
+    def _only_choice(self, choices: list[C], request: TokenRequest) -> C:
         if len(choices) != 1:
-            problem = f"Law 4: one completion was asked for, {len(choices)} came."
+            problem = f"Law 4: one completion was requested, but the server returned {len(choices)}."
             raise ProtocolViolationError(problem, backend=self.name, request_id=request.request_id)
         return choices[0]
 
     async def score(self, token_ids: TokenIds) -> RawScores:
-        """Score by `prompt_logprobs`, which are raw in every logprob mode."""
-        sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # which a server with sampling masks takes, too
+        """Score with `prompt_logprobs`, which are raw in every logprob mode."""
+        sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # top_k: required by --return-sampling-mask
         fields = {"model": (await self.connect()).model, **sampling, "prompt_logprobs": 0}
         body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=True)
-        answer = await self.exchange(
+        answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
         )
         choices = answer.value.choices
         return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
-        """Pause; every mode clears the prefix cache, so that no key or value of older weights is used again."""
+        """Pause. Every mode clears the prefix cache, so that keys and values of older weights are not reused."""
         await self.http.send(HttpRequest(f"/pause?mode={running}", b""))
 
     async def resume(self) -> None:
-        """Let generations go on."""
+        """See `EngineAdmin.resume`."""
         await self.http.send(HttpRequest("/resume", b""))
 
     async def weight_version(self) -> str | None:
-        """Ask for the version; "default" until one is named."""
-        said = await self.get_if_there("/weight_info", wire.WeightInfo)
-        return said.weight_version if said else None
+        """See `EngineAdmin.weight_version`; "default" until one is set."""
+        info = await self.get_optional("/weight_info", wire.WeightInfo)
+        return info.weight_version if info else None
 
     async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
         """See `EngineAdmin.load_weights`; the server needs `VLLM_SERVER_DEV_MODE=1`.
 
-        Measured with 0.32.0, whose engine dies of a folder that is not there.
+        Measured with 0.32.0, whose engine crashes if the folder does not exist.
         """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         async with changing_weights(self, path, version, running):
@@ -197,21 +197,21 @@ class VLLMBackend(HttpBackend):
             await self.http.send(HttpRequest("/update_weight_version", msgspec.json.encode({"new_version": version})))
 
     async def abort(self, request_id: str) -> None:
-        """Abort by the server's ids, one an endpoint; an unknown id does nothing.
+        """Abort by the server's ids, one per endpoint; unknown ids are ignored.
 
-        Only a server with `--enable-scale-out` has the call. For others a closed connection is the abort, and of a
-        lost request it has been closed by now.
+        Only a server with `--enable-scale-out` has this endpoint. Other servers abort when the connection closes,
+        which it has for a lost request.
         """
         with contextlib.suppress(AuthenticationError, BadRequestError):
             await super().abort(request_id)
 
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:
-        """See `HttpBackend.abort_request`; it names one id an endpoint."""
+        """See `HttpBackend.abort_request`; it lists one id per endpoint."""
         body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         return HttpRequest("/inference/v1/abort_requests", body)
 
 
 def _post(path: str, body: bytes | Pieces, running: str, size: AnswerSize, session: str | None = None) -> HttpRequest:
-    """Name the try for the server, and the session for vLLM's router."""
+    """Return a POST with headers for the try's request id and, for vLLM's router, the session."""
     return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})}, size)

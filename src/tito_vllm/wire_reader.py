@@ -1,4 +1,4 @@
-"""vLLM's wire as the conformance suite reads it: code of its own, which shares nothing with the backend."""
+"""Read vLLM's wire for the conformance suite, with code that shares nothing with the backend."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, 
 def read(exchange: WireExchange) -> WireGeneration | None:
     """Read a generation of `/inference/v1/generate` or `/v1/completions`, whole or streamed; None for anything else."""
     sent = json.loads(exchange.sent)
-    whole = exchange.path.endswith("/inference/v1/generate")
-    if not whole and not exchange.path.endswith("/v1/completions"):
+    generates = exchange.path.endswith("/inference/v1/generate")
+    if not generates and not exchange.path.endswith("/v1/completions"):
         return None
-    wanted = sent.get("sampling_params", sent) if whole else sent
-    if wanted.get("logprobs") is None:  # a score
+    sampling = sent.get("sampling_params", sent) if generates else sent
+    if sampling.get("logprobs") is None:  # a score
         return None
     generation = WireGeneration(
-        exchange.headers["x-request-id"], list(sent["token_ids" if whole else "prompt"]), wanted
+        exchange.headers["x-request-id"], list(sent["token_ids" if generates else "prompt"]), sampling
     )
     for answer in documents(exchange):
         if answer.get("usage"):
@@ -61,16 +61,16 @@ def _logprobs(generation: WireGeneration, logprobs: Any) -> None:
 
 
 def _id(entry: dict[str, Any]) -> int:
-    """Return a token's id, which up to 0.31 stands in its name alone."""
+    """Return a token's id; up to 0.31 it is only in `token`, "token_id:N"."""
     token = entry.get("token_id")
     return int(entry["token"].split(":")[1]) if token is None else int(token)
 
 
 def _scored(entries: list[Any] | None) -> list[tuple[int, float | None]]:
-    """Return the prompt's own tokens: each entry names its own first, and then others."""
-    found: list[tuple[int, float | None]] = []
+    """Return (id, logprob) of the prompt's own tokens, which are the first of each entry."""
+    scored: list[tuple[int, float | None]] = []
     for entry in entries or ():
         if entry is not None:
             [token, *_] = entry
-            found.append((int(token), entry[token]["logprob"]))
-    return found
+            scored.append((int(token), entry[token]["logprob"]))
+    return scored

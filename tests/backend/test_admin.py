@@ -1,4 +1,4 @@
-"""Weights are loaded into a paused server, named, and only then sampled from."""
+"""Weights are loaded into a paused server and get a version before the server resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_weights_are_loaded_between_pause_and_resume_and_their_version_is_told(kind: Kind) -> None:
+async def test_weights_are_loaded_between_pause_and_resume_and_report_their_version(kind: Kind) -> None:
     engine = engine_of(kind, lambda _: Completion([5, EOS]))
     backend = backend_of(engine)
     assert isinstance(backend, EngineAdmin)
@@ -57,7 +57,7 @@ async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_weights_that_cannot_be_loaded_leave_the_server_paused_and_say_so(kind: Kind) -> None:
+async def test_weights_that_cannot_be_loaded_leave_the_server_paused(kind: Kind) -> None:
     paths: list[str] = []
 
     def handler(request: Received) -> WireResponse:
@@ -67,22 +67,20 @@ async def test_weights_that_cannot_be_loaded_leave_the_server_paused_and_say_so(
 
     backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(Handler(handler)))
     assert isinstance(backend, EngineAdmin)
-    with pytest.raises(WeightsNotLoadedError, match=r"no such folder.*left paused") as caught:
+    with pytest.raises(
+        WeightsNotLoadedError, match=r"no such folder.*stays paused.*load_weights.*resume\(\)"
+    ) as caught:
         await backend.load_weights("/no/such", "step-18")
     assert (caught.value.backend, caught.value.status) == (kind, 400)
     assert caught.value.body == '{"message":"no such folder"}'
     assert str(caught.value).startswith(
         f"{kind} could not load the weights in '/no/such' as 'step-18' ({kind} at http:"
     )
-    assert str(caught.value).endswith(
-        "It is left paused, since it may hold half of them: load good ones with load_weights, which resumes it, or "
-        "call resume()."
-    )
     assert paths == [path.partition("?")[0] for path in CALLS[kind][:2]]
 
 
 async def test_weights_need_a_name() -> None:
-    with pytest.raises(ValueError, match=r"^version must be a name, such as 'step-17': without one nothing tells "):
+    with pytest.raises(ValueError, match=r"version .*'step-17'"):
         await backend_of(engine_of("vllm")).load_weights("/weights", "")
 
 
@@ -102,7 +100,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_each_engine_is_sent_to_change_its_weights(kind: Kind) -> None:
+async def test_requests_to_each_engine_for_new_weights(kind: Kind) -> None:
     sent: dict[str, bytes] = {}
 
     def handler(request: Received) -> WireResponse:
@@ -121,7 +119,7 @@ async def test_what_each_engine_is_sent_to_change_its_weights(kind: Kind) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_without_the_call_names_no_version(kind: Kind) -> None:
+async def test_a_server_without_the_endpoint_has_no_weight_version(kind: Kind) -> None:
     nothing = Handler(lambda _: http_response(404))
     backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(nothing))
     assert isinstance(backend, EngineAdmin)

@@ -1,4 +1,4 @@
-"""Laws 2, 4 and 10 on each answer of both wires: an answer with any planted edit does not come in."""
+"""Laws 2, 4 and 10 on answers of both wires: an answer with any planted edit is refused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from support.backends import (
     Kind,
     Received,
     answering,
-    backend_of,
     choice,
     engine_name,
     engine_of,
     http_response,
-    in_process,
+    in_process_backend,
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse
@@ -40,7 +39,7 @@ def ask(kind: Kind, edit: Edit | None, said: Completion | None = None, **samplin
     """One generation whose answer, of four tokens and a stop, was edited on the way."""
     said = said or Completion(OUTPUT)
     engine = engine_of(kind, lambda _: said, fault=always(Fault(edit=edit)) if edit else None)
-    return asyncio.run(generate(backend_of(engine), request_of(**sampling)))
+    return asyncio.run(generate(in_process_backend(engine), request_of(**sampling)))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -208,14 +207,14 @@ def no_choice(answer: Any) -> Any:
 
 
 PLANTED: dict[str, tuple[Edit, str]] = {
-    "echo edited": (set_echo([11, 12, 99, 14, 15]), "prompt id 13 at offset 2 was sent, the server saw 99"),
-    "echo huge id": (set_echo([11, 12, 2**70, 14, 15]), "the server saw 1180591620717411303424"),
+    "echo edited": (set_echo([11, 12, 99, 14, 15]), "prompt id 13 at offset 2 .* 99"),
+    "echo huge id": (set_echo([11, 12, 2**70, 14, 15]), " 1180591620717411303424"),
     "echo missing": (set_echo(None), "did not echo"),
-    "echo short": (set_echo([11, 12, 13]), "5 prompt ids were sent, the server saw 3"),
-    "echo long": (set_echo([*PROMPT, 16]), "5 prompt ids were sent, the server saw 6"),
+    "echo short": (set_echo([11, 12, 13]), "5 prompt ids .* 3"),
+    "echo long": (set_echo([*PROMPT, 16]), "5 prompt ids .* 6"),
     "logprobs missing": (no_logprobs, "no logprobs"),
-    "logprobs short": (drop_logprob, "4 output ids and 3 logprobs"),
-    "logprob None": (set_logprob(None), r"output token 1 has no logprob \(id 22\)"),
+    "logprobs short": (drop_logprob, "4 output ids .* 3 logprobs"),
+    "logprob None": (set_logprob(None), r"output token 1 \(id 22\)"),
     "logprob NaN": (set_logprob(float("nan")), "NaN"),
     "logprob -inf": (set_logprob(float("-inf")), "-Infinity"),
     "logprob +inf": (set_logprob(float("inf")), "Infinity"),
@@ -225,21 +224,21 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "logprob text": (set_logprob("-1.0"), "Expected `float"),
     "logprobs of another id": (set_logprob_id, "output id 22 at offset 1 has the logprob of 999"),
     "ids shifted": (shift, r"output id 22 at offset 0 has the logprob of 21"),
-    "ids empty": (set_ids([]), "0 output ids and 4 logprobs"),
+    "ids empty": (set_ids([]), "0 output ids .* 4 logprobs"),
     "id negative": (set_ids([21, -1, 23, EOS]), "output id -1 is not a token id"),
     "id past int32": (set_ids([21, 2**31, 23, EOS]), "output id 2147483648 is not a token id"),
     "id past int64": (set_ids([21, 2**70, 23, EOS]), "output id 1180591620717411303424 is not a token id"),
     "id float": (set_ids([21, 22.0, 23, EOS]), "Expected `int`, got `float`"),
     "id true": (set_ids([21, True, 23, EOS]), "Expected `int`, got `bool`"),
-    "prompt_tokens": (set_count("prompt_tokens", 6), "prompt_tokens=6, the request and answer hold 5"),
-    "completion_tokens": (set_count("completion_tokens", 3), "completion_tokens=3, the request and answer hold 4"),
-    "two answers": (two_choices, "one completion was asked for, 2 came|Expected `object`, got `array`"),
-    "no answer": (no_choice, "one completion was asked for, 0 came|Expected `object`, got `array`"),
+    "prompt_tokens": (set_count("prompt_tokens", 6), "prompt_tokens=6.* 5"),
+    "completion_tokens": (set_count("completion_tokens", 3), "completion_tokens=3.* 4"),
+    "two answers": (two_choices, "one completion .* 2|Expected `object`, got `array`"),
+    "no answer": (no_choice, "one completion .* 0|Expected `object`, got `array`"),
     "unknown finish": (set_finish("tool_calls"), "reason 'tool_calls'"),
     "no finish": (set_finish(None), "reason (None|'none')"),
-    "stop of another id": (set_finish("stop", 77), "stop token 77 ended the output, whose last id is 2"),
-    "stop token dropped": (cut_stop, "stop token 2 ended the output, whose last id is 23"),
-    "length too early": (set_finish("length"), "ended for length after 4 of 8 tokens"),
+    "stop of another id": (set_finish("stop", 77), "stop token 77.* 2"),
+    "stop token dropped": (cut_stop, "stop token 2,.* 23"),
+    "length too early": (set_finish("length"), "'length' .*4 of 8"),
 }
 
 
@@ -254,8 +253,8 @@ def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_more_tokens_than_asked_are_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolViolationError, match="4 tokens were asked for, the server gave 5"):
+def test_more_tokens_than_requested_are_refused(kind: Kind) -> None:
+    with pytest.raises(ProtocolViolationError, match=r"4 tokens .* 5"):
         ask(kind, add_token, max_new_tokens=4)
 
 
@@ -266,7 +265,7 @@ def test_no_tokens_at_all_are_refused(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
+def test_a_stop_token_before_the_end_is_refused(kind: Kind) -> None:
     def edit(answer: Any) -> None:
         add_token(answer, EOS)
 
@@ -280,7 +279,7 @@ def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
 
 @pytest.mark.parametrize("emitted", [0, 2])
 @pytest.mark.parametrize("kind", WIRES)
-def test_an_abort_gives_what_there_was(kind: Kind, emitted: int) -> None:
+def test_an_abort_returns_the_partial_output(kind: Kind, emitted: int) -> None:
     response = ask(kind, None, Completion(OUTPUT[:emitted], finish="abort"))
     assert (response.finish, response.stop) == (Finish.ABORT, None)
     assert response.output_ids.tolist() == list(OUTPUT[:emitted])
@@ -289,7 +288,7 @@ def test_an_abort_gives_what_there_was(kind: Kind, emitted: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_an_aborted_answer_holds_is_checked_like_any_other(kind: Kind) -> None:
+def test_an_aborted_answer_is_validated(kind: Kind) -> None:
     def no_logprob(answer: Any) -> None:
         if kind == "sglang":
             answer["meta_info"]["output_token_logprobs"][1][0] = None
@@ -298,7 +297,7 @@ def test_what_an_aborted_answer_holds_is_checked_like_any_other(kind: Kind) -> N
         else:
             choice(answer)["logprobs"]["token_logprobs"][1] = None
 
-    with pytest.raises(ProtocolViolationError, match="output token 1 has no logprob"):
+    with pytest.raises(ProtocolViolationError, match=r"output token 1 \(id 22\)"):
         ask(kind, no_logprob, Completion(OUTPUT[:3], finish="abort"))
     with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end"):
         ask(kind, None, Completion(OUTPUT, finish="abort"))
@@ -330,8 +329,8 @@ def test_version_spans_that_do_not_tile_are_refused(kind: Kind, name: str) -> No
 
 @pytest.mark.parametrize("kind", VERSIONED)
 @given(cuts=st.lists(st.integers(0, 4), max_size=3))
-@settings(deadline=None, max_examples=20)
-def test_version_spans_that_tile_come_in_as_they_are(kind: Kind, cuts: list[int]) -> None:
+@settings(deadline=None, max_examples=10)
+def test_version_spans_that_tile_are_kept(kind: Kind, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), 4]
     said = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
     response = ask(kind, None, Completion(OUTPUT, weight_versions=[s for s in said if s[1] < s[2]]))
@@ -369,8 +368,8 @@ def mutations(draw: st.DrawFn) -> Edit:
 
 @pytest.mark.parametrize("kind", WIRES)
 @given(edit=mutations())
-@settings(deadline=None, max_examples=40)
-def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
+@settings(deadline=None, max_examples=12)
+def test_a_single_changed_id_is_refused(kind: Kind, edit: Edit) -> None:
     with pytest.raises(ProtocolViolationError):
         ask(kind, edit)
 
@@ -381,36 +380,36 @@ def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
     output=st.lists(st.integers(3, 999), min_size=0, max_size=20),
     stops=st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
-def test_an_honest_answer_always_comes_in_and_is_equal_on_both_wires(
+@settings(deadline=None, max_examples=12)
+def test_a_right_answer_is_accepted_and_equal_on_both_wires(
     kind: Kind, prompt: list[int], output: list[int], stops: bool
 ) -> None:
     said = [*output, EOS] if stops or not output else output
     engine = engine_of(kind, lambda _: Completion(said))
-    backend = backend_of(engine, http_transport=in_process(engine))
+    backend = in_process_backend(engine)
     response = asyncio.run(generate(backend, request_of(prompt, max_new_tokens=len(said))))
     other = engine_of("vllm" if kind == "sglang" else "sglang", lambda _: Completion(said))
-    twin = asyncio.run(generate(backend_of(other), request_of(prompt, max_new_tokens=len(said))))
+    twin = asyncio.run(generate(in_process_backend(other), request_of(prompt, max_new_tokens=len(said))))
     assert response.output_ids.tolist() == said == twin.output_ids.tolist()
     assert response.logprobs.tobytes() == twin.logprobs.tobytes()
     assert (response.finish, response.stop) == (twin.finish, twin.stop)
 
 
 BODIES: dict[str, tuple[bytes, str | None, str]] = {
-    "not JSON": (b"<html>Sign in</html>", "text/html", "content type is 'text/html': it says '<html>Sign in"),
-    "not JSON, said to be": (b"<html>Sign in</html>", "application/json", "malformed.*it says '<html>Sign in"),
+    "not JSON": (b"<html>Sign in</html>", "text/html", "content type is 'text/html': '<html>Sign in"),
+    "not JSON, said to be": (b"<html>Sign in</html>", "application/json", "malformed.*'<html>Sign in"),
     "empty": (b"", "application/json", "its body is empty"),
     "truncated": (b'{"choices": [', "application/json", "truncated"),
     "another shape": (b'{"hello": 1}', "application/json", "missing required field"),
     "a list": (b"[1, 2]", "application/json", "got `array`"),
-    "no type, no JSON": (b"hello", None, "malformed.*it says 'hello'"),
-    "not UTF-8": (b'{"a": "\xff\xfe"}', "application/json", "it says"),
+    "no type, no JSON": (b"hello", None, "malformed.*'hello'"),
+    "not UTF-8": (b'{"a": "\xff\xfe"}', "application/json", "missing required field"),
 }
 
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
+async def test_a_200_that_is_not_an_answer_is_refused(kind: Kind, name: str) -> None:
     body, content_type, sentence = BODIES[name]
     headers = {} if content_type is None else {"content-type": content_type}
     asked = []
@@ -430,7 +429,7 @@ async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_valid_answer_of_the_wrong_content_type_is_named(kind: Kind) -> None:
-    backend = backend_of(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
+async def test_a_valid_answer_with_a_wrong_content_type_is_refused(kind: Kind) -> None:
+    backend = in_process_backend(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
     with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):
         await generate(backend, request_of())

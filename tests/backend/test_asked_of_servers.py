@@ -1,4 +1,4 @@
-"""Word for word what leaves for a server: the questions at connect, a grammar, and whose session a request is of."""
+"""The exact requests that a server gets: probes at connect, a grammar, and the session."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Server:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_the_questions_at_connect(kind: Kind) -> None:
+async def test_requests_at_connect(kind: Kind) -> None:
     server = Server(kind, (404,))
     info = await server.backend.connect()
     assert server.posts == CONNECTING[kind]
@@ -82,7 +82,7 @@ async def test_a_closed_endpoint_is_not_used(status: int) -> None:
     assert info.endpoints == ("/v1/completions",)
 
 
-async def test_a_wrong_key_is_no_closed_endpoint() -> None:
+async def test_a_wrong_key_is_not_taken_for_a_closed_endpoint() -> None:
     with pytest.raises(AuthenticationError):
         await Server("vllm-completions", (401,)).backend.connect()
 
@@ -94,7 +94,7 @@ GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 @pytest.mark.parametrize("session", [None, "mine"])
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_grammar_and_a_session_travel(kind: Kind, grammar: str, session: str | None) -> None:
+async def test_a_grammar_and_a_session_are_sent(kind: Kind, grammar: str, session: str | None) -> None:
     server = Server(kind, (404,))
     value = '{"type":"object"}' if grammar == "json_schema" else "a+"
     request = request_of(grammar=Grammar.model_validate({"kind": grammar, "value": value}))

@@ -1,4 +1,4 @@
-"""Connecting: addresses, models, and the wrong server, each in one sentence that says what to do."""
+"""Connecting: addresses, models and wrong servers; each error says what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tito_core.backend.http.address import server_address
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_connect_says_what_the_server_is(kind: Kind) -> None:
+async def test_connect_reports_the_server(kind: Kind) -> None:
     engine = engine_of(kind, model="qwen", max_model_len=2048)
     backend = backend_of(engine)
     info = await backend.connect()
@@ -54,13 +54,13 @@ async def test_connect_says_what_the_server_is(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_model_name_lists_those_served(kind: Kind) -> None:
     with pytest.raises(
-        BadRequestError, match=r"at http://scripted does not serve 'other'; it serves 'scripted'\. Give"
+        BadRequestError, match=r"at http://scripted does not serve 'other'; it serves 'scripted'.*model_id"
     ):
         await backend_of(engine_of(kind), model="other").connect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_right_model_name_is_taken(kind: Kind) -> None:
+async def test_the_right_model_name_is_accepted(kind: Kind) -> None:
     assert (await backend_of(engine_of(kind, model="mine"), model="mine").connect()).model == "mine"
 
 
@@ -69,20 +69,20 @@ async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: K
     other: Kind = "sglang" if kind == "vllm" else "vllm"
     engine = engine_of(other)
     backend = BACKENDS[kind]("http://scripted", http_transport=lambda: InProcessTransport(engine), sleep=Waits())
-    sentence = f"The server at http://scripted says that it is {other}, not {kind}: use backend='{other}'"
+    sentence = f"The server at http://scripted runs {other}, not {kind}: use backend='{other}'"
     with pytest.raises(BadRequestError, match=sentence):
         await backend.connect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_without_a_model_is_named(kind: Kind) -> None:
+async def test_a_server_without_a_model_is_refused(kind: Kind) -> None:
     backend = answering(kind, lambda _: http_response(200, json={"data": []}))
     with pytest.raises(BadRequestError, match="at http://scripted serves no model: start it with one"):
         await backend.connect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_wrong_path_is_named_with_the_address(kind: Kind) -> None:
+async def test_a_wrong_path_is_reported_with_the_address(kind: Kind) -> None:
     with scripted_server(kind, Replay([])) as server:
         backend = BACKENDS[kind](server.base_url + "/api")
         with pytest.raises(BadRequestError, match=f"{server.base_url}/api/v1/models answered 404: Not Found.*Check"):
@@ -91,11 +91,11 @@ async def test_a_wrong_path_is_named_with_the_address(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_some_web_page_is_named(kind: Kind) -> None:
+async def test_a_web_page_is_reported(kind: Kind) -> None:
     backend = answering(
         kind, lambda _: http_response(200, text="<html>Welcome to nginx!</html>", headers={"content-type": "text/html"})
     )
-    with pytest.raises(ProtocolViolationError, match=f"Welcome to nginx.*Is this a {kind} server"):
+    with pytest.raises(ProtocolViolationError, match=f"Welcome to nginx.*this is a {kind} server"):
         await backend.connect()
 
 
@@ -116,7 +116,7 @@ async def test_a_failed_connect_is_not_remembered(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_a_version_of_the_server_does_not_tell_stays_unknown(kind: Kind) -> None:
+async def test_properties_that_a_server_version_lacks_stay_unknown(kind: Kind) -> None:
     def handler(request: Received) -> WireResponse:
         if request.path == "/v1/models":
             return http_response(200, json={"data": [{"id": "m"}]})
@@ -140,7 +140,7 @@ def test_backends_are_found_by_name() -> None:
     assert {"sglang", "vllm"} <= set(installed_backends())
     for kind in KINDS:
         assert isinstance(create_backend(kind, "http://h"), BACKENDS[kind])
-    with pytest.raises(UnknownBackendError, match=r"no backend 'vlm'. Installed backends: .*sglang, vllm"):
+    with pytest.raises(UnknownBackendError, match=r"'vlm'.*sglang, vllm"):
         create_backend("vlm", "http://h")
 
 
@@ -155,28 +155,28 @@ GOOD: list[tuple[Any, str]] = [
     ("http://[::1]:8000", "http://[::1]:8000"),
 ]
 BAD: list[tuple[Any, str]] = [
-    ("", "'' is no server address: give an address like"),
-    ("   ", "is no server address"),
-    ("localhost:8000", "'localhost:8000' is no server address"),
-    ("127.0.0.1", "is no server address"),
-    ("ftp://h", "'ftp://h' is no server address"),
-    ("http://", "is no server address"),
-    ("//h", "is no server address"),
-    ("http://h:80a", "is no server address .*port"),
-    ("http://h:99999", "is no server address .*out of range"),
+    ("", "'' is not a server address"),
+    ("   ", "is not a server address"),
+    ("localhost:8000", "'localhost:8000' is not a server address"),
+    ("127.0.0.1", "is not a server address"),
+    ("ftp://h", "'ftp://h' is not a server address"),
+    ("http://", "is not a server address"),
+    ("//h", "is not a server address"),
+    ("http://h:80a", "is not a server address .*port"),
+    ("http://h:99999", "is not a server address .*out of range"),
     ("http://h:0", "no port between 1 and 65535"),
-    ("http://h\x00", "is no server address"),
-    ("http://h?key=1", "holds a query or a fragment"),
-    ("http://h/#x", "holds a query or a fragment"),
+    ("http://h\x00", "is not a server address"),
+    ("http://h?key=1", "query or a fragment"),
+    ("http://h/#x", "query or a fragment"),
     ("http://h:8000/v1", "ends in /v1, which is not the server's root"),
     ("http://h:8000/v1/", "ends in /v1"),
-    (None, "None is no server address"),
-    (8000, "8000 is no server address"),
+    (None, "None is not a server address"),
+    (8000, "8000 is not a server address"),
 ]
 
 
 @pytest.mark.parametrize(("given_url", "address"), GOOD)
-def test_addresses_in_every_form_are_one(given_url: str, address: str) -> None:
+def test_forms_of_one_address_are_equal(given_url: str, address: str) -> None:
     assert BACKENDS["vllm"](given_url).http.base_url == address
 
 
@@ -190,14 +190,14 @@ def test_a_bad_address_is_one_sentence(kind: Kind, given_url: Any, sentence: str
 
 
 def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
-    with pytest.raises(EngineConnectionError, match="give the key as api_key") as caught:
+    with pytest.raises(EngineConnectionError, match="api_key") as caught:
         BACKENDS["vllm"]("http://user:hunter2@h:8000")
     assert "hunter2" not in str(caught.value)
 
 
 @given(st.text(max_size=30))
-@settings(deadline=None, max_examples=200)
-def test_no_text_is_anything_but_an_address_or_one_error(text: str) -> None:
+@settings(deadline=None, max_examples=60)
+def test_any_text_is_an_address_or_a_typed_error(text: str) -> None:
     for url in (text, f"http://{text}", f"http://h:{text}", f"http://h/{text}"):
         try:
             address = server_address(url, backend="vllm")

@@ -1,4 +1,4 @@
-"""How a connection fails is named, on real sockets, and what never reached the server is tried again."""
+"""Failed connections on real sockets are typed, and retried if nothing reached the server."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ async def test_a_refused_connection(host: str) -> None:
         held.bind(("127.0.0.1", 0))
         error, retries = await failing(f"http://{host}:{held.getsockname()[1]}")
     fails_as(error, "refused")
-    assert "are host and port right?" in str(error)
+    assert "host and port" in str(error)
     assert retries == 2
 
 
-async def test_a_unix_socket_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_missing_unix_socket(tmp_path: Path) -> None:
     error, retries = await failing(f"unix://{tmp_path}/none.sock")
     fails_as(error, "refused")
     assert retries == 2
 
 
-async def test_a_host_that_no_route_leads_to() -> None:
+async def test_a_host_without_a_route() -> None:
     error, retries = await failing("http://224.0.0.1:9")  # multicast: Linux connects to none
     fails_as(error, "unreachable")
     assert "network" in str(error)
     assert retries == 2
 
 
-async def test_a_host_whose_name_is_unknown() -> None:
+async def test_an_unknown_host_name() -> None:
     error, retries = await failing("http://no-such-host.invalid:8000")
     fails_as(error, "unknown-host")
-    assert "host's name" in str(error)
+    assert "unknown host" in str(error)
     assert retries == 2
 
 
-async def test_a_connection_that_never_opens_is_not_a_late_answer_and_is_tried_again() -> None:
+async def test_a_connection_that_never_opens_is_retried() -> None:
     with full_backlog() as url:
         started = time.monotonic()
         error, retries = await failing(url, connect_timeout_s=0.3)
@@ -107,7 +107,7 @@ async def test_a_connection_that_breaks_in_mid_answer(said: str, ends: Ends, rea
     with RawServer(SAID[said], ends=ends) as server:
         error, retries = await failing(server.url)
     fails_as(error, reason, sent=True)
-    assert f"was {reason} before its answer was whole" in str(error)
+    assert f"was {reason} before" in str(error)
     assert "log" in str(error)
     assert retries == 2
     assert len([head for head in server.heads if head.startswith(b"GET")]) == 3
@@ -120,12 +120,12 @@ async def test_a_late_answer_is_not_a_failed_connection(said: str) -> None:
     assert isinstance(error, EngineTimeoutError)
     assert not isinstance(error, EngineConnectionError)
     assert "within 0.3 s" in str(error)
-    assert "raise timeout_s" in str(error)
+    assert "timeout_s" in str(error)
     assert retries == 0
     assert len(server.heads) == 1
 
 
-async def test_a_pool_that_trusts_an_authority_of_ones_own(tmp_path: Path) -> None:
+async def test_a_pool_with_its_own_certificate_authority(tmp_path: Path) -> None:
     said = HEAD.replace(b"10", b"2") + b"{}"
     with RawServer(said, tls=server_context(tmp_path)) as server:
         trusted = ssl.create_default_context(cafile=tmp_path / "server.pem")
@@ -134,7 +134,7 @@ async def test_a_pool_that_trusts_an_authority_of_ones_own(tmp_path: Path) -> No
         await http.aclose()
 
 
-async def test_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+async def test_an_unknown_certificate(tmp_path: Path) -> None:
     with RawServer(HEAD, tls=server_context(tmp_path)) as server:
         error, retries = await failing(server.url)
     fails_as(error, "tls")
@@ -155,7 +155,7 @@ async def test_a_handshake_that_the_server_refuses() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b""])
-async def test_https_to_a_port_of_http_says_which_scheme_to_use(answer: bytes) -> None:
+async def test_https_to_an_http_port_names_the_right_scheme(answer: bytes) -> None:
     """It answers the first bytes of a handshake as servers do: with a 400, or by hanging up."""
     with RawServer(answer, reads=None) as server:
         error, retries = await failing(server.url.replace("http:", "https:"))
@@ -166,7 +166,7 @@ async def test_https_to_a_port_of_http_says_which_scheme_to_use(answer: bytes) -
     assert (error.reason, retries) == ("tls" if answer else "reset", 2)
 
 
-async def test_http_to_a_port_of_https_says_which_scheme_to_use(tmp_path: Path) -> None:
+async def test_http_to_an_https_port_names_the_right_scheme(tmp_path: Path) -> None:
     with RawServer(HEAD, tls=server_context(tmp_path)) as server:
         error, retries = await failing(server.url.replace("https:", "http:"))
     fails_as(error, "tls")
@@ -181,7 +181,7 @@ async def test_http_to_a_port_of_https_says_which_scheme_to_use(tmp_path: Path) 
         b"Client sent an HTTP request to an HTTPS server.\n",
     ],
 )
-async def test_http_to_a_port_of_https_that_says_so_itself(page: bytes) -> None:
+async def test_http_to_an_https_port_that_answers_with_an_error(page: bytes) -> None:
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(page)}\r\n\r\n".encode()
     with RawServer(head + page) as server:
         error, retries = await failing(server.url)
@@ -203,7 +203,7 @@ async def test_http_to_a_port_of_https_that_says_so_itself(page: bytes) -> None:
         "http://host name:9",
     ],
 )
-def test_an_address_that_nothing_connects_to_is_refused_before_anything_is_sent(url: str) -> None:
+def test_an_impossible_address_is_refused_at_construction(url: str) -> None:
     with pytest.raises(EngineConnectionError, match="give an address like") as caught:
         EngineHttp("vllm", url)
     assert caught.value.reason == "address"
@@ -213,12 +213,12 @@ def test_an_address_that_nothing_connects_to_is_refused_before_anything_is_sent(
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:9", "http://[::1]:9", "http://a-b.example.:9", "http://bücher.example:9"]
 )
-def test_an_address_that_may_be_one_is_taken(url: str) -> None:
+def test_a_possible_address_is_accepted(url: str) -> None:
     EngineHttp("vllm", url)
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b", "a\x7fb", "\u2028", "ä"])
-async def test_a_header_that_cannot_be_sent_is_named_and_nothing_is_sent(value: str) -> None:
+async def test_an_invalid_header_is_refused_unsent(value: str) -> None:
     with RawServer(HEAD) as server:
         http = EngineHttp("vllm", server.url)
         with pytest.raises(BadRequestError, match="X-Session-ID") as caught:

@@ -1,4 +1,4 @@
-"""What a backend is and says of its server is checked at connect, before a turn depends on it."""
+"""A backend and its `EngineInfo` are checked at connect."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Third:
 
 
 @pytest.mark.parametrize("info", [None, {}, "x", 5, EngineInfo, "\ud800"])
-def test_what_is_not_an_engine_info_is_named(info: Any) -> None:
+def test_a_result_that_is_not_an_engine_info_is_refused(info: Any) -> None:
     backend: Any = Third(info)
     for work in (generate(backend, request_of()), score(backend, PROMPT), tokenize(backend, "text")):
         with pytest.raises(ProtocolViolationError, match="EngineInfo") as caught:
@@ -81,7 +81,7 @@ def test_what_is_not_an_engine_info_is_named(info: Any) -> None:
         assert repr(info)[:8] in str(caught.value)
 
 
-def test_a_policy_refuses_it_before_it_asks_anything() -> None:
+def test_a_policy_refuses_it_at_connect() -> None:
     backend: Any = Third({})
     with pytest.raises(ProtocolViolationError, match="EngineInfo"):
         Policy.connect(backend=backend, tokenizer=tokenizer())

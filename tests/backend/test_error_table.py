@@ -1,4 +1,4 @@
-"""Every error that was recorded from a real server becomes a typed one, with the server's own words."""
+"""Every recorded error of a real server becomes a typed error with the server's message."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_there_are_recordings_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name", "status", "body"), recorded())
-async def test_a_recorded_error_is_typed_and_keeps_the_servers_words(
+async def test_a_recorded_error_is_typed_and_keeps_the_server_message(
     kind: Kind, name: str, status: int, body: Any
 ) -> None:
     expected = ContextLengthError if name in CONTEXT else BY_STATUS[status]
@@ -119,7 +119,7 @@ MADE: list[tuple[int, Any, type[BackendError], str]] = [
     (400, {"error": {}}, BadRequestError, "answered 400"),
     (400, "[1]", BadRequestError, r"\[1\]"),
     (400, '"text"', BadRequestError, "text"),
-    (204, "", ProtocolViolationError, "Only a 200 is an answer"),
+    (204, "", ProtocolViolationError, "Only a 200 is accepted"),
 ]
 
 
@@ -134,20 +134,20 @@ async def test_other_answers_are_typed_too(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_redirect_is_named_not_followed_and_not_sent_again(kind: Kind) -> None:
+async def test_a_redirect_is_an_error_and_not_retried(kind: Kind) -> None:
     asked = []
 
     def handler(request: Received) -> WireResponse:
         asked.append(request.path)
         return http_response(307, headers={"location": "https://elsewhere/v1"})
 
-    with pytest.raises(ProtocolViolationError, match=r"a redirect to https://elsewhere/v1.*give the server's own addr"):
+    with pytest.raises(ProtocolViolationError, match=r"a redirect to https://elsewhere/v1.*server's own addr"):
         await answering(kind, handler).connect()
     assert asked == ["/v1/models"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_very_long_message_does_not_flood_the_sentence(kind: Kind) -> None:
+async def test_a_very_long_message_is_shortened(kind: Kind) -> None:
     with pytest.raises(BadRequestError) as caught:
         await generate(answering(kind, served(400, {"error": {"message": "x" * 100_000}})), request_of())
     assert len(str(caught.value)) < 2000

@@ -1,4 +1,4 @@
-"""What goes over a real socket with each request, read byte by byte: each header once, and the body whole."""
+"""The bytes of each request on a real socket: each header once, and the whole body."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
-from tito_core.backend.http.connections import ConnectionPool, Reply
-from tito_core.backend.http.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
+from tito_core.backend.http.connections import ConnectionPool, HttpResponse
+from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
 from tito_core.backend.id_text import IdText, Pieces
 
 LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")
@@ -94,7 +94,7 @@ async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: s
         assert {name: value for name, value in sent.items() if name != "user-agent"} == expected
 
 
-async def test_an_answer_that_comes_compressed_all_the_same_is_read() -> None:
+async def test_a_compressed_answer_is_read() -> None:
     packed = gzip.compress(b'{"a": 1}')
     async with listening(answer(packed, "Content-Encoding: gzip", "Content-Type: application/json")) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
@@ -106,7 +106,7 @@ async def test_an_answer_that_comes_compressed_all_the_same_is_read() -> None:
 
 
 @pytest.mark.parametrize("packing", ["", "gzip", "deflate"])
-async def test_an_answer_is_read_alike_in_every_way(packing: str) -> None:
+async def test_an_answer_is_the_same_in_every_encoding(packing: str) -> None:
     said = "é" * 5_000
     body = said.encode("latin-1")
     packed = {"": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[packing]
@@ -121,7 +121,7 @@ async def test_an_answer_is_read_alike_in_every_way(packing: str) -> None:
             if part == "pieces":
                 read.append(b"".join([piece async for piece in reply.pieces()]))
             else:
-                read.append(await (reply.whole(5_000) if part == "whole" else reply.text(5_000)))
+                read.append(await (reply.read(5_000) if part == "whole" else reply.text(5_000)))
             await reply.aclose()
         await pool.aclose()
     assert read == [body, body, said]
@@ -131,7 +131,7 @@ STATUSES = {"401 No": AuthenticationError, "503 Busy": ThrottledError, "500 Brok
 
 
 @pytest.mark.parametrize("packing", ["br", "zstd", "unheard-of", "identity", "", "gzip", "deflate", "gzip, deflate"])
-async def test_of_an_answer_that_is_not_encoded_as_it_says_the_status_still_tells(packing: str) -> None:
+async def test_an_error_with_a_wrong_encoding_keeps_its_status(packing: str) -> None:
     for status, error in STATUSES.items():
         head = f"HTTP/1.1 {status}\r\nContent-Length: 4\r\nContent-Encoding: {packing}\r\n\r\n"
         async with listening((head + "gone").encode()) as listener:  # which no codec can read
@@ -143,7 +143,7 @@ async def test_of_an_answer_that_is_not_encoded_as_it_says_the_status_still_tell
 
 
 @pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "gzip, deflate"])
-async def test_an_answer_that_cannot_be_unpacked_is_named(packing: str) -> None:
+async def test_an_answer_that_cannot_be_decoded_is_refused(packing: str) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Encoding: {packing}\r\n"
     async with listening((head + "Content-Type: application/json\r\n\r\n\xe9 no json").encode("latin-1")) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
@@ -154,7 +154,7 @@ async def test_an_answer_that_cannot_be_unpacked_is_named(packing: str) -> None:
 
 
 @pytest.mark.parametrize("packing", ["identity, gzip", "gzip, identity", "identity, identity"])
-async def test_identity_is_not_counted_among_the_encodings(packing: str) -> None:
+async def test_identity_is_not_an_encoding(packing: str) -> None:
     body = b'{"a": 1}'
     for one in packing.split(", "):
         body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[one](body)
@@ -165,7 +165,7 @@ async def test_identity_is_not_counted_among_the_encodings(packing: str) -> None
 
 
 @pytest.mark.parametrize("charset", ["latin-1", "utf-16", "hex", "idna", "undefined", "no-such", ""])
-async def test_what_a_server_says_is_text_whatever_it_names_as_its_encoding(charset: str) -> None:
+async def test_an_error_body_is_text_in_any_charset(charset: str) -> None:
     known = charset in ("latin-1", "utf-16")
     said = "Zu spät.".encode(charset if known else "utf-8")
     kind = f"Content-Type: text/plain; charset={charset}"
@@ -177,7 +177,7 @@ async def test_what_a_server_says_is_text_whatever_it_names_as_its_encoding(char
         await http.aclose()
 
 
-async def test_a_redirect_to_what_is_no_ascii_can_be_written_down() -> None:
+async def test_a_redirect_to_a_non_ascii_address_can_be_printed() -> None:
     head = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://\xe9\xff/\r\n\r\n"
     async with listening(head) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
@@ -187,17 +187,17 @@ async def test_a_redirect_to_what_is_no_ascii_can_be_written_down() -> None:
     assert str(caught.value).encode()
 
 
-async def decode(http: EngineHttp, raw: HttpAnswer) -> object:
+async def decode(http: EngineHttp, raw: ResponseBody) -> object:
     return decoded(http, raw, dict[str, int])
 
 
-async def test_a_carrier_of_the_users_gets_the_same_request() -> None:
+async def test_a_custom_transport_gets_the_same_request() -> None:
     seen: list[tuple[str, str, Mapping[str, str], bytes]] = []
 
     class Recording:
-        async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+        async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
             seen.append((method, url, headers, body if isinstance(body, bytes) else b"".join(body)))
-            return Reply(200, {}, said(), self.aclose)
+            return HttpResponse(200, {}, said(), self.aclose)
 
         async def aclose(self) -> None:
             pass

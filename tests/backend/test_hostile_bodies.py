@@ -1,4 +1,4 @@
-"""Bodies that are nested without end, or are not UTF-8, are the server's violation of the protocol (laws 4 and 5)."""
+"""Endlessly nested bodies, and bodies that are not UTF-8, are protocol violations (laws 4 and 5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strands_tito.testing import Fault, always
-from support.backends import WIRES, Kind, backend_of, choice, engine_of, request_of
+from support.backends import WIRES, Kind, choice, engine_of, in_process_backend, request_of
 from tito_core.backend import BackendError, ProtocolViolationError
 from tito_core.backend.checked import generate
 from tito_core.backend.optional_outputs import OptionalOutputs
@@ -22,10 +22,10 @@ EVENTS = tuple(b"data: " + body + b"\n\ndata: [DONE]\n\n" for body in BODIES)
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 @pytest.mark.parametrize("kind", WIRES)
 async def test_a_hostile_body_is_a_protocol_violation(kind: Kind, body: bytes) -> None:
-    backend = backend_of(engine_of(kind))
+    backend = in_process_backend(engine_of(kind))
     await backend.connect()
     engine = engine_of(kind, fault=always(Fault(body=body)))
-    hostile = backend_of(engine)
+    hostile = in_process_backend(engine)
     hostile._info = await backend.connect()
     with pytest.raises(ProtocolViolationError):
         await generate(hostile, request_of())
@@ -34,8 +34,8 @@ async def test_a_hostile_body_is_a_protocol_violation(kind: Kind, body: bytes) -
 @pytest.mark.parametrize("events", EVENTS, ids=range(len(EVENTS)))
 @pytest.mark.parametrize("kind", WIRES)
 async def test_a_hostile_event_is_a_protocol_violation(kind: Kind, events: bytes) -> None:
-    hostile = backend_of(engine_of(kind, fault=always(Fault(body=events, content_type="text/event-stream"))))
-    hostile._info = await backend_of(engine_of(kind)).connect()
+    hostile = in_process_backend(engine_of(kind, fault=always(Fault(body=events, content_type="text/event-stream"))))
+    hostile._info = await in_process_backend(engine_of(kind)).connect()
     chunks: list[Any] = []
     with pytest.raises(ProtocolViolationError):
         await generate(hostile, request_of(), chunks.append)
@@ -43,10 +43,10 @@ async def test_a_hostile_event_is_a_protocol_violation(kind: Kind, events: bytes
 
 @pytest.mark.parametrize("status", [400, 422, 500])
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_hostile_refusal_is_an_error_of_the_tree(kind: Kind, status: int) -> None:
+async def test_a_hostile_refusal_is_a_typed_error(kind: Kind, status: int) -> None:
     fault = Fault(status=status, body=b'{"error":' + DEEP)
-    hostile = backend_of(engine_of(kind, fault=always(fault)), max_attempts=2)
-    hostile._info = await backend_of(engine_of(kind)).connect()
+    hostile = in_process_backend(engine_of(kind, fault=always(fault)), max_attempts=2)
+    hostile._info = await in_process_backend(engine_of(kind)).connect()
     with pytest.raises(BackendError) as caught:
         await generate(hostile, request_of())
     assert caught.value.status == status
@@ -54,12 +54,12 @@ async def test_a_hostile_refusal_is_an_error_of_the_tree(kind: Kind, status: int
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_stream_that_ends_in_a_nested_error_is_an_error_of_the_tree(kind: Kind) -> None:
+async def test_a_stream_that_ends_in_a_nested_error_is_a_typed_error(kind: Kind) -> None:
     events = b'data: {"error":' + DEEP + b"\n\ndata: [DONE]\n\n"
-    hostile = backend_of(
+    hostile = in_process_backend(
         engine_of(kind, fault=always(Fault(body=events, content_type="text/event-stream"))), max_attempts=2
     )
-    hostile._info = await backend_of(engine_of(kind)).connect()
+    hostile._info = await in_process_backend(engine_of(kind)).connect()
     with pytest.raises(BackendError):
         await generate(hostile, request_of(), lambda _: None)
 
@@ -70,8 +70,8 @@ async def test_an_id_beyond_64_bits_in_an_event_is_a_protocol_violation(kind: Ki
         for event in events[:1]:
             choice(event)["output_ids" if kind == "sglang" else "token_ids"][0] = 2**64
 
-    hostile = backend_of(engine_of(kind, fault=always(Fault(edit=edit))))
-    hostile._info = await backend_of(engine_of(kind)).connect()
+    hostile = in_process_backend(engine_of(kind, fault=always(Fault(edit=edit))))
+    hostile._info = await in_process_backend(engine_of(kind)).connect()
     with pytest.raises(ProtocolViolationError):
         await generate(hostile, request_of(), lambda _: None)
 
@@ -98,8 +98,8 @@ async def test_a_hostile_array_of_experts_is_a_violation(header: bytes, version:
     def edit(answer: Any) -> None:
         choice(answer)["routed_experts"] = text
 
-    hostile = backend_of(engine_of("vllm", experts=(2, 2), fault=always(Fault(edit=edit))))
-    hostile._info = await backend_of(engine_of("vllm", experts=(2, 2))).connect()
+    hostile = in_process_backend(engine_of("vllm", experts=(2, 2), fault=always(Fault(edit=edit))))
+    hostile._info = await in_process_backend(engine_of("vllm", experts=(2, 2))).connect()
     request = replace(request_of(), optional_outputs=OptionalOutputs(routed_experts=True))
     with pytest.raises(ProtocolViolationError):
         await generate(hostile, request)

@@ -1,4 +1,4 @@
-"""Aborts without an event loop: what they send, over which kind of connection, and how long they hold up."""
+"""Aborts without an event loop: their requests, connections and timeouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tito_core.backend.http import in_flight
-from tito_core.backend.http.connections import Call, known_authorities
+from tito_core.backend.http.connections import BlockingPost, known_authorities
 from tito_core.backend.http.in_flight import InFlightRequests
 from tito_core.backend.http.transport import EngineHttp, HttpRequest
 
@@ -76,28 +76,28 @@ def threads() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("prefix", ["", "/behind/a/proxy"])
-def test_a_call_is_one_post_of_what_the_engine_would_have_got(prefix: str) -> None:
+def test_a_blocking_post_sends_the_same_request(prefix: str) -> None:
     with Server().running() as server:
         port = server.server.server_address[1]
         backend = EngineHttp("sglang", f"http://127.0.0.1:{port}{prefix}", api_key="secret")
-        backend.without_loop(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).post(5.0)
-        backend.without_loop(HttpRequest("/empty")).post(5.0)
+        backend.blocking_post(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).send(5.0)
+        backend.blocking_post(HttpRequest("/empty")).send(5.0)
     (path, body, headers), (_, empty, _) = server.seen
     assert (path, body, empty) == (f"{prefix}/abort_request", b'{"rid":"r"}', b"")
     assert headers["authorization"] == "Bearer secret"
     assert (headers["content-type"], headers["x-own"]) == ("application/json", "1")
 
 
-def test_a_call_over_a_unix_socket(tmp_path: Path) -> None:
+def test_a_blocking_post_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with Server(path).running() as server:
-        EngineHttp("vllm", f"unix://{path}").without_loop(HttpRequest("/abort", b"{}")).post(5.0)
+        EngineHttp("vllm", f"unix://{path}").blocking_post(HttpRequest("/abort", b"{}")).send(5.0)
     [(where, body, headers)] = server.seen
     assert (where, body, headers["host"]) == ("/abort", b"{}", "localhost")
 
 
-def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does() -> None:
-    call = Call("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
+def test_a_blocking_post_checks_certificates_as_the_pool_does() -> None:
+    call = BlockingPost("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
     connection = call._connection("h", 8443, True, 2.5)
     assert isinstance(connection, http.client.HTTPSConnection)
     assert (connection.host, connection.port, connection.timeout) == ("h", 8443, 2.5)
@@ -115,30 +115,30 @@ def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does()
         ("http://h:80", ("h", 80, False, 2.5)),
     ],
 )
-def test_a_call_goes_where_its_address_says(
+def test_a_blocking_post_goes_to_its_address(
     root: str, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def connection(_: Call, *where: Any) -> Any:
+    def connection(_: BlockingPost, *where: Any) -> Any:
         seen.append(where)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(Call, "_connection", connection)
+    monkeypatch.setattr(BlockingPost, "_connection", connection)
     with pytest.raises(ConnectionRefusedError):
-        Call(root, None, "/abort", b"", {}, known_authorities).post(2.5)
+        BlockingPost(root, None, "/abort", b"", {}, known_authorities).send(2.5)
     assert seen == [expected]
-    assert EngineHttp("sglang", root).without_loop(HttpRequest("/abort")).tls is known_authorities
+    assert EngineHttp("sglang", root).blocking_post(HttpRequest("/abort")).tls is known_authorities
 
 
-def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_post_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     within: list[float] = []
-    monkeypatch.setattr(Call, "post", lambda _, seconds: within.append(seconds))
-    in_flight._post(Call("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
+    monkeypatch.setattr(BlockingPost, "send", lambda _, seconds: within.append(seconds))
+    in_flight._post(BlockingPost("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
     assert within == [0.5]
 
 
-def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_it_may_be(tmp_path: Path) -> None:
+def test_a_silent_server_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     for server in (Server(answers=False), Server(path, answers=False)):
         with server.running():
@@ -149,13 +149,13 @@ def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_it_may_be(tm
             )
             unix = str(path) if server.server.address_family == socket.AF_UNIX else None
             with pytest.raises(TimeoutError):  # it never answers
-                Call(root, unix, "/abort", b"", {}, known_authorities).post(0.1)
+                BlockingPost(root, unix, "/abort", b"", {}, known_authorities).send(0.1)
 
 
-def test_what_was_lost_with_its_loop_is_aborted_beside_and_no_longer_counted() -> None:
+def test_a_generation_lost_with_its_loop_is_aborted_in_a_thread() -> None:
     with Server().running() as server:
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
-        running = InFlightRequests(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
+        running = InFlightRequests(lambda name: BlockingPost(root, None, f"/abort/{name}", b"", {}, known_authorities))
         for name in "abc":
             running.add(name)
         running.discard("b")
@@ -168,13 +168,13 @@ def test_what_was_lost_with_its_loop_is_aborted_beside_and_no_longer_counted() -
     assert [path for path, _, _ in server.seen] == ["/abort/a", "/abort/c"]
 
 
-def test_where_no_thread_can_be_had_any_more_the_abort_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_threads_the_abort_is_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     with Server().running() as server:
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
-        running = InFlightRequests(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
+        running = InFlightRequests(lambda name: BlockingPost(root, None, f"/abort/{name}", b"", {}, known_authorities))
         with monkeypatch.context() as patched:
             patched.setattr(in_flight.threading.Thread, "start", start)
             made: list[Any] = []
@@ -183,32 +183,32 @@ def test_where_no_thread_can_be_had_any_more_the_abort_is_waited_for(monkeypatch
     assert made == [("/abort/a", in_flight.ABORT_WITHIN_S)]
 
 
-def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborts_at_exit_stop_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, float]] = []
     now = [10.0]
 
-    def post(call: Call, within: float) -> None:
+    def post(call: BlockingPost, within: float) -> None:
         made.append((call.path, within))
         now[0] += 2.0
 
     monkeypatch.setattr(in_flight, "_post", post)
     monkeypatch.setattr(in_flight.time, "monotonic", lambda: now[0])
-    running = InFlightRequests(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
+    running = InFlightRequests(lambda name: BlockingPost("http://h", None, name, b"", {}, known_authorities))
     for name in "abcd":
         running.add(name)
     running.abort_all(14.5)
     assert [within for _, within in made] == [4.5, 2.5, 0.5]
 
 
-def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_share_the_time_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
-    one = InFlightRequests(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
-    assert one in in_flight._all
+    one = InFlightRequests(lambda name: BlockingPost("http://h", None, name, b"", {}, known_authorities))
+    assert one in in_flight._instances
     monkeypatch.setattr(InFlightRequests, "abort_all", lambda self, until: given.append(until))
     monkeypatch.setattr(in_flight.time, "monotonic", lambda: 100.0)
     in_flight._at_exit()
     assert set(given) == {100.0 + in_flight.ABORT_WITHIN_S}
 
 
-def test_a_failure_says_nothing_to_anybody() -> None:
-    in_flight._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)
+def test_a_failed_abort_is_silent() -> None:
+    in_flight._post(BlockingPost("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)

@@ -1,4 +1,4 @@
-"""A scripted engine is the same to a client in process as behind a socket: what comes back, breaks and is sent."""
+"""A scripted engine behaves the same in process and behind a socket."""
 
 from __future__ import annotations
 

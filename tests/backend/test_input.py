@@ -1,4 +1,4 @@
-"""Nothing leaves that kills a server: prompts and lengths are checked before they are sent."""
+"""Prompts and lengths that would crash a server are refused before they are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_name, engine_of, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    VOCAB,
+    Kind,
+    bodies,
+    engine_name,
+    engine_of,
+    in_process_backend,
+    request_of,
+)
 from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
 from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens, generate, score
 
@@ -38,16 +49,16 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("ids", "sentence"), BAD, ids=lambda value: repr(value)[:25])
 @pytest.mark.parametrize("vocab_size", [None, 100])
-def test_what_is_no_prompt_is_refused(ids: Any, sentence: str, vocab_size: int | None) -> None:
+def test_an_invalid_prompt_is_refused(ids: Any, sentence: str, vocab_size: int | None) -> None:
     with pytest.raises(BadRequestError, match=sentence):
         check_input_ids(ids, vocab_size, backend="vllm")
 
 
 @pytest.mark.parametrize(("ids", "sentence"), BAD, ids=lambda value: repr(value)[:25])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_it_never_leaves_by_generate_nor_by_score(kind: Kind, ids: Any, sentence: str) -> None:
+async def test_an_invalid_prompt_is_sent_by_neither_generate_nor_score(kind: Kind, ids: Any, sentence: str) -> None:
     engine = engine_of(kind)
-    backend = backend_of(engine)
+    backend = in_process_backend(engine)
     with pytest.raises(BadRequestError, match=sentence):
         await generate(backend, replace(request_of(), input_ids=ids))
     with pytest.raises(BadRequestError, match=sentence):
@@ -58,7 +69,7 @@ async def test_it_never_leaves_by_generate_nor_by_score(kind: Kind, ids: Any, se
 
 @given(ids=st.lists(st.integers(-5, 30), min_size=1, max_size=20), vocab_size=st.integers(1, 30))
 @settings(deadline=None)
-def test_exactly_ids_below_the_vocabulary_pass(ids: list[int], vocab_size: int) -> None:
+def test_exactly_ids_below_the_vocabulary_are_accepted(ids: list[int], vocab_size: int) -> None:
     wrong = next((n for n, token in enumerate(ids) if not 0 <= token < vocab_size), None)
     for given_ids in (ids, tuple(ids), np.array(ids), np.array(ids, np.int16)):
         if wrong is None:
@@ -72,33 +83,33 @@ def test_exactly_ids_below_the_vocabulary_pass(ids: list[int], vocab_size: int) 
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_no_id_below_zero_passes_for_a_server_that_names_too_large_a_vocabulary(dtype: Any) -> None:
+def test_negative_ids_are_refused_for_a_too_large_vocabulary(dtype: Any) -> None:
     with pytest.raises(BadRequestError, match="token -1 at offset 1 is outside the vocabulary"):
         check_input_ids(np.array([1, -1], dtype), 2**32, backend="vllm")
 
 
 @pytest.mark.parametrize("token", [VOCAB, VOCAB + 1, 2**31 - 1])
-async def test_a_stop_id_past_the_vocabulary_never_leaves(token: int) -> None:
+async def test_a_stop_id_outside_the_vocabulary_is_not_sent(token: int) -> None:
     engine = engine_of("sglang")
     with pytest.raises(BadRequestError, match=f"Stop token {token} is outside the vocabulary of 1000 tokens"):
-        await generate(backend_of(engine), request_of(stop_token_ids=(EOS, token)))
+        await generate(in_process_backend(engine), request_of(stop_token_ids=(EOS, token)))
     assert bodies(engine) == []
 
 
-def test_stop_ids_of_an_unknown_vocabulary_are_only_not_negative() -> None:
+def test_stop_ids_of_an_unknown_vocabulary_must_not_be_negative() -> None:
     check_sampling(SamplingParams(stop_token_ids=(0, 2**31 - 1)), None, backend="vllm")
     with pytest.raises(BadRequestError, match="Stop token -1"):
         check_sampling(SamplingParams().model_copy(update={"stop_token_ids": (5, -1)}), None, backend="vllm")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_grammar_put_beside_a_least_length_later_never_leaves(kind: Kind) -> None:
+async def test_a_grammar_added_to_min_new_tokens_is_not_sent(kind: Kind) -> None:
     grammar = Grammar(kind="regex", value="[a-z]{5}")
     request = request_of(min_new_tokens=3)
     request = replace(request, sampling=request.sampling.model_copy(update={"grammar": grammar}))
     engine = engine_of(kind)
-    with pytest.raises(BadRequestError, match="min_new_tokens=3 was not sent together with a grammar"):
-        await generate(backend_of(engine), request)
+    with pytest.raises(BadRequestError, match=r"min_new_tokens=3 .*grammar"):
+        await generate(in_process_backend(engine), request)
     assert bodies(engine) == []
 
 
@@ -119,8 +130,8 @@ def test_clamping(wanted: int, prompt: int, limit: int | None, expected: int) ->
 
 
 @pytest.mark.parametrize(("prompt", "limit"), [(5, 5), (6, 5), (1, 1), (5, 0), (5, -1)])
-def test_no_room_is_a_context_error_with_both_numbers(prompt: int, limit: int) -> None:
-    with pytest.raises(ContextLengthError, match=f"prompt has {prompt} tokens and the context {limit}"):
+def test_no_room_is_a_context_error_with_both_lengths(prompt: int, limit: int) -> None:
+    with pytest.raises(ContextLengthError, match=f"prompt has {prompt} tokens .* {limit}"):
         clamp_new_tokens(10, prompt, limit, backend="vllm")
 
 
@@ -139,23 +150,25 @@ def test_a_clamped_length_fits(wanted: int, prompt: int, limit: int | None) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
+async def test_a_prompt_that_does_not_fit_is_not_sent(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
-    with pytest.raises(ContextLengthError, match="leaves no room to answer"):
-        await generate(backend_of(engine), request_of())
+    with pytest.raises(ContextLengthError, match="no room"):
+        await generate(in_process_backend(engine), request_of())
     assert bodies(engine) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_sequence_that_fills_the_context_is_named_when_it_cannot_be_scored(kind: Kind) -> None:
+async def test_a_sequence_that_fills_the_context_cannot_be_scored(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
-    with pytest.raises(ContextLengthError, match="prompt has 5 tokens and the context"):
-        await score(backend_of(engine), PROMPT)
+    with pytest.raises(ContextLengthError, match=r"prompt has 5 tokens and .* context"):
+        await score(in_process_backend(engine), PROMPT)
     assert bodies(engine) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=12)
-    response = await generate(backend_of(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=()))
+    response = await generate(
+        in_process_backend(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=())
+    )
     assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[engine_name(kind)] - len(PROMPT)

@@ -1,4 +1,4 @@
-"""An answer in several responses: what each next request asks for, and what they are together."""
+"""Resumed generations: the next request, and the joined responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import Aborts, GenerationAbortedError, OptionalOutputs, generate_whole, resume
+from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_whole, resume
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
@@ -43,7 +43,7 @@ def part(ids: list[int], number: int = 0, **changes: Any) -> TokenResponse:
     number=st.integers(1, 9),
     kept=st.booleans(),
 )
-def test_the_next_request_asks_for_what_is_missing(
+def test_the_next_request_samples_the_missing_tokens(
     parts: list[list[int]], least: int, seed: int | None, number: int, kept: bool
 ) -> None:
     request = request_of(max_new_tokens=20, min_new_tokens=least, seed=seed, temperature=0.5)
@@ -67,7 +67,7 @@ def test_the_next_request_asks_for_what_is_missing(
     assert asked.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
     if kept:
         assert asked.text is not None
-        assert asked.text.is_of(asked.input_ids)
+        assert asked.text.matches(asked.input_ids)
     else:
         assert asked.text is None
     # a prompt's logprobs came with its first tokens
@@ -75,7 +75,7 @@ def test_the_next_request_asks_for_what_is_missing(
     assert asked.delta_start == request.delta_start
 
 
-def test_one_response_is_what_it_was() -> None:
+def test_one_response_is_unchanged() -> None:
     alone = part([1, 2])
     assert joined([alone]) is alone
 
@@ -83,7 +83,7 @@ def test_one_response_is_what_it_was() -> None:
 @given(
     parts=st.lists(st.lists(st.sampled_from("ab"), max_size=3), min_size=2, max_size=4),
 )
-def test_together_they_are_each_as_it_was(parts: list[list[str]]) -> None:
+def test_joined_responses_keep_their_values(parts: list[list[str]]) -> None:
     """Each token is of the weight version that its own response told."""
     said = []
     for number, versions in enumerate(parts):
@@ -112,7 +112,7 @@ def test_together_they_are_each_as_it_was(parts: list[list[str]]) -> None:
         assert whole.responses == ()
 
 
-def test_of_parts_without_a_token_the_last_one_tells() -> None:
+def test_without_tokens_the_last_response_counts() -> None:
     whole = joined([part([], number) for number in range(3)])
     assert (whole.output_ids.tolist(), whole.cached_tokens, whole.request_id) == ([], 2, "r2")
 
@@ -121,7 +121,7 @@ def column(start: int, *values: int) -> Column:
     return Column.of(start, np.array(values, np.int32).reshape(-1, 1, 1))
 
 
-def test_columns_go_on_where_the_one_before_ended() -> None:
+def test_columns_of_parts_are_concatenated() -> None:
     # the token that was sampled last of a part is routed only with the next one
     first = part([20, 21], columns={"routed_experts": column(4, 1, 2), "only": column(5, 9)})
     second = part([22], 1, columns={"routed_experts": column(6, 3, 4), "new": column(0, 5)})
@@ -138,7 +138,7 @@ def test_columns_go_on_where_the_one_before_ended() -> None:
     ("sampling", "can"),
     [({}, True), ({"stop": ("x",)}, False), ({"grammar": {"kind": "regex", "value": "a"}}, False)],
 )
-def test_what_can_be_gone_on_with(sampling: dict[str, Any], can: bool) -> None:
+def test_resumable_parameters(sampling: dict[str, Any], can: bool) -> None:
     assert resumable(request_of(**sampling).sampling) is can
 
 
@@ -184,7 +184,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none(waits: list[float]) -> None:
+async def test_on_chunk_is_passed_on_only_if_given(waits: list[float]) -> None:
     watcher: list[Any] = []
     for watches, expected in ((None, ()), (watcher.append, (watcher.append,))):
         backend: Any = Parts(1, 1)
@@ -194,15 +194,15 @@ async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none(waits: l
     assert waits == [0, 0]
 
 
-async def test_tries_without_a_token_wait_longer_and_longer_and_the_last_not_at_all(waits: list[float]) -> None:
+async def test_waits_after_empty_parts_grow_and_the_last_has_none(waits: list[float]) -> None:
     backend: Any = Parts(*[0] * 8, 1, 0, 0, finishes=False)
     with pytest.raises(GenerationAbortedError):
-        await generate_whole(backend, request_of(max_new_tokens=32), Aborts("resume", 10))
+        await generate_whole(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0, 0.1])
     assert len(backend.asked) == 11
 
 
-async def test_an_abort_where_nothing_is_left_to_sample_is_the_end(waits: list[float]) -> None:
+async def test_an_abort_with_nothing_left_to_sample_is_a_length_finish(waits: list[float]) -> None:
     backend: Any = Parts(1, 1, 3, finishes=False)
     response = await generate_whole(backend, request_of(max_new_tokens=5))
     assert response.output_ids.tolist() == [1, 2, 3, 3, 3]
@@ -210,8 +210,8 @@ async def test_an_abort_where_nothing_is_left_to_sample_is_the_end(waits: list[f
     assert [span.request_id for span in response.responses] == ["r", "r-part1", "r-part2"]
 
 
-async def test_what_is_there_is_committed_where_that_is_asked_for(waits: list[float]) -> None:
+async def test_commit_keeps_the_partial_output(waits: list[float]) -> None:
     backend: Any = Parts(2, finishes=False)
-    response = await generate_whole(backend, request_of(), Aborts("commit"))
+    response = await generate_whole(backend, request_of(), AbortPolicy("commit"))
     assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
     assert waits == []

@@ -1,4 +1,4 @@
-"""Columns of an answer that streams, or that came in several responses: those that one response would have brought."""
+"""Columns of streamed and resumed answers equal those of one response."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.testing import Completion, ScriptedRequest
-from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
-from tito_core.backend import OptionalOutputs, TokenResponse, aborts, generate_whole
+from support.backends import PROMPT, WIRES, Kind, engine_of, hash_policy, in_process_backend, request_of
+from tito_core.backend import OptionalOutputs, TokenResponse, generate_whole, resume
 from tito_core.backend.checked import generate
 from tito_core.ledger import Column
 from tito_core.ledger.turn import Finish
@@ -60,7 +60,7 @@ def ask(
         request, optional_outputs=optional_outputs or wanted_on(kind, sampling_mask=kind == "vllm"), delta_start=START
     )
     on_chunk = (lambda _: None) if stream else None
-    return asyncio.run(generate_whole(backend_of(engine), asked, on_chunk=on_chunk))
+    return asyncio.run(generate_whole(in_process_backend(engine), asked, on_chunk=on_chunk))
 
 
 def facts(columns: Mapping[str, Column]) -> Any:
@@ -69,7 +69,7 @@ def facts(columns: Mapping[str, Column]) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborts, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -78,7 +78,7 @@ def test_columns_of_parts_are_columns_of_the_whole(kind: Kind, stream: bool) -> 
     whole = ask(kind, [])
     assert {"top_ids", "top_logprobs", "prompt_logprobs", "routed_experts"} <= set(whole.columns)
 
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=5)
     @given(st.lists(st.integers(0, 4), max_size=4))
     def holds(cuts: list[int]) -> None:
         while sum(cuts) >= len(WHOLE):
@@ -92,7 +92,7 @@ def test_columns_of_parts_are_columns_of_the_whole(kind: Kind, stream: bool) -> 
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_a_stream_can_bring_is_streamed(kind: Kind) -> None:
+def test_outputs_that_can_be_streamed_are_streamed(kind: Kind) -> None:
     optional_outputs = wanted_on(
         kind, prompt_logprobs=False, routed_experts=kind != "vllm-completions" and (LAYERS, EXPERTS)
     )
@@ -101,6 +101,6 @@ def test_what_a_stream_can_bring_is_streamed(kind: Kind) -> None:
     asked = replace(
         request_of(max_new_tokens=len(WHOLE), stop_token_ids=()), optional_outputs=optional_outputs, delta_start=START
     )
-    response = asyncio.run(generate(backend_of(engine), asked, chunks.append))
+    response = asyncio.run(generate(in_process_backend(engine), asked, chunks.append))
     assert len(chunks) > 5
     assert facts(response.columns) == facts(ask(kind, [], optional_outputs=optional_outputs).columns)

@@ -1,4 +1,4 @@
-"""Every recording of a real server, given to a backend as its answer: a typed result, or a typed error, and which."""
+"""Every recorded answer of a real server becomes a typed result or an expected typed error."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ UNLIKE: dict[str, str] = {
         ),
         TEXT,
     ),
-    "gen_score_only_max0": "gave no output ids",  # scoring, which samples nothing
+    "gen_score_only_max0": "no output ids",  # scoring, which samples nothing
     "session_turn2": "reported prompt_tokens=11",  # a session of SGLang's own, whose prompts the server puts together
-    "structured_grammar_generate": "stop token 151643 ended the output",  # its ids were cut when they were recorded
+    "structured_grammar_generate": "reported stop token 151643",  # its ids were cut when they were recorded
 }
-"""Generations that answer a request which no backend of ours sends, and what is said of each."""
+"""Generations that answer a request which no backend of ours sends, and the error of each."""
 
 
-def test_most_generations_are_results_and_each_exception_is_one() -> None:
+def test_most_recorded_generations_are_results() -> None:
     names = {recorded.name for recorded in RECORDINGS}
     assert set(UNLIKE) <= names, "every exception is still needed"
     whole = [r for r in RECORDINGS if r.path in GENERATES and r.sampled is not None and r.content_type.endswith("json")]
@@ -193,13 +193,13 @@ def test_measured_logprobs_are_log_probabilities_and_rescored_alike(name: str) -
 
 STREAMS = [one for one in RECORDINGS if one.content_type == "text/event-stream" and one.path in GENERATES]
 UNLIKE_STREAMS = {
-    **dict.fromkeys(("gen_stream_skip", "abort_stream_victim"), "holds no logprobs"),
+    **dict.fromkeys(("gen_stream_skip", "abort_stream_victim"), "no logprobs"),
     "err_stream_bad": "answered 400: temperature must be a non-negative finite number",
     **dict.fromkeys(  # no usage was asked for
         ("v0.30_routed_experts_completions_stream", "v0.30_routed_experts_generate_stream"), "prompt_tokens=None"
     ),
 }
-"""Streams that answer a request which no backend of ours sends, and what is said of each."""
+"""Streams that answer a request which no backend of ours sends, and the error of each."""
 
 
 @pytest.mark.parametrize("recorded", STREAMS, ids=lambda recorded: f"{recorded.kind}-{recorded.name}")

@@ -1,4 +1,4 @@
-"""Several servers as one backend: where requests go, and what becomes of them when a server goes."""
+"""Several servers as one backend: balancing, sessions and failed servers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def taken(engines: Sequence[ScriptedEngine]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_session_stays_and_new_ones_are_spread(kind: Kind) -> None:
+async def test_sessions_are_sticky_and_new_ones_are_balanced(kind: Kind) -> None:
     engines = [engine_of(kind) for _ in range(3)]
     backend, _ = replicas(kind, engines)
     for turn in range(4):
@@ -112,7 +112,7 @@ async def test_a_dead_server_is_left_out_for_a_while_and_its_sessions_move_for_g
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_when_all_are_dead_no_more_is_tried_than_allowed(kind: Kind) -> None:
+async def test_with_all_servers_dead_tries_are_limited(kind: Kind) -> None:
     engines = [engine_of(kind, fault=always(Fault(reset_after=0))) for _ in range(3)]
     backend, _ = replicas(kind, engines, max_attempts=5)
     with pytest.raises(EngineConnectionError):
@@ -130,7 +130,7 @@ async def test_a_busy_server_keeps_its_sessions(kind: Kind) -> None:
     assert taken(engines) == [3, 0]
 
 
-async def test_a_server_that_fails_is_left_out_and_a_refused_request_is_not_tried_elsewhere() -> None:
+async def test_a_failed_server_is_left_out_and_a_refused_request_is_not_retried() -> None:
     engines = [engine_of("vllm", fault=always(Fault(status=500, body=b"oops"))), engine_of("vllm")]
     backend, _ = replicas("vllm", engines)
     await generate(backend, of_session("mine"))
@@ -163,7 +163,7 @@ async def test_scores_and_samples_are_those_of_one_server(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_connect_asks_all_and_takes_the_shortest_context(kind: Kind) -> None:
+async def test_connect_queries_all_and_takes_the_shortest_context(kind: Kind) -> None:
     engines = [engine_of(kind, max_model_len=length) for length in (4096, 2048)]
     engines[1].state.weight_version = "step-2"
     backend, _ = replicas(kind, engines)
@@ -181,7 +181,7 @@ async def test_servers_of_different_models_are_refused_with_both_named(kind: Kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_that_is_not_there_at_connect_is_named(kind: Kind) -> None:
+async def test_an_unreachable_server_at_connect_is_named(kind: Kind) -> None:
     engines = [engine_of(kind), engine_of(kind)]
     engines[1].state.dead = True
     backend, _ = replicas(kind, engines, max_attempts=2)
@@ -244,7 +244,7 @@ def test_real_sockets_a_killed_server_and_a_loop_for_each_call(kind: Kind) -> No
 def test_a_list_of_addresses_is_checked() -> None:
     with pytest.raises(ValueError, match="base_url is an empty list"):
         create_backend("vllm", [])
-    with pytest.raises(ValueError, match="base_url has 'http://a' twice"):
+    with pytest.raises(ValueError, match="base_url lists 'http://a' twice"):
         create_backend("vllm", ["http://a", "http://b", "http://a"])
 
 
@@ -260,5 +260,5 @@ async def test_different_logprob_modes_are_refused_at_connect() -> None:
     for engine in engines:
         engine.script = type(hash_policy())(len(loaded), eos_ids=[loaded.eos_token_id])
     backend, _ = replicas("vllm", engines)
-    with pytest.raises(BadRequestError, match="False on number 1 of them and True on number 2"):
+    with pytest.raises(BadRequestError, match="False on server 1 and True on server 2"):
         await Policy.connect_async(backend=backend, tokenizer=loaded)

@@ -1,4 +1,4 @@
-"""What a backend does to a request changes neither another request nor what the core compares its answer with."""
+"""A backend that modifies a request changes neither other requests nor the validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Changer(Liar):
 
 
 @pytest.mark.parametrize("extra", [{}, {"nested": {"x": [1]}}])
-def test_extra_fields_are_each_requests_own(extra: dict[str, Any]) -> None:
+def test_extra_fields_are_copied_per_request(extra: dict[str, Any]) -> None:
     backend, request = Changer(), request_of(extra=extra)
     for _ in range(2):
         asyncio.run(generate(backend, request))
@@ -71,7 +71,7 @@ class Overwriter(Liar):
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_prompt_cannot_be_written_to(parts: int) -> None:
+def test_a_prompt_is_read_only(parts: int) -> None:
     """Neither a first one nor one that goes on after an abort; the caller's array stays as it is, and is its own."""
     ids = np.array(PROMPT, np.int32)
     request = replace(request_of(max_new_tokens=9), input_ids=ids)
@@ -81,7 +81,7 @@ def test_a_prompt_cannot_be_written_to(parts: int) -> None:
     assert ids.flags.writeable
 
 
-def test_a_scored_sequence_cannot_be_written_to() -> None:
+def test_a_scored_sequence_is_read_only() -> None:
     ids = np.array(PROMPT, np.int32)
     with pytest.raises(ValueError, match="read-only"):
         asyncio.run(score(Overwriter(), ids))

@@ -1,4 +1,4 @@
-"""What connecting asks: few round trips, and everything that is measured is measured anew each time."""
+"""Connecting takes few round trips and repeats every measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strands_tito.testing import HashPolicy, InProcessTransport, ScriptedEngine
 from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
 from tito_core import Policy
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_core.policy import run_blocking
 
@@ -31,7 +31,7 @@ class Distant(InProcessTransport):
         self.rounds: list[int] = []
         self._answered = 0
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         number = self._answered + 1
         self.rounds.append(number)
         for _ in range(STEPS):
@@ -53,7 +53,7 @@ def test_connecting_takes_few_round_trips(kind: Kind, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_server_that_was_restarted_otherwise_is_measured_anew(kind: Kind) -> None:
+def test_a_server_restarted_with_other_options_is_measured_again(kind: Kind) -> None:
     size = len(tokenizer())
     raw, processed = (
         engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size, raw_logprobs=raw) for raw in (True, False)

@@ -1,4 +1,4 @@
-"""What a user writes is what the engine is told, under its own names; what it cannot mean is refused at once."""
+"""Sampling parameters are sent under each engine's names; invalid ones are refused at construction."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=8)
 @given(sampling=parameters)
 def test_every_parameter_is_sent_explicitly_under_the_engines_name(kind: Kind, sampling: dict[str, Any]) -> None:
     fields = sent(kind, sampling)
@@ -106,7 +106,7 @@ def test_extra_fields_pass_through(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_ids_that_a_grammar_avoids_are_a_bias_beside_the_users_own(kind: Kind) -> None:
+def test_avoided_ids_of_a_grammar_are_added_to_the_users_bias(kind: Kind) -> None:
     grammar = {"kind": "structural_tag", "value": "{}", "avoided_ids": [7, 5]}
     assert sent(kind, {"grammar": grammar})["logit_bias"] == {"7": -100.0, "5": -100.0}
     own = {"extra": {"logit_bias": {"5": 1.5, "6": 2.0}}}
@@ -114,13 +114,13 @@ def test_ids_that_a_grammar_avoids_are_a_bias_beside_the_users_own(kind: Kind) -
     assert sent(kind, {"grammar": {**grammar, "avoided_ids": []}, **own})["logit_bias"] == own["extra"]["logit_bias"]
 
 
-def test_a_bias_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match=r"logit_bias must map token ids to numbers, not \[5\]"):
+def test_a_bias_that_is_not_a_mapping_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"logit_bias .*\[5\]"):
         SamplingParams(extra={"logit_bias": [5]})
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind) -> None:
+def test_extra_cannot_contain_fields_of_the_backend_or_parameters(kind: Kind) -> None:
     """Every name in a real body, whichever level, is refused: the wires cannot outgrow the list unseen."""
     fields = {"vllm": vllm_fields, "sglang": sglang_fields}[engine_name(kind)]
     grammar = Grammar(kind="regex", value="x")
@@ -134,7 +134,7 @@ def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind
 
 @pytest.mark.parametrize("name", sorted(OWNED_FIELDS))
 def test_owned_fields_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"{name}.* itself"):
+    with pytest.raises(InvalidValueError, match=f"{name}.*: the backend sets"):
         SamplingParams(extra={name: 1})
 
 
@@ -142,12 +142,12 @@ REFUSED = ["structured_outputs", "json_schema", "guided_regex", "response_format
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_grammar_past_the_record_is_refused(name: str) -> None:
+def test_a_grammar_in_extra_is_refused(name: str) -> None:
     with pytest.raises(InvalidValueError, match="'grammar', which is recorded"):
         SamplingParams(extra={name: {}})
 
 
-def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> None:
+def test_a_stop_regex_is_refused_as_a_malformed_one_crashes_sglang() -> None:
     with pytest.raises(InvalidValueError, match="use the sampling parameter 'stop', which is recorded"):
         SamplingParams(extra={"stop_regex": "((("})
 
@@ -164,12 +164,12 @@ def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> 
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
+    with pytest.raises(InvalidValueError, match=rf"sampling parameter '{wrong}'\. Did you mean '{meant}'"):
         SamplingParams(**{wrong: 1})
 
 
-def test_a_name_like_no_other_lists_all() -> None:
-    with pytest.raises(InvalidValueError, match="Known: max_new_tokens, temperature"):
+def test_an_unknown_name_without_a_near_one_lists_all() -> None:
+    with pytest.raises(InvalidValueError, match="Available: max_new_tokens, temperature"):
         SamplingParams(**{"zzz": 1})
 
 
@@ -203,9 +203,9 @@ def test_a_string_is_one_stop_string() -> None:
     assert SamplingParams(stop="x") == SamplingParams(stop=("x",))
 
 
-def test_a_grammar_with_a_least_length_is_refused_since_it_kills_a_real_sglang() -> None:
+def test_a_grammar_with_min_new_tokens_is_refused_as_it_crashes_sglang() -> None:
     grammar = Grammar(kind="regex", value="[a-z]{5}")
-    with pytest.raises(InvalidValueError, match="min_new_tokens=3 and a grammar do not go together"):
+    with pytest.raises(InvalidValueError, match=r"min_new_tokens=3 .*grammar"):
         SamplingParams(grammar=grammar, min_new_tokens=3)
     SamplingParams(grammar=grammar)
 
@@ -224,7 +224,7 @@ def test_within_lowers_both_lengths_and_nothing_else(room: int, wanted: int, lea
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_clamped_request_never_asks_for_more_than_it_may(kind: Kind) -> None:
+async def test_a_clamped_request_never_exceeds_its_limit(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=20)
     response = await generate(backend_of(engine), request_of(max_new_tokens=100, min_new_tokens=50, ignore_eos=True))
     asked = engine.requests[0]

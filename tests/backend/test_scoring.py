@@ -1,4 +1,4 @@
-"""Re-scoring says what the engine's own distribution says; what logprobs mean is measured, or unknown."""
+"""Scores equal the engine's own distribution; the semantics of logprobs are measured or unknown."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from support.backends import (
     VOCAB,
     WIRES,
     Kind,
-    backend_of,
     engine_of,
     hash_policy,
-    in_process,
+    in_process_backend,
     request_of,
 )
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
@@ -36,10 +35,10 @@ Edit = Callable[[Any], Any]
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
     engine = engine_of(kind)
-    scores = asyncio.run(score(backend_of(engine, http_transport=in_process(engine)), ids))
+    scores = asyncio.run(score(in_process_backend(engine), ids))
     assert scores.dtype == np.float32
     assert scores.shape == (len(ids),)
     assert np.isnan(scores[0])
@@ -50,7 +49,7 @@ def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_sampled_logprobs_are_the_scores_of_what_was_sampled(kind: Kind, temperature: float) -> None:
-    backend = backend_of(engine_of(kind))
+    backend = in_process_backend(engine_of(kind))
     response = await generate(backend, request_of(max_new_tokens=50, temperature=temperature, seed=1))
     scores = await score(backend, [*PROMPT, *response.output_ids.tolist()])
     assert scores[len(PROMPT) :].tolist() == response.logprobs.tolist()
@@ -105,7 +104,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "none": (nothing, "the server scored 0"),
     "no choices": (no_choices, "the server scored 0"),
     "null inside": (null_at_two, "(id 13|scored id 13).*None"),
-    "first has one": (change(0, token=11), "id 11 at offset 0 with -1.0; only the first has none"),
+    "first has one": (change(0, token=11), "id 11 at offset 0 with -1.0; only the first is None"),
     "NaN": (change(2, logprob=float("nan")), "NaN"),
     "-inf": (change(2, logprob=float("-inf")), "Infinity"),
     "positive": (change(2, logprob=2.0), "logprob 2.0"),
@@ -115,10 +114,10 @@ PLANTED: dict[str, tuple[Edit, str]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_score_that_is_not_of_what_was_sent_is_refused(kind: Kind, name: str) -> None:
+async def test_scores_of_other_ids_are_refused(kind: Kind, name: str) -> None:
     edit, sentence = PLANTED[name]
     with pytest.raises(ProtocolViolationError, match=sentence):
-        await score(backend_of(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
+        await score(in_process_backend(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
 
 
 # What logprobs mean.
@@ -172,12 +171,12 @@ def alike(kind: Kind, logprob: float) -> Any:
 
 
 async def measured(engine: Any) -> EngineInfo:
-    backend = backend_of(engine)
+    backend = in_process_backend(engine)
     return await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_processing_is_measured_whatever_the_server_calls_itself(kind: Kind) -> None:
+async def test_processing_is_measured_for_any_server(kind: Kind) -> None:
     assert (await measured(raw(kind))).processed_logprobs is False
     assert (await measured(processed(kind))).processed_logprobs is True
 
@@ -189,13 +188,13 @@ async def test_the_engines_as_they_start_by_default() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("logprob", [0.0, -np.log(VOCAB)])
-async def test_a_policy_on_which_temperature_does_nothing_leaves_it_open(kind: Kind, logprob: float) -> None:
+async def test_a_policy_insensitive_to_temperature_is_not_measured(kind: Kind, logprob: float) -> None:
     assert (await measured(alike(kind, float(logprob)))).processed_logprobs is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("room", range(1, 40))
-async def test_a_short_context_is_no_error_but_may_leave_it_open(kind: Kind, room: int) -> None:
+async def test_a_short_context_may_not_be_measured(kind: Kind, room: int) -> None:
     context = len(PROMPT) + room + (2 if kind == "sglang" else 0)
     found = (await measured(engine_of(kind, max_model_len=context))).processed_logprobs
     assert found is (None if room - 1 < LEAST_TOKENS else kind == "sglang")
@@ -210,14 +209,14 @@ MODES: dict[str, tuple[dict[str, Any], tuple[bool, bool]]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", WIRES)
-async def test_each_mode_of_a_server_is_told_from_the_others(kind: Kind, mode: str) -> None:
+async def test_each_logprob_mode_is_distinguished(kind: Kind, mode: str) -> None:
     options, expected = MODES[mode]
     found = await measured(engine_of(kind, **options))
     assert (found.processed_logprobs, found.truncated_logprobs) == expected
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_policy_that_leaves_nothing_to_cut_off_leaves_truncation_open(kind: Kind) -> None:
+async def test_a_certain_policy_leaves_truncation_unknown(kind: Kind) -> None:
     class Certain:
         """Two tokens share all the probability, whatever the temperature."""
 
@@ -237,7 +236,7 @@ async def test_a_policy_that_leaves_nothing_to_cut_off_leaves_truncation_open(ki
         assert found.capabilities.top_logprobs, "it is known all the same what the server gives"
 
 
-async def test_a_server_that_samples_of_a_finite_top_k_only_is_connected_to() -> None:
+async def test_a_server_that_requires_top_k_can_be_connected() -> None:
     options = {"sampling_masks": True, "raw_logprobs": False, "truncated_logprobs": True}
     found = await measured(engine_of("vllm", **options))
     assert found.capabilities.sampling_mask is True
@@ -310,7 +309,7 @@ CUT = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
     ],
 )
 @pytest.mark.parametrize("sampling", [{name: value} for name, value in CUT.items()], ids=list(CUT))
-def test_what_was_cut_off_adjusts_only_logprobs_that_are_over_what_was_left(
+def test_truncation_adjusts_only_truncated_logprobs(
     processed_logprobs: bool | None, truncated_logprobs: bool | None, adjusted: bool, sampling: dict[str, Any]
 ) -> None:
     known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
@@ -318,7 +317,7 @@ def test_what_was_cut_off_adjusts_only_logprobs_that_are_over_what_was_left(
     assert semantics_of(known, SamplingParams()).adjusted is False
 
 
-def test_an_unknown_version_is_said_to_be() -> None:
+def test_an_unknown_version_is_reported() -> None:
     assert semantics_of(info(False, None), SamplingParams()).source == "engine of unknown version, measured at connect"
 
 
@@ -329,15 +328,15 @@ def test_an_unknown_version_is_said_to_be() -> None:
     top_k=st.sampled_from([-1, 1, 3]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=15)
-def test_semantics_tell_truly_when_a_logprob_can_be_compared(
+@settings(deadline=None, max_examples=4)
+def test_comparable_semantics_imply_equal_scores(
     kind: Kind, mode: str, temperature: float, top_k: int, seed: int
 ) -> None:
     """Whenever they say that scoring gives the same number, it does."""
     options, (processed_logprobs, truncated_logprobs) = MODES[mode]
 
     async def run() -> None:
-        backend = backend_of(engine_of(kind, **options))
+        backend = in_process_backend(engine_of(kind, **options))
         known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
         request = request_of(temperature=temperature, top_k=top_k, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
         response = await generate(backend, request)

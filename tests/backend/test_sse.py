@@ -1,4 +1,4 @@
-"""Server-sent events come out the same however their bytes are cut."""
+"""Server-sent events are the same however their bytes are cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categor
     st.data(),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_events_come_whole_however_they_are_cut(events: list[str], data: st.DataObject, end: str) -> None:
+def test_events_are_whole_however_the_bytes_are_cut(events: list[str], data: st.DataObject, end: str) -> None:
     blanks = st.sampled_from(["", ": ping" + end, end])
     body = "".join(data.draw(blanks) + f"data: {event}{end}{end}" for event in events) + f"data: [DONE]{end}{end}"
     raw = body.encode()
@@ -29,7 +29,7 @@ def test_events_come_whole_however_they_are_cut(events: list[str], data: st.Data
     assert reader.done
 
 
-def test_nothing_counts_after_the_end_and_an_event_without_its_end_is_none() -> None:
+def test_events_after_done_and_incomplete_events_are_ignored() -> None:
     reader = EventReader(SIZE)
     assert reader.feed(b'data:{"a": 1}\n\ndata: {"b"') == [b'{"a": 1}']
     assert not reader.done

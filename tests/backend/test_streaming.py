@@ -1,4 +1,4 @@
-"""Answers that stream: the same response as without, and nothing of one that is damaged on the way."""
+"""Streamed answers equal plain ones, and damaged streams are refused."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from strands_tito.testing import Completion, Fault, HashPolicy, ScriptedServer, 
 from support.backends import (
     BACKENDS,
     EOS,
+    KINDS,
     PROMPT,
     WIRES,
     Kind,
@@ -28,6 +29,7 @@ from support.backends import (
     hash_policy,
     http_response,
     in_process,
+    in_process_backend,
     request_of,
     soon,
 )
@@ -64,17 +66,17 @@ def facts(response: TokenResponse) -> Any:
 
 def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, **options: Any) -> TokenResponse:
     engine = engine_of(kind, lambda _: said or Completion(OUTPUT), fault=always(fault) if fault else None)
-    return asyncio.run(generate(backend_of(engine, **options), request_of(), Shown()))
+    return asyncio.run(generate(in_process_backend(engine, **options), request_of(), Shown()))
 
 
 @pytest.mark.parametrize("kind", WIRES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     prompt=st.lists(st.integers(3, 999), min_size=1, max_size=40),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
     limit=st.integers(1, 40),
 )
-def test_what_streams_is_what_comes_at_once(kind: Kind, prompt: list[int], temperature: float, limit: int) -> None:
+def test_a_streamed_answer_equals_a_plain_one(kind: Kind, prompt: list[int], temperature: float, limit: int) -> None:
     async def both() -> None:
         answers = []
         for shown in (Shown(), None):
@@ -92,10 +94,10 @@ def test_what_streams_is_what_comes_at_once(kind: Kind, prompt: list[int], tempe
 @pytest.mark.parametrize("finish", [None, "abort"])
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 @pytest.mark.parametrize("kind", WIRES)
-def test_every_end_is_told(kind: Kind, tokens: int, finish: Any) -> None:
+def test_every_finish_reason_can_be_streamed(kind: Kind, tokens: int, finish: Any) -> None:
     said = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
     if not tokens and not finish:
-        with pytest.raises(ProtocolViolationError, match="gave no output ids"):
+        with pytest.raises(ProtocolViolationError, match="no output ids"):
             ask(kind, None, said)
         return
     assert facts(ask(kind, None, said)) == facts(
@@ -123,7 +125,7 @@ DAMAGES: dict[str, Callable[[Events, int], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", WIRES)
-def test_events_that_are_lost_repeated_or_out_of_order_are_found_out(kind: Kind, damage: str) -> None:
+def test_lost_duplicated_and_reordered_events_are_refused(kind: Kind, damage: str) -> None:
     count = token_events(kind, events_of(kind))
     assert count == len(OUTPUT)
     for at in range(count - (damage == "swapped")):
@@ -136,7 +138,7 @@ def test_events_that_are_lost_repeated_or_out_of_order_are_found_out(kind: Kind,
         if harmless:
             assert ask(kind, fault).output_ids.tolist() == list(OUTPUT)
             continue
-        with pytest.raises(ProtocolViolationError, match=r"Law [24]|neither repeats|text offset"):
+        with pytest.raises(ProtocolViolationError, match=r"Law [24]|text offset"):
             ask(kind, fault)
 
 
@@ -158,7 +160,7 @@ def incremental(events: Events) -> Events:
     return events
 
 
-def test_sglang_may_say_only_what_is_new() -> None:
+def test_sglang_may_stream_incrementally() -> None:
     assert facts(ask("sglang", Fault(edit=incremental))) == facts(ask("sglang"))
     for damage, change in DAMAGES.items():
         for at in range(len(OUTPUT) - (damage == "swapped")):
@@ -200,7 +202,7 @@ def test_a_later_echo_of_vllm_does_not_hide_a_wrong_one() -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_stream_that_breaks_off_anywhere_is_an_error_and_is_asked_again_only_if_nothing_was_shown(kind: Kind) -> None:
+def test_a_broken_stream_is_retried_only_before_its_first_chunk(kind: Kind) -> None:
     async def broken(at: int, cut: str) -> None:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, Fault(**{cut: at})))
         shown, waits = Shown(), Waits()
@@ -217,7 +219,7 @@ def test_a_stream_that_breaks_off_anywhere_is_an_error_and_is_asked_again_only_i
         assert any("abort" in exchange.path for exchange in engine.exchanges)
 
     whole = sum(len(json.dumps(event, separators=(",", ":"))) + 8 for event in events_of(kind)) + len("data: [DONE]\n")
-    for at in sorted({*range(1, whole, max(1, whole // 40)), whole - 14, whole - 2, whole - 1}):
+    for at in sorted({*range(1, whole, max(1, whole // 15)), whole - 14, whole - 2, whole - 1}):
         asyncio.run(broken(at, "close_after"))
         if at % 3 == 0:
             asyncio.run(broken(at, "reset_after"))
@@ -238,7 +240,7 @@ def failing(error: Any, after: int) -> Fault:
     ],
 )
 @pytest.mark.parametrize("kind", WIRES)
-def test_errors_in_mid_stream_are_typed_with_the_servers_words(
+def test_errors_in_a_stream_are_typed_with_the_server_message(
     kind: Kind, error: Any, kind_of_error: type[BackendError], words: str
 ) -> None:
     with pytest.raises(kind_of_error, match=words) as caught:
@@ -252,7 +254,7 @@ def test_errors_in_mid_stream_are_typed_with_the_servers_words(
 
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_failing_server_is_asked_again_only_if_nothing_was_shown(kind: Kind, after: int) -> None:
+def test_a_failed_stream_is_retried_only_before_its_first_chunk(kind: Kind, after: int) -> None:
     async def asked() -> int:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, failing({"code": 500}, after)))
         try:
@@ -265,18 +267,18 @@ def test_a_failing_server_is_asked_again_only_if_nothing_was_shown(kind: Kind, a
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_is_no_stream_is_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolViolationError, match="content type is 'text/html', though a stream was asked for"):
+def test_a_body_that_is_not_a_stream_is_refused(kind: Kind) -> None:
+    with pytest.raises(ProtocolViolationError, match="content type is 'text/html'"):
         ask(kind, Fault(content_type="text/html"))
     for body in (b"data: {]\n\ndata: [DONE]\n\n", b"data: 5\n\ndata: [DONE]\n\n"):
-        with pytest.raises(ProtocolViolationError, match=r"answered 200, but .*it says"):
+        with pytest.raises(ProtocolViolationError, match=r"answered 200, but .*'.*'"):
             ask(kind, Fault(body=body))
-    with pytest.raises(ProtocolViolationError, match="it streamed no event"):
+    with pytest.raises(ProtocolViolationError, match="no event"):
         ask(kind, Fault(body=b"data: [DONE]\n\n"))
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_the_server_is_asked_to_stream_only_when_someone_watches(kind: Kind) -> None:
+async def test_a_stream_is_requested_only_with_on_chunk(kind: Kind) -> None:
     engine = engine_of(kind)
     backend = backend_of(engine)
     await generate(backend, request_of(), Shown())
@@ -320,8 +322,8 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
         await backend.aclose()
 
 
-@pytest.mark.parametrize("kind", WIRES)
-async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_slow_stream_times_out_and_is_aborted(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=30.0)
     async with ScriptedServer(engine) as server:
         backend = BACKENDS[kind](server.base_url, timeout_s=3.0)
@@ -335,7 +337,7 @@ async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_an_abort_in_mid_stream_gives_what_there_was(kind: Kind) -> None:
+async def test_an_abort_during_a_stream_returns_the_partial_output(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=20.0)
     async with ScriptedServer(engine) as server:
         backend = BACKENDS[kind](server.base_url)
@@ -367,7 +369,7 @@ async def test_an_event_that_the_core_refuses_is_aborted(bad: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_what_fails_in_the_watcher_ends_the_request(kind: Kind) -> None:
+async def test_an_exception_in_on_chunk_ends_the_request(kind: Kind) -> None:
     engine = engine_of(kind)
 
     def watcher(_: TokenChunk) -> None:
@@ -378,7 +380,7 @@ async def test_what_fails_in_the_watcher_ends_the_request(kind: Kind) -> None:
     assert any("abort" in exchange.path for exchange in engine.exchanges)
 
 
-def test_a_refused_request_that_would_stream_is_refused_as_ever() -> None:
+def test_a_refused_stream_request_is_a_typed_error() -> None:
     async def handler(request: Received) -> WireResponse:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m"}], "version": "1"})

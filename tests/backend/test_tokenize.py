@@ -1,4 +1,4 @@
-"""`Backend.tokenize`: the server's own ids, or None where it cannot be asked."""
+"""`Backend.tokenize`: the server's own ids, or None if the server cannot encode text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from support.backends import (
     Received,
     Waits,
     answering,
-    backend_of,
     engine_of,
     http_response,
+    in_process_backend,
     over_sockets,
 )
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
@@ -49,7 +49,7 @@ def answers(kind: Kind, *said: WireResponse) -> tuple[HttpBackend, list[Received
 @pytest.mark.parametrize("text", ["", "Hello", "Größe 🙂\n"])
 async def test_the_servers_ids_come_without_a_bos(kind: Kind, text: str) -> None:
     engine = engine_of(kind, encode=encode, model="mine")
-    ids = await backend_of(engine).tokenize(text)
+    ids = await in_process_backend(engine).tokenize(text)
     assert ids is not None
     assert ids.dtype == np.int32
     assert ids.tolist() == encode(text, special=False)
@@ -59,10 +59,10 @@ async def test_the_servers_ids_come_without_a_bos(kind: Kind, text: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kind) -> None:
-    assert await backend_of(engine_of(kind)).tokenize("x") is None
+    assert await in_process_backend(engine_of(kind)).tokenize("x") is None
     bare = engine_of(kind, encode=encode, skip_tokenizer_init=True)
     waits = Waits()
-    assert await backend_of(bare, sleep=waits).tokenize("x") is None
+    assert await in_process_backend(bare, sleep=waits).tokenize("x") is None
     assert waits.seconds == [], "it is not asked again"
 
 
@@ -79,7 +79,7 @@ async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kin
     ],
     ids=lambda said: f"{said.status} {said.content.decode()[:20]}",
 )
-async def test_any_refusal_is_none_and_is_asked_once(kind: Kind, said: WireResponse) -> None:
+async def test_any_refusal_is_none_and_not_retried(kind: Kind, said: WireResponse) -> None:
     backend, asked, _ = answers(kind, said)
     assert await backend.tokenize("x") is None
     assert len(asked) == 1
@@ -87,7 +87,7 @@ async def test_any_refusal_is_none_and_is_asked_once(kind: Kind, said: WireRespo
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("passing", [http_response(503), http_response(502), NO_ANSWER], ids=["503", "502", "reset"])
-async def test_what_may_pass_is_asked_again(kind: Kind, passing: Any) -> None:
+async def test_a_transient_failure_of_tokenize_is_retried(kind: Kind, passing: Any) -> None:
     backend, asked, waits = answers(kind, passing, http_response(200, json={"tokens": [7]}))
     ids = await backend.tokenize("x")
     assert ids is not None
@@ -105,7 +105,7 @@ async def test_what_may_pass_is_asked_again(kind: Kind, passing: Any) -> None:
         (NO_ANSWER, EngineConnectionError),
     ],
 )
-async def test_a_server_that_cannot_be_reached_is_an_error_as_ever(kind: Kind, said: Any, error: type) -> None:
+async def test_an_unreachable_server_is_an_error(kind: Kind, said: Any, error: type) -> None:
     backend, _, _ = answers(kind, said)
     with pytest.raises(error):
         await backend.tokenize("x")

@@ -1,4 +1,4 @@
-"""Real sockets: connections, loops, threads, what is refused, what breaks, and what is cancelled."""
+"""The transport on real sockets: connections, loops, threads, failures and cancellation."""
 
 from __future__ import annotations
 
@@ -176,19 +176,19 @@ async def test_aclose_closes_this_loops_connections_and_the_next_request_opens_n
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_three_hundred_requests_run_at_once(kind: Kind) -> None:
+async def test_a_hundred_requests_run_at_once(kind: Kind) -> None:
     async with served(kind) as server:
         backend = backend_to(server)
         await backend.connect()
         server.engine.state.pause()
         tasks = [
             asyncio.create_task(generate(backend, request_of((n + 3, 5, 6), request_id=f"r{n}", seed=n)))
-            for n in range(300)
+            for n in range(100)
         ]
-        assert await soon(lambda: server.engine.running == 300)
+        assert await soon(lambda: server.engine.running == 100)
         server.engine.state.resume()
         responses = await asyncio.gather(*tasks)
-        assert [response.request_id for response in responses] == [f"r{n}" for n in range(300)]
+        assert [response.request_id for response in responses] == [f"r{n}" for n in range(100)]
         assert server.engine.running == 0
         await backend.aclose()
 
@@ -209,20 +209,20 @@ async def test_a_refused_connection_is_named_with_the_address(kind: Kind, free_p
     with pytest.raises(EngineConnectionError) as caught:
         await backend.connect()
     said = str(caught.value)
-    assert said.startswith(f"No connection to {kind} at http://127.0.0.1:{free_port}/v1/models (")
-    assert "Is the server running, and are host and port right?" in said
+    assert f"{kind} at http://127.0.0.1:{free_port}/v1/models (" in said
+    assert "host and port" in said
     assert "SSLContext" not in said
     assert not caught.value.sent
     assert len(waits.seconds) == 3
 
 
-async def test_an_unknown_host_is_named() -> None:
+async def test_an_unknown_host_is_reported() -> None:
     backend = BACKENDS["vllm"]("http://no-such-host.invalid:8000", max_attempts=1)
-    with pytest.raises(EngineConnectionError, match=r"No connection to vllm at http://no-such-host\.invalid:8000"):
+    with pytest.raises(EngineConnectionError, match=r"vllm at http://no-such-host\.invalid:8000"):
         await backend.connect()
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_a_timeout_not_a_refusal() -> None:
+async def test_a_silent_server_is_a_timeout() -> None:
     with listening(None) as url:
         backend = BACKENDS["vllm"](url, timeout_s=0.2)
         with pytest.raises(EngineTimeoutError, match=f"{url}/v1/models did not answer within 0.2 s"):
@@ -230,11 +230,11 @@ async def test_a_server_that_accepts_and_says_nothing_is_a_timeout_not_a_refusal
         await backend.aclose()
 
 
-async def test_a_server_that_speaks_no_http_is_named_and_not_asked_again() -> None:
+async def test_a_server_without_http_is_not_retried() -> None:
     waits = Waits()
     with listening(b"220 mail.example ESMTP\r\n") as url:
         backend = BACKENDS["sglang"](url, sleep=waits)
-        with pytest.raises(ProtocolViolationError, match=f"What answers at {url}/v1/models does not speak HTTP"):
+        with pytest.raises(ProtocolViolationError, match=f"{url}/v1/models does not speak HTTP"):
             await backend.connect()
         assert waits.seconds == []
         await backend.aclose()
@@ -242,10 +242,10 @@ async def test_a_server_that_speaks_no_http_is_named_and_not_asked_again() -> No
 
 @pytest.mark.parametrize("fault", [Fault(reset_after=0), Fault(close_after=0), Fault(reset_after=30)])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_connection_that_breaks_is_named_and_leaves_nothing_running(kind: Kind, fault: Fault) -> None:
+async def test_a_broken_connection_leaves_nothing_running(kind: Kind, fault: Fault) -> None:
     async with served(kind, fault=always(fault)) as server:
         backend = backend_to(server, max_attempts=2)
-        with pytest.raises(EngineConnectionError, match="before its answer was whole") as caught:
+        with pytest.raises(EngineConnectionError, match=r"connection to .*before") as caught:
             await generate(backend, request_of())
         assert caught.value.sent
         assert caught.value.request_id == "r"
@@ -255,7 +255,7 @@ async def test_a_connection_that_breaks_is_named_and_leaves_nothing_running(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_broken_connection_is_tried_again_and_fine(kind: Kind) -> None:
+async def test_a_broken_connection_is_retried_and_succeeds(kind: Kind) -> None:
     async with served(kind, fault=first(1, Fault(reset_after=30))) as server:
         backend = backend_to(server)
         assert len((await generate(backend, request_of())).output_ids)
@@ -263,7 +263,7 @@ async def test_a_broken_connection_is_tried_again_and_fine(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_killed_in_mid_request_is_an_error_soon(kind: Kind) -> None:
+def test_a_server_killed_during_a_request_is_an_error(kind: Kind) -> None:
     with served(kind, latency=60.0) as server:
         backend = backend_to(server, timeout_s=30.0, max_attempts=2)
 
@@ -369,7 +369,7 @@ async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> 
         await backend.aclose()
 
 
-async def test_a_failing_abort_hides_nothing() -> None:
+async def test_a_failed_abort_does_not_hide_the_error() -> None:
     engine = engine_of("sglang", fault=always(Fault(hang=True)))
     backend = backend_of(engine, timeout_s=0.05)
 
@@ -393,7 +393,7 @@ async def test_a_dropped_coroutine_is_closed_quietly() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_id_past_the_vocabulary_kills_no_server(kind: Kind) -> None:
+async def test_an_id_outside_the_vocabulary_does_not_crash_a_server(kind: Kind) -> None:
     """SGLang's size is known, so the id stays here; vLLM refuses it by itself."""
     async with served(kind) as server:
         backend = backend_to(server)
@@ -434,14 +434,12 @@ async def test_an_argument_goes_before_the_environment(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_without_a_key_none_is_sent_and_a_guarded_server_is_named(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_key_no_header_is_sent(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TITO_API_KEY", raising=False)
     async with served(kind, api_key=SECRET) as server:
         for key in (None, "", "wrong"):
             backend = backend_to(server, api_key=key)
-            with pytest.raises(AuthenticationError, match=r"answered 401: Unauthorized\. Give the server's key as"):
+            with pytest.raises(AuthenticationError, match=r"answered 401: Unauthorized\. .*api_key"):
                 await backend.connect()
             await backend.aclose()
     assert len(server.engine.exchanges) == 3, "another key is not tried by itself"
@@ -473,8 +471,8 @@ async def test_the_key_is_in_no_error_and_no_log(kind: Kind, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x00b"])
-def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key: str) -> None:
-    with pytest.raises(AuthenticationError, match="no HTTP header can") as caught:
+def test_an_invalid_key_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(AuthenticationError, match="HTTP header") as caught:
         BACKENDS["vllm"]("http://h", api_key=key)
     assert key not in str(caught.value)
 
@@ -494,7 +492,7 @@ async def test_proxies_of_the_environment_are_not_used(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_prompt_of_four_hundred_thousand_tokens_travels_and_comes_back(kind: Kind) -> None:
+async def test_a_prompt_of_four_hundred_thousand_tokens_is_sent_and_echoed(kind: Kind) -> None:
     prompt = [n % (VOCAB - 10) + 5 for n in range(400_000)]
     async with served(kind, max_model_len=500_000) as server:
         backend = backend_to(server)

@@ -98,8 +98,8 @@ async def test_prompts_are_not_scored_on_wish_and_config_is_given_back() -> None
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
-        ({"sampling_parameters": {}}, "did you mean 'sampling_params'"),
+        ({"sampling_params": {"temprature": 1}}, "Did you mean 'temperature'"),
+        ({"sampling_parameters": {}}, "Did you mean 'sampling_params'"),
         ({"sampling_params": {"n": 2}}, "make so many rollouts"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
         ({"context_window_limit": 0}, "at least 1"),
@@ -172,7 +172,7 @@ async def test_a_models_errors_are_strands_own_or_the_known_ones() -> None:
 async def test_what_the_server_cannot_give_is_told_at_each_turn_by_its_known_name() -> None:
     model = named("sglang", Says("Five."), engine={"experts": (3, 2)}, return_routed_experts=True)
     for _ in range(2):
-        with pytest.raises(SGLangClientError, match=r"give routed_experts=\(layers, experts a token\)"):
+        with pytest.raises(SGLangClientError, match=r"Give routed_experts=\(layers, experts per token\)"):
             await events_of(model)  # type: ignore[arg-type]
     assert not model.is_connected
     model.update_config(return_routed_experts=(3, 2))

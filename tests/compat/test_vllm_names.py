@@ -142,7 +142,7 @@ async def test_parameters_by_openais_names_and_extra_body_are_sent() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"params": {"temprature": 1}}, "did you mean 'temperature'"),
+        ({"params": {"temprature": 1}}, "Did you mean 'temperature'"),
         ({"params": {"tool_choice": "required"}}, "the agent's to ask for"),
         ({"params": {"n": 2}}, "make so many rollouts"),
         ({"params": {"extra_body": {"guided_json": {}}}}, "grammar"),

@@ -87,7 +87,7 @@ async def test_how_an_answer_ended_is_read_off_its_tokens(
         (Answer([5, STOP], None), "no logprobs"),
         (Answer([5, STOP], [-1.0]), "2 output ids and 1 logprobs"),
         (Answer([5, STOP], [-1.0, float("nan")]), "Law 2|Law 4"),
-        (Answer([5, 6, 7, 8, 9], [-1.0] * 5), "4 tokens were asked for, the server gave 5"),
+        (Answer([5, 6, 7, 8, 9], [-1.0] * 5), "4 tokens .* 5"),
         (Answer([STOP, 6, 7, 8], [-1.0] * 4), "did not end the output"),
         (Answer([], []), "no output ids"),
     ],

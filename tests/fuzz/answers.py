@@ -28,7 +28,7 @@ from support.backends import BACKENDS
 from support.scripted import Says, engine_of, policy_of
 from tito_core import TITOModel, store
 from tito_core.backend import BackendError
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_core.ledger import LawViolationError
 from tito_core.ledger.forest_invariants import check_ledger
@@ -68,7 +68,7 @@ class Changing:
         self.armed = False
         self.changed: list[Exchanged] = []
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         """See the transport protocol."""
         reply = await self._inner.send(method, url, headers, body)
         path = urlsplit(url).path
@@ -76,7 +76,7 @@ class Changing:
             return reply
         sent = body if isinstance(body, bytes) else b"".join(body)
         request_headers = {name.lower(): value for name, value in headers.items()}
-        answer, status, reply_headers = await reply.whole(1 << 30), reply.status, dict(reply.headers)
+        answer, status, reply_headers = await reply.read(1 << 30), reply.status, dict(reply.headers)
         answer = changed_answer(answer, self._random)
         if self._random.random() < 0.05:
             reply_headers["content-type"] = self._random.choice(TYPES)
@@ -85,7 +85,7 @@ class Changing:
             reply_headers |= self._random.choice(HEADERS)
         reply_headers.pop("content-length", None)
         self.changed.append(Exchanged(path, request_headers, sent, status, bytearray(answer)))
-        return Reply(status, reply_headers, _one_chunk(answer), reply.aclose)
+        return HttpResponse(status, reply_headers, _one_chunk(answer), reply.aclose)
 
     async def aclose(self) -> None:
         """See the transport protocol."""

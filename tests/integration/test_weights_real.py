@@ -18,7 +18,7 @@ import pytest
 from strands_tito import engines
 from strands_tito.engines import install, models
 from tito_core.backend import (
-    Aborts,
+    AbortPolicy,
     EngineAdmin,
     EngineConnectionError,
     GenerationAbortedError,
@@ -132,7 +132,7 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
 async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     for _ in range(TRIES):
-        running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
+        running = asyncio.create_task(generate_whole(backend, asking(1500), AbortPolicy("commit")))
         await asyncio.sleep(2.0)
         await backend.pause("abort")
         await asyncio.wait([running], timeout=5.0)  # one that came only now waits for what comes next
@@ -149,7 +149,7 @@ async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
 
 async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_them(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300, max_attempts=1)
-    with pytest.raises(WeightsNotLoadedError, match="left paused"):
+    with pytest.raises(WeightsNotLoadedError, match="stays paused"):
         await backend.load_weights("/no/such/folder", "step-3")
     waiting = asyncio.create_task(generate(backend, asking(4)))
     await asyncio.sleep(1.0)

@@ -60,7 +60,7 @@ async def test_an_echo_that_was_not_requested_is_still_compared(kind: str) -> No
         answer["prompt_token_ids"] = [1, 2, 3]
 
     model = model_of(kind, Says("One.", "Two."), verify_echo="first", fault=at({1: Fault(edit=wrong)}))
-    with pytest.raises(ProtocolViolationError, match=r"Law 4: .* prompt ids were sent, the server saw 3"):
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .* prompt ids .* 3"):
         await talk(model, [], "A?", "B?")
 
 

@@ -48,7 +48,7 @@ async def test_a_missing_logprob_is_an_error_and_the_next_run_is_fine(kind: str)
     agent = Agent(model=model, callback_handler=None)
     await agent.invoke_async("Hello?")
     before = snapshot(model)
-    with pytest.raises(ProtocolViolationError, match="output token 0 has no logprob"):
+    with pytest.raises(ProtocolViolationError, match=r"output token 0 .*no logprob"):
         await agent.invoke_async("And?")
     assert snapshot(model) == before
     await agent.invoke_async("And now?")
@@ -116,7 +116,7 @@ async def test_an_engine_that_dies_in_mid_rollout_is_named_and_can_return(kind: 
         agent = Agent(model=model, callback_handler=None)
         await agent.invoke_async("Hello?")
         before = snapshot(model)
-    with pytest.raises(EngineConnectionError, match="Is the server running"):
+    with pytest.raises(EngineConnectionError, match="server is running"):
         await agent.invoke_async("Still there?")
     assert snapshot(model) == before
     with ScriptedServer(engine_of(kind, Says("Back.")), port=int(server.base_url.rsplit(":", 1)[1])):
@@ -138,7 +138,7 @@ async def test_strands_does_not_retry_an_overloaded_engine(kind: str) -> None:
 async def test_a_history_that_does_not_fit_becomes_strands_overflow_before_it_is_sent(kind: str) -> None:
     model = model_of(kind, Says("One."), max_model_len=40)
     sent = len(model.scripted.requests)  # type: ignore[attr-defined]
-    with pytest.raises(ContextLengthError, match="leaves no room") as caught:
+    with pytest.raises(ContextLengthError, match="no room") as caught:
         async for _ in model.stream([{"role": "user", "content": [{"text": "word " * 60}]}]):
             pass
     assert isinstance(caught.value, ContextWindowOverflowException)

@@ -109,7 +109,7 @@ async def test_a_result_that_cannot_fit_is_refused_at_once() -> None:
     began = time.perf_counter()
 
     async def refused() -> None:
-        with pytest.raises(ContextWindowOverflowException, match=r"at least [0-9]+ tokens and the context 131072"):
+        with pytest.raises(ContextWindowOverflowException, match=r"at least [0-9]+ tokens .*131072"):
             await streamed(model, messages)
 
     assert await longest_lag(refused()) < alone / 4
@@ -189,6 +189,6 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
     if length < limit:
         assert len(prepare().request.input_ids) == length
     else:
-        with pytest.raises(Exception, match=r"leaves no(ne| room)") as caught:
+        with pytest.raises(Exception, match=r"no room|leaves none") as caught:
             prepare()
         assert type(caught.value).__name__ in ("ContextLengthError", "TotalTokensReachedError")

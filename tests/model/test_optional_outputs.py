@@ -130,7 +130,7 @@ def test_an_unsupported_output_is_refused_before_anything_is_sent(kind: str) -> 
     engine = engine_of(kind, Says("Yes."))
     policy = Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer())
     asked = len(engine.requests)
-    with pytest.raises(UnsupportedByServerError, match="start the server with --enable-return-routed-experts"):
+    with pytest.raises(UnsupportedByServerError, match="Start the server with --enable-return-routed-experts"):
         policy.model(optional_outputs=WANTED)
     with pytest.raises(UnsupportedByServerError, match="--enable-return-routed-experts"):
         TITOModel(backend=backend_of(engine, kind), tokenizer=tokenizer(), optional_outputs=WANTED)
@@ -147,7 +147,7 @@ async def test_a_turn_whose_columns_do_not_agree_is_not_committed(kind: str) -> 
 
     policy, engine = policy_on(kind, "Yes.", fault=of_turns)
     model = policy.model(optional_outputs=WANTED)
-    with pytest.raises(ProtocolViolationError, match="Law 4: the answer holds no routed_experts"):
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*no routed_experts"):
         await Agent(model=model, callback_handler=None).invoke_async("Is it?")
     assert len(model.ledger) == 0
     assert not is_probe(engine.requests[-1])

@@ -1,4 +1,4 @@
-"""SGLang's own wire: the body it gets, and its recorded answers read back."""
+"""The SGLang backend: its request bodies, and recorded answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
     return answering("sglang", handler)
 
 
-async def test_the_whole_body_is_as_it_should_be() -> None:
+async def test_the_whole_request_body() -> None:
     engine = engine_of("sglang", lambda _: Completion([5, EOS]))
     await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
     (asked,) = engine.requests
@@ -89,7 +89,7 @@ async def test_the_whole_body_is_as_it_should_be() -> None:
     }
 
 
-async def test_what_the_real_server_said_of_itself_is_read() -> None:
+async def test_recorded_server_properties_are_read() -> None:
     info = await replaying({}).connect()
     assert (info.model, info.version, info.weight_version) == ("models/qwen3-tiny-f32", "0.5.23", "default")
     assert info.max_model_len == 4094
@@ -99,9 +99,7 @@ async def test_what_the_real_server_said_of_itself_is_read() -> None:
     ("context", "memory", "usable"),
     [(4096, [20000], 4094), (32768, [20000, 21000], 19998), (4096, [], 4094), (None, [500], 498), (None, [None], None)],
 )
-def test_context_and_memory_bound_the_length_less_what_the_scheduler_keeps(
-    context: int | None, memory: list[int | None], usable: int | None
-) -> None:
+def test_context_and_memory_limit_the_length(context: int | None, memory: list[int | None], usable: int | None) -> None:
     assert wire.usable_length(context, wire.Loads(loads=[wire.Load(tokens) for tokens in memory])) == usable
 
 
@@ -166,7 +164,7 @@ async def test_recorded_scores_are_read() -> None:
     ("name", "tokens", "message"),
     [("abort_running_victim", 40, "Aborted"), ("q_waiting_aborted", 0, "Abort in waiting queue")],
 )
-async def test_an_aborted_answer_gives_what_there_was(name: str, tokens: int, message: str) -> None:
+async def test_an_aborted_answer_is_partial(name: str, tokens: int, message: str) -> None:
     record = recorded(name)
     ids = record["request"]["json"]["input_ids"]
     response = await generate(replaying(record["response_json"], echo=ids), request_of(ids, max_new_tokens=1500))
@@ -201,7 +199,7 @@ async def test_abort_is_by_rid() -> None:
     assert (exchange.path, exchange.body) == ("/abort_request", b'{"rid":"abc"}')
 
 
-async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None:
+async def test_scoring_generates_nothing_and_starts_at_the_first_token() -> None:
     engine = engine_of("sglang")
     await score(backend_of(engine), PROMPT)
     (asked,) = engine.requests
@@ -218,7 +216,7 @@ async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None
         (200, {}, None),
     ],
 )
-async def test_the_vocabulary_is_what_the_server_says_or_unknown(status: int, body: Any, size: int | None) -> None:
+async def test_the_vocabulary_is_read_or_unknown(status: int, body: Any, size: int | None) -> None:
     def handler(request: Received) -> WireResponse:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m"}]})
@@ -228,14 +226,14 @@ async def test_the_vocabulary_is_what_the_server_says_or_unknown(status: int, bo
     assert (await backend.connect()).vocab_size == size
 
 
-async def test_asking_for_the_vocabulary_kills_nothing_and_leaves_nothing_running() -> None:
+async def test_the_vocabulary_probe_is_harmless() -> None:
     engine = engine_of("sglang", vocab_size=77)
     assert (await backend_of(engine).connect()).vocab_size == 77
     assert engine.requests == []
     assert not engine.state.dead
 
 
-async def test_a_busy_server_is_asked_for_its_vocabulary_again() -> None:
+async def test_the_vocabulary_probe_is_retried() -> None:
     busy = [True]
 
     def handler(request: Received) -> WireResponse:

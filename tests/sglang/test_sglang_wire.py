@@ -1,4 +1,4 @@
-"""SGLang's wire, piece by piece: what is asked, and what is read of entries and events."""
+"""Parts of SGLang's wire: request fields, entries and events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.backends import Received, answering, http_response, request_of
 from tito_core.backend import OptionalOutputs, SamplingParams
 from tito_core.backend.checked import score
 from tito_core.backend.http.streaming import StreamError
-from tito_sglang import wire
+from tito_sglang import stream, wire
 
 LIMIT = 1 << 20
 
@@ -32,47 +32,42 @@ def event(ids: list[int], count: int) -> bytes:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
-def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObject) -> None:
+def test_events_are_cumulative_or_incremental(ids: list[int], data: st.DataObject) -> None:
     for whole in (True, False):
-        events, at = wire.Events(LIMIT), 0
+        events, at = stream.EventAssembler(LIMIT), 0
         while at < len(ids):
             end = data.draw(st.integers(at + 1, len(ids)))
             said = ids[:end] if whole else ids[at:end]
-            assert list(events.take(event(said, end))) == ids[at:end]
+            assert list(events.add(event(said, end))) == ids[at:end]
             at = end
-        answer = events.whole()
+        answer = events.result()
         assert answer.output_ids == ids
         assert [entry.token for entry in answer.meta_info.output_token_logprobs or ()] == ids
 
 
 @pytest.mark.parametrize(("ids", "count"), [([5, 6, 7], 2), ([7, 6], 2), ([6], 3), ([6, 6], 4), ([], 2)])
-def test_an_event_that_does_not_go_on_is_refused(ids: list[int], count: int) -> None:
-    events = wire.Events(LIMIT)
-    events.take(event([5], 1))
-    with pytest.raises(StreamError) as caught:
-        events.take(event(ids, count))
-    assert str(caught.value) == (
-        f"an event of {len(ids)} ids counts {count}, after events that brought 1; it neither repeats those nor goes on "
-        "from them"
-    )
+def test_an_event_that_does_not_continue_is_refused(ids: list[int], count: int) -> None:
+    events = stream.EventAssembler(LIMIT)
+    events.add(event([5], 1))
+    with pytest.raises(StreamError, match=f"event of {len(ids)} ids .*{count} tokens after 1 "):
+        events.add(event(ids, count))
     with pytest.raises(StreamError):
-        wire.Events(LIMIT).take(event([5], 2))
+        stream.EventAssembler(LIMIT).add(event([5], 2))
 
 
-def test_a_stream_without_an_event_is_none() -> None:
-    with pytest.raises(msgspec.DecodeError) as caught:
-        wire.Events(LIMIT).whole()
-    assert str(caught.value) == "it streamed no event"
+def test_a_stream_without_an_event_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError, match="no event"):
+        stream.EventAssembler(LIMIT).result()
 
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "every"), [(1, 2, 1), (1023, 1, 1), (1022, 4, 2), (1, 2046, 2), (32000, 300, 32)]
 )
 def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) -> None:
-    assert wire.stream_interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
+    assert stream.stream_interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
 
 
-def test_what_is_wanted_is_asked_for() -> None:
+def test_optional_request_fields() -> None:
     request = replace(request_of(), delta_start=3)
     assert wire.optional_request_fields(request) == {"logprob_start_len": -1}
     every = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
@@ -116,7 +111,7 @@ def test_the_vocabulary_in_a_refusal() -> None:
     assert wire.vocab_size_in("something else") is None
 
 
-def test_what_a_server_says_that_it_can() -> None:
+def test_capabilities() -> None:
     unknown = wire.capabilities(None, None)
     assert (unknown.top_logprobs, unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (
         1000,
@@ -132,12 +127,12 @@ def test_what_a_server_says_that_it_can() -> None:
     assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
 
 
-def test_what_is_said_beside() -> None:
-    entries = [wire.Entry(None, 12), wire.Entry(-1.0, 13), wire.Entry(-2.0, 14)]
+def test_optional_response_fields() -> None:
+    entries = [wire.LogprobEntry(None, 12), wire.LogprobEntry(-1.0, 13), wire.LogprobEntry(-2.0, 14)]
     meta = wire.MetaInfo(
         *("r", None, 1),
         input_token_logprobs=entries,
-        output_top_logprobs=[[wire.Entry(-1.0, 5)]],
+        output_top_logprobs=[[wire.LogprobEntry(-1.0, 5)]],
         output_token_sampling_mask=[[5]],
         routed_experts="e",
     )

@@ -1,4 +1,4 @@
-"""Either backend on a scripted engine behind a real socket, over the pool that users have; waits take no time."""
+"""Both backends on scripted engines behind real sockets, with the users' connection pool and instant waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from strands_tito.testing.script import Script
 from strands_tito.testing.wire import JSON_HEADERS
 from tito_core.backend import SamplingParams, TokenRequest
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.connections import ConnectionPool, Reply
+from tito_core.backend.http.connections import ConnectionPool, HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
@@ -36,7 +36,7 @@ from tito_vllm.wire import TOO_MANY_LOGPROBS
 Kind = Literal["vllm", "vllm-completions", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
 WIRES: tuple[Kind, ...] = (*KINDS, "vllm-completions")
-"""The wires: vLLM's is another one where `/inference/v1/generate` is closed."""
+"""The wires; "vllm-completions" is vLLM without `/inference/v1/generate`."""
 BACKENDS: dict[str, type[HttpBackend]] = {"vllm": VLLMBackend, "vllm-completions": VLLMBackend, "sglang": SGLangBackend}
 VOCAB, EOS = 1000, 2
 SOON_S = 5.0
@@ -45,7 +45,7 @@ PROMPT = (11, 12, 13, 14, 15)
 
 @dataclass
 class Waits:
-    """A sleep that only writes down how long it would have been."""
+    """A sleep that returns at once and records its seconds."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -67,13 +67,15 @@ def engine_name(kind: str) -> Literal["vllm", "sglang"]:
 
 
 class OverSockets:
-    """aiohttp's pool, as users have it, to engines that listen on loopback, each in a thread of its own.
+    """The users' connection pool to engines that listen on loopback, each in its own thread.
 
     Args:
-        engines: By the host name of an address. One under "" is behind every name.
+        engines: Engines by host name; "" is for every other name.
     """
 
-    _open: ClassVar[set[OverSockets]] = set()  # a test's error holds its backend in a cycle: nothing may warn of that
+    _open: ClassVar[set[OverSockets]] = (
+        set()
+    )  # a test's error keeps its backend in a reference cycle, which must not warn
 
     def __init__(self, engines: Mapping[str, Any]) -> None:
         self._servers = {name: ScriptedServer(engine) for name, engine in engines.items()}
@@ -81,10 +83,10 @@ class OverSockets:
         self._pool = ConnectionPool()
         self._open.add(self)
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         where = urlsplit(url)
         server = self._servers.get(where.hostname or "") or self._servers[""]
-        if server in self._died and not server.engine.state.dead:  # a test brought it back to life
+        if server in self._died and not server.engine.state.dead:  # the test revived it
             self._died.discard(server)
             server.__exit__(None, None, None)
             server.__enter__()
@@ -98,7 +100,7 @@ class OverSockets:
                 self._died.add(server)
 
     async def aclose(self) -> None:
-        for server in self._servers.values():  # first, and at once: a loop that ends may cancel what awaits
+        for server in self._servers.values():  # first and without awaiting: a loop that ends may cancel this
             if server.port:
                 server.__exit__(None, None, None)
         self._open.discard(self)
@@ -106,17 +108,17 @@ class OverSockets:
 
 
 def over_socket(engine: Any) -> Callable[[], OverSockets]:
-    """The `http_transport` of a backend whose only server is an engine behind a socket."""
+    """Return the `http_transport` of a backend with one engine behind a socket."""
     return lambda: OverSockets({"": engine})
 
 
 def over_sockets(engines: Sequence[Any]) -> Callable[[], OverSockets]:
-    """The `http_transport` of replicas at http://server0, http://server1, ..."""
+    """Return the `http_transport` of replicas at http://server0, http://server1, ..."""
     return lambda: OverSockets({f"server{n}": engine for n, engine in enumerate(engines)})
 
 
 def in_process(engine: Any) -> Callable[[], InProcessTransport]:
-    """The same without sockets, for thousands of cases."""
+    """Return the `http_transport` of one engine without a socket, for thousands of cases."""
     return lambda: InProcessTransport(engine)
 
 
@@ -126,9 +128,14 @@ def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
     return cls("http://scripted", **options)
 
 
+def in_process_backend(engine: ScriptedEngine, **options: Any) -> HttpBackend:
+    """Return a backend without sockets, for tests of anything but connections."""
+    return backend_of(engine, **{"http_transport": in_process(engine), **options})
+
+
 @dataclass
 class Received:
-    """One request, as a server has it: header names are in lower case."""
+    """One request as a server receives it; header names are in lower case."""
 
     method: str
     path: str
@@ -137,7 +144,7 @@ class Received:
 
 
 class Handler:
-    """What serves requests in the place of an engine: a function from one to a response."""
+    """Serves requests in place of an engine, by a function from a request to a response."""
 
     def __init__(self, respond: Callable[[Received], Any]) -> None:
         self.state = SimpleNamespace(dead=False)
@@ -150,7 +157,7 @@ class Handler:
 
 
 NO_ANSWER = WireResponse(500, reset_after=0)
-"""The server resets the connection instead of an answer."""
+"""The server resets the connection instead of answering."""
 
 
 def http_response(
@@ -161,7 +168,7 @@ def http_response(
     content: bytes = b"",
     headers: Mapping[str, str] | None = None,
 ) -> WireResponse:
-    """A response with a body of one kind; JSON and text name theirs."""
+    """Return a response; JSON and text set the content type."""
     if json is not None:
         return WireResponse(status, {**JSON_HEADERS, **(headers or {})}, msgspec.json.encode(json))
     kind = {"content-type": "text/plain; charset=utf-8"} if text else {}
@@ -169,9 +176,9 @@ def http_response(
 
 
 def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options: Any) -> HttpBackend:
-    """A backend whose server is a function from a request to a response, and refuses the probe so.
+    """Return a backend whose server is a function from a request to a response, and refuses probes with `refuses`.
 
-    SGLang's then does not tell its vocabulary, and vLLM's has no `/inference/v1/generate` unless it refuses with 400.
+    SGLang then does not report its vocabulary, and vLLM has no `/inference/v1/generate` unless it refuses with 400.
     """
     refused = refuses or (400 if kind == "sglang" else 404)
 
@@ -180,12 +187,12 @@ def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options
             return http_response(refused)
         return handler(request)
 
-    options = {"sleep": Waits(), "http_transport": over_socket(Handler(respond)), **options}
+    options = {"sleep": Waits(), "http_transport": in_process(Handler(respond)), **options}
     return BACKENDS[kind]("http://scripted", **options)
 
 
 async def soon(holds: Callable[[], bool]) -> bool:
-    """Wait until a server has seen what its client did: it runs in a thread of its own."""
+    """Wait until a condition holds: servers run in their own threads."""
     until = time.monotonic() + SOON_S
     while not holds() and time.monotonic() < until:
         await asyncio.sleep(0.01)
@@ -198,19 +205,19 @@ def request_of(ids: Sequence[int] = PROMPT, request_id: str = "r", **sampling: A
 
 
 def bodies(engine: ScriptedEngine) -> list[Any]:
-    """The bodies of generation and scoring requests that reached the engine, refused ones too, without the probe."""
+    """Return the bodies of generation and scoring requests, also refused ones, without probes."""
     paths = ("/v1/completions", "/inference/v1/generate", "/generate")
     sent = [json.loads(e.body) for e in engine.exchanges if e.path in paths]
     return [body for body in sent if not is_probe(body)]
 
 
 def is_probe(body: Any) -> bool:
-    """Tell what a backend has refused at connect: for SGLang's vocabulary, for vLLM's endpoint and top logprobs."""
+    """Return whether a body is a probe at connect: SGLang's vocabulary, vLLM's endpoint and top logprobs."""
     if TOO_MANY_LOGPROBS in (body.get("logprobs"), (body.get("sampling_params") or {}).get("logprobs")):
         return True
     return "rid" not in body and "prompt" not in body and not body.get("token_ids")
 
 
 def choice(answer: Any) -> Any:
-    """The part of either wire's answer that holds the ids."""
+    """Return the part of an answer of either wire that holds the ids."""
     return answer["choices"][0] if "choices" in answer else answer

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.backend.http.connections import HttpTransport, Reply
+from tito_core.backend.http.connections import HttpResponse, HttpTransport
 from tito_core.backend.id_text import in_pieces
 
 LIMIT = 1 << 30
@@ -38,16 +38,16 @@ class Client:
 
     async def post(self, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         async with self.stream("POST", path, json=json, headers=headers) as reply:
-            return Response(reply.status, reply.headers, await reply.whole(LIMIT))
+            return Response(reply.status, reply.headers, await reply.read(LIMIT))
 
     async def get(self, path: str) -> Response:
         async with self.stream("GET", path) as reply:
-            return Response(reply.status, reply.headers, await reply.whole(LIMIT))
+            return Response(reply.status, reply.headers, await reply.read(LIMIT))
 
     @asynccontextmanager
     async def stream(
         self, method: str, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[HttpResponse]:
         body = b"" if json is None else codec.dumps(json).encode()
         content_type = {} if json is None else {"Content-Type": "application/json"}
         async with asyncio.timeout(5):
@@ -60,7 +60,7 @@ class Client:
             await reply.aclose()
 
 
-async def lines(reply: Reply) -> AsyncIterator[str]:
+async def lines(reply: HttpResponse) -> AsyncIterator[str]:
     """The lines of a body as they come."""
     rest = b""
     async for piece in reply.pieces():

@@ -1,4 +1,4 @@
-"""A process that ends while an engine is at work for it. Usage: exits.py KIND BASE_URL WAY"""
+"""A process that ends during a generation. Usage: exits.py KIND BASE_URL WAY"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKEND = BACKENDS[KIND](URL)
 
 
 async def working() -> asyncio.Task[object]:
-    """Start a generation and wait until the engine is at work on it: it says so on its path for health."""
+    """Start a generation, print a line, and wait for a line on stdin."""
     await BACKEND.connect()
     task: asyncio.Task[object] = asyncio.ensure_future(generate(BACKEND, request_of(request_id="left")))
     print("asked", flush=True)
@@ -23,7 +23,7 @@ async def working() -> asyncio.Task[object]:
 
 
 def in_a_thread() -> None:
-    """The main thread ends; a daemon thread's loop just stops."""
+    """End the main thread; the loop of a daemon thread just stops."""
     ready = threading.Event()
 
     async def forever() -> None:
@@ -36,23 +36,23 @@ def in_a_thread() -> None:
 
 
 def loop_dropped() -> None:
-    """A loop is closed with the task in it."""
+    """Close a loop with the task in it."""
     loop = asyncio.new_event_loop()
     task = loop.run_until_complete(working())
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this is about
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # a destroyed task is intended here
     del task
 
 
 async def exits() -> None:
-    """`sys.exit` in a coroutine."""
+    """Call `sys.exit` in a coroutine."""
     await working()
     sys.exit(3)
 
 
 async def raises() -> None:
-    """An error beside it."""
+    """Raise another error."""
     await working()
     raise RuntimeError("something else")
 

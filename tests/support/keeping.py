@@ -17,17 +17,17 @@ from support.real import Served, serve
 
 ENGINES = ("vllm", "sglang")
 BOTH = "both"
-"""Tests that name no engine in their parameters need both."""
+"""Tests without an engine in their parameters need both."""
 
 
 class Keeper:
-    """Keeps the last server of each engine up until another model is asked for."""
+    """Keeps the last server of each engine running until another model is needed."""
 
     def __init__(self) -> None:
         self._up: dict[str, tuple[str, ExitStack, Served]] = {}
 
     def served(self, kind: str, model: str = "smollm2") -> Served:
-        """Give a server of a model, as it is started by default."""
+        """Return a server of a model with default options."""
         if kind in self._up and self._up[kind][0] != model:
             self.stop(kind)
         if kind not in self._up:
@@ -36,27 +36,27 @@ class Keeper:
         return self._up[kind][2]
 
     def stop(self, *kinds: str) -> None:
-        """Stop the servers of some engines, or of all."""
+        """Stop the servers of some or all engines."""
         for kind in kinds or tuple(self._up):
             _, stack, _ = self._up.pop(kind)
             stack.close()
 
 
 def engine_of(nodeid: str) -> str:
-    """Name the engine that a test needs, from the parameters in its id."""
+    """Return the engine that a test needs, from the parameters in its id."""
     found = re.search(rf"\[(?:.*[- ])?({'|'.join(ENGINES)})\b", nodeid)
     return found[1] if found else BOTH
 
 
 class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
-    """All tests of one engine in one process."""
+    """Run all tests of one engine in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return engine_of(nodeid)
 
 
 def arrange(items: list[Any]) -> None:
-    """Put real engines' tests in order, engine by engine; those that start servers of their own before any is kept."""
+    """Sort real engines' tests by engine; tests that start their own servers come first."""
     ours = [(place, item) for place, item in enumerate(items) if item.get_closest_marker("engine")]
     ordered = sorted((item for _, item in ours), key=_order)
     for (place, _), item in zip(ours, ordered, strict=True):

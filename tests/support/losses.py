@@ -61,7 +61,7 @@ class Stepped:
         return await self.inner.connect()
 
     async def generate(self, request: TokenRequest) -> RawResponse:
-        at, self.at = self.at, None  # only the generation that it was set for
+        at, self.at = self.at, None  # only for the next generation
         return await Steps(self.inner.generate(request), at, self.act)
 
     async def score(self, token_ids: Any) -> Any:

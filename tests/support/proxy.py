@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks what goes through it, at any byte of a request or of its answer."""
+"""A TCP proxy that breaks connections at any byte of a request or response."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ AT = (
     "in the body",
     "before the last byte",
 )
-"""Where a connection ends: each class of bytes of an exchange."""
+"""Where a connection ends, by class of bytes of an exchange."""
 KINDS = ("reset", "close", "late", "drip", "429", "503 storm", "half body", "silence")
 STORM = 12
-"""Requests of a storm, whoever sends them."""
+"""Number of requests in a storm."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Plan:
 
 
 class Proxy:
-    """Listens on loopback, passes requests on to a server, and spoils a share of them.
+    """Listens on loopback, forwards requests to a server, and breaks a share of them.
 
     Attributes:
         tries: How often each generation's id was sent, without the number that a retry adds to it.
@@ -77,11 +77,11 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """Connections of clients that are open."""
+        """The open client connections."""
         return len(self._open)
 
     def plan(self) -> Plan:
-        """Draw what happens to a generation."""
+        """Draw the fate of one generation."""
         if self._storm:
             self._storm -= 1
             return Plan("503 storm")
@@ -104,7 +104,7 @@ class Proxy:
             while await self._exchange(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # a client that goes away, or the proxy's own end
+            pass  # the client closed, or the proxy is shutting down
         finally:
             self._open.discard(task)
             writer.close()

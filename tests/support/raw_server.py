@@ -1,4 +1,4 @@
-"""A server of raw bytes on loopback: it reads each request's head, says what it was made with, and ends as it shall."""
+"""A server of raw bytes on loopback: it reads each request's head, sends fixed bytes and ends the connection."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Literal
 
 Ends = Literal["close", "reset", "hold"]
-"""How a connection ends once all was said; "hold" waits until its client goes."""
+"""How a connection ends after the bytes were sent; "hold" waits until the client closes it."""
 
 
 class RawServer:
-    """Serves one connection after the other, in a thread.
+    """Serves one connection after another, in a thread.
 
     Args:
         says: The bytes of each answer, or pieces of them, of which the last may be sent to nobody.
@@ -92,7 +92,7 @@ class RawServer:
 
 @contextmanager
 def full_backlog() -> Iterator[str]:
-    """A listening socket that takes no more connections, so that the kernel swallows who knocks."""
+    """A listening socket with a full backlog: the kernel drops new connections."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

@@ -1,4 +1,4 @@
-"""A TLS server's context, whose certificate no client trusts: for 127.0.0.1, signed by itself, good until 2126."""
+"""A TLS server context with an untrusted certificate: for 127.0.0.1, self-signed, valid until 2126."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ddrvkrqTmS99v3rGLJA2DyRjOFQ1a8JMcbZ/Gx0BFA==
 
 
 def server_context(folder: Path) -> ssl.SSLContext:
-    """Return the context of a server; its certificate is written to a folder, since OpenSSL reads files."""
+    """Return a server's context; the certificate is written to `folder`, as OpenSSL reads only files."""
     path = folder / "server.pem"
     path.write_text(_PEM)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

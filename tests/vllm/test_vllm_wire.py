@@ -1,4 +1,4 @@
-"""vLLM's wire, piece by piece: what is asked, and what is read of entries and events."""
+"""Parts of vLLM's wire: request fields, entries and events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tito_core.backend import (
 from tito_core.backend.checked import score
 from tito_core.backend.http.streaming import StreamError
 from tito_core.backend.protocol import NOTHING
-from tito_vllm import wire
+from tito_vllm import stream, wire
 
 
 def completion(**changes: Any) -> bytes:
@@ -39,73 +39,71 @@ def generation(top: dict[str, Any] | None = None, **changes: Any) -> bytes:
     return json.dumps({"choices": [choice], **(top or {})}).encode()
 
 
-def fails(sentence: str, events: wire.Events[Any], event: bytes) -> None:
-    with pytest.raises(StreamError) as caught:
-        events.take(event)
-    assert str(caught.value) == sentence
+def fails(pattern: str, events: stream.EventAssembler[Any], event: bytes) -> None:
+    with pytest.raises(StreamError, match=pattern):
+        events.add(event)
 
 
 def test_an_event_of_two_completions_is_refused() -> None:
     two = json.dumps({"choices": [{"finish_reason": None}] * 2}).encode()
-    fails("an event holds 2 completions, and one was asked for", wire.Events(wire.Completion), two)
+    fails("2 completions", stream.EventAssembler(wire.Completion), two)
 
 
 def test_an_event_after_the_last_is_refused() -> None:
-    events = wire.Events(wire.Completion)
-    assert list(events.take(completion(finish_reason="stop"))) == [5]
-    fails("an event goes on after the one that told how it finished", events, completion())
-    assert list(events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')) == []
+    events = stream.EventAssembler(wire.Completion)
+    assert list(events.add(completion(finish_reason="stop"))) == [5]
+    fails("finish reason", events, completion())
+    assert list(events.add(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')) == []
 
 
 def test_an_echo_in_the_middle_is_refused() -> None:
-    events = wire.Events(wire.Completion)
-    assert list(events.take(completion(prompt_token_ids=[1]))) == [5]
-    fails("the prompt's ids come after tokens of the answer", events, completion(prompt_token_ids=[1]))
-    other = wire.Events(wire.Generation)
-    assert list(other.take(generation({"prompt_token_ids": [1]}))) == [5]
-    fails("the prompt's ids come after tokens of the answer", other, generation({"prompt_token_ids": [1]}))
+    events = stream.EventAssembler(wire.Completion)
+    assert list(events.add(completion(prompt_token_ids=[1]))) == [5]
+    fails("prompt ids", events, completion(prompt_token_ids=[1]))
+    other = stream.EventAssembler(wire.Generation)
+    assert list(other.add(generation({"prompt_token_ids": [1]}))) == [5]
+    fails("prompt ids", other, generation({"prompt_token_ids": [1]}))
 
 
-def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None:
-    events = wire.Events(wire.Completion)
+def test_a_smaller_text_offset_is_refused_and_an_equal_one_is_not() -> None:
+    events = stream.EventAssembler(wire.Completion)
     for offset in (3, 3, 4):
-        assert list(events.take(completion(offset=offset))) == [5]
-    events.take(json.dumps({"choices": [{"finish_reason": None}]}).encode())
-    fails("an event begins at text offset 3, after one that began at 4", events, completion(offset=3))
+        assert list(events.add(completion(offset=offset))) == [5]
+    events.add(json.dumps({"choices": [{"finish_reason": None}]}).encode())
+    fails("offset 3 .* 4", events, completion(offset=3))
 
 
 @pytest.mark.parametrize("event", [completion, generation])
-def test_events_are_one_answer(event: Any) -> None:
+def test_events_are_assembled(event: Any) -> None:
     kind = wire.Completion if event is completion else wire.Generation
-    events: wire.Events[Any] = wire.Events(kind)
+    events: stream.EventAssembler[Any] = stream.EventAssembler(kind)
     for number in range(3):
         given = event(finish_reason="stop" if number == 2 else None)
-        assert list(events.take(given)) == [5]
-    events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
-    whole = events.whole()
+        assert list(events.add(given)) == [5]
+    events.add(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
+    whole = events.result()
     [choice] = whole.choices
     assert (choice.token_ids, choice.finish_reason) == ([5] * 3, "stop")
     assert whole.usage.completion_tokens == 3
     assert len(choice.logprobs.tokens if kind is wire.Completion else choice.logprobs.content) == 3
 
 
-def test_a_stream_without_an_event_is_none() -> None:
-    with pytest.raises(msgspec.DecodeError) as caught:
-        wire.Events(wire.Completion).whole()
-    assert str(caught.value) == "it streamed no event"
+def test_a_stream_without_an_event_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError, match="no event"):
+        stream.EventAssembler(wire.Completion).result()
 
 
-def test_what_a_stream_lacks() -> None:
+def test_outputs_that_a_stream_lacks() -> None:
     for generates in (True, False):
-        assert not wire.not_streamed(OptionalOutputs(top_logprobs=1), generates=generates)
-        assert wire.not_streamed(OptionalOutputs(prompt_logprobs=True), generates=generates)
-        assert wire.not_streamed(OptionalOutputs(sampling_mask=True), generates=generates)
-        assert wire.not_streamed(OptionalOutputs(routed_experts=True), generates=generates) is not generates
-    assert wire.stream_fields(None) == {"stream": False}
-    assert wire.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
+        assert not stream.must_not_stream(OptionalOutputs(top_logprobs=1), generates=generates)
+        assert stream.must_not_stream(OptionalOutputs(prompt_logprobs=True), generates=generates)
+        assert stream.must_not_stream(OptionalOutputs(sampling_mask=True), generates=generates)
+        assert stream.must_not_stream(OptionalOutputs(routed_experts=True), generates=generates) is not generates
+    assert stream.stream_fields(None) == {"stream": False}
+    assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def test_what_is_wanted_is_asked_for() -> None:
+def test_optional_request_fields() -> None:
     request = replace(request_of(), delta_start=3)
     every = replace(
         request, optional_outputs=OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True)
@@ -134,7 +132,7 @@ def test_sampling_under_its_names() -> None:
         ("max allowed: 0", 0, 0),
     ],
 )
-def test_what_a_refusal_tells(refusal: str, most: int | None, one_more: int | None) -> None:
+def test_the_limit_in_a_refusal(refusal: str, most: int | None, one_more: int | None) -> None:
     plain, generating = (wire.capabilities(refusal, one_more=more) for more in (False, True))
     assert (plain.top_logprobs, generating.top_logprobs) == (most, one_more)
     assert (plain.sampling_mask, generating.sampling_mask) == (False, None)
@@ -159,7 +157,7 @@ def test_tokens_by_their_ids(text: str, token: int | str) -> None:
     assert wire.TokenLogprob(-1.0, 7, text).id == 7
 
 
-def test_the_likeliest_tokens() -> None:
+def test_top_tokens() -> None:
     rows = [msgspec.Raw(b'{"token_id:5": -1.5, "token_id:6": null}'), msgspec.Raw(b"null")]
     logprobs = wire.Logprobs([], [], top_logprobs=rows)
     assert logprobs.top() == [[(5, -1.5), (6, None)], []]
@@ -167,7 +165,7 @@ def test_the_likeliest_tokens() -> None:
     with pytest.raises(msgspec.ValidationError):
         wire.Logprobs([], [], top_logprobs=[msgspec.Raw(b'{"token_id:5": "x"}')]).top()
     entry = wire.TokenLogprob(-1.0, top_logprobs=msgspec.Raw(b'[{"logprob": -2.0, "token_id": 5}]'))
-    assert wire.Content([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
+    assert wire.ContentLogprobs([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
 
 
 def test_a_prompts_own_tokens() -> None:
@@ -175,21 +173,21 @@ def test_a_prompts_own_tokens() -> None:
     assert wire.score_of({5: wire.PromptLogprob(-1.0), 6: wire.PromptLogprob(-2.0)}) == (5, -1.0)
 
 
-def test_what_is_said_beside_is_of_the_delta() -> None:
+def test_optional_response_fields_are_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
     choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
     said = wire.optional_response_fields(choice, None, prompt, request)
     assert (said["top_logprobs"], said["routed_experts"], said["sampling_mask"]) == (None, "e", [[1]])
     assert said["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
-    assert wire.optional_response_fields(choice, wire.Content([]), None, request)["prompt_logprobs"] is None
+    assert wire.optional_response_fields(choice, wire.ContentLogprobs([]), None, request)["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
 
 SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12": {"logprob": -1.0}}]}]}
 
 
-async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
+async def test_scoring_requests_one_token() -> None:
     asked: list[Any] = []
 
     def handler(request: Received) -> WireResponse:
@@ -222,7 +220,7 @@ async def test_a_score_without_an_answer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
-async def test_an_abort_that_only_some_servers_take_is_no_error(status: int, error: Any) -> None:
+async def test_an_unsupported_abort_is_ignored(status: int, error: Any) -> None:
     nothing = Handler(lambda _: http_response(status))
     backend = BACKENDS["vllm"]("http://scripted", max_attempts=1, http_transport=over_socket(nothing))
     if error is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from strands_tito.conformance.wire_reading import WireGeneration
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.id_text import SAME
+from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.protocol import Backend, Integers, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
@@ -72,7 +72,7 @@ def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
         request_id=raw.request_id or request.request_id,
         prompt_ids=prompt,
         sampling=request.sampling.model_dump(mode="json"),
-        echoed_ids=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME else _ids(raw.echoed),
+        echoed_ids=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME_ECHO else _ids(raw.echoed),
         output_ids=output,
         logprobs=_as_list(raw.logprobs),
         logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),

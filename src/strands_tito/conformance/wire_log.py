@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from tito_core.backend.http.connections import ConnectionPool, HttpTransport, Reply
+from tito_core.backend.http.connections import ConnectionPool, HttpResponse, HttpTransport
 from tito_core.backend.id_text import Pieces
 
 TransportFactory = Callable[[], HttpTransport]
@@ -56,7 +56,7 @@ class _LoggingTransport:
         self._inner = inner
         self._exchanges = exchanges
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         logged = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
         sent = body if isinstance(body, bytes) else b"".join(body)
         exchange = Exchange(method, urlsplit(url).path, logged, sent)

@@ -11,7 +11,7 @@ from aiohttp.client_reqrep import ConnectionKey
 
 from strands_tito.testing.engine import ScriptedEngine
 from strands_tito.testing.wire import WireResponse
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 
 _REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 _RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -28,7 +28,7 @@ class InProcessTransport:
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | Iterable[bytes | memoryview]
-    ) -> Reply:
+    ) -> HttpResponse:
         """See `HttpTransport`."""
         where = urlsplit(url)
         if self.engine.state.dead:
@@ -38,7 +38,7 @@ class InProcessTransport:
         response = await self.engine.handle(method, path, _lower(headers), content)
         if response.dropped:
             raise aiohttp.ClientOSError(*_RESET.args) if response.reset_after == 0 else aiohttp.ServerDisconnectedError
-        return Reply(response.status, _lower(response.headers), _body(response), response.aclose)
+        return HttpResponse(response.status, _lower(response.headers), _body(response), response.aclose)
 
     async def aclose(self) -> None:
         """See `HttpTransport`. Nothing is open."""

@@ -1,6 +1,5 @@
-"""The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
+"""The interface to engines: protocol, sampling parameters, errors, HTTP transport and the registry of backends."""
 
-from tito_core.backend.aborts import Aborts
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     AnswerTooLargeError,
@@ -30,12 +29,12 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
-from tito_core.backend.resume import generate_whole
+from tito_core.backend.resume import AbortPolicy, generate_whole
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
 
 __all__ = [
-    "Aborts",
+    "AbortPolicy",
     "AnswerTooLargeError",
     "AuthenticationError",
     "Backend",

@@ -1,7 +1,7 @@
-"""The one place where the core uses a backend: it checks what is sent before, and what comes back after.
+"""Call a backend: check the request before, validate the response after.
 
-No backend vouches for itself (law 4): everything outside `tito_core.backend` that generates or scores calls these.
-Nothing that kills a server is sent, or kept to be sent later.
+No backend vouches for itself (law 4): all code outside `tito_core.backend` that generates or scores calls these
+functions. They never send a request that can crash a server, and never accept an answer that would lead to one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tito_core.ledger.columns import Logprobs, TokenIds
 
 
 def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenRequest:
-    """Check a request before a backend gets it; what does not fit the context is clamped.
+    """Check a request before it is passed to a backend, and clamp `max_new_tokens` to the context.
 
     Args:
-        request: What is asked.
-        info: What the server said of itself.
+        request: The request.
+        info: The server's properties.
         backend: Name for errors.
 
     Returns:
-        The request with int32 ids, with `max_new_tokens` that fit and `extra` of its own, and with the text of its ids.
+        The request with read-only int32 ids, clamped `max_new_tokens`, a copy of `extra`, and the text of its ids.
 
     Raises:
         BadRequestError: Ids, parameters or the text cannot be sent.
         ContextLengthError: The prompt leaves no room for a single token.
-        UnsupportedByServerError: The server cannot give what is wanted.
+        UnsupportedByServerError: The server does not support an optional output.
     """
     ids = _read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
     check_sampling(request.sampling, info.vocab_size, backend=backend)
@@ -46,29 +46,29 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
         info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
     room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=backend)
     text = IdText.of(ids) if request.text is None else request.text
-    if not text.is_of(ids):
+    if not text.matches(ids):
         raise BadRequestError(
-            f"Law 4: the text that was kept of a prompt, of {text.length} ids, is not that of its {len(ids)} ids, "
-            "so it was not sent. Leave `text` out of the request and it is written anew.",
+            f"Law 4: the request's cached text of {text.length} ids does not match its {len(ids)} input ids, so it was "
+            "not sent. Leave `text` out of the request: the core encodes the ids itself.",
             backend=backend,
             request_id=request.request_id,
         )
-    return replace(request, input_ids=ids, sampling=request.sampling.within(room).apart(), text=text)
+    return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), text=text)
 
 
 def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
-    """Check a prompt before it is sent: a real SGLang server dies of an id outside its vocabulary, or of none at all.
+    """Check a prompt before it is sent: an id outside the vocabulary, or an empty prompt, crashes an SGLang server.
 
     Args:
         input_ids: The prompt.
-        vocab_size: Ids must be below it; None where it is not known, which leaves int32's bound.
+        vocab_size: Ids must be below it; None if unknown, then int32 is the bound.
         backend: Name for the error.
 
     Returns:
         int32, shape (len(input_ids),).
 
     Raises:
-        BadRequestError: Empty, no list of integers, or an id outside `0 <= id < vocab_size`.
+        BadRequestError: Empty, not a list of integers, or an id outside `0 <= id < vocab_size`.
     """
     try:
         ids = np.asarray(input_ids)
@@ -91,7 +91,7 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
 
 
 def _read_only(ids: TokenIds) -> TokenIds:
-    """Return ids that a backend cannot write to, since its answer is compared with them; a turn's are so already."""
+    """Return ids that a backend cannot modify, since its answer is compared with them; a turn's ids already are."""
     if ids.flags.writeable:
         ids = ids.copy()
         ids.flags.writeable = False
@@ -99,16 +99,17 @@ def _read_only(ids: TokenIds) -> TokenIds:
 
 
 def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
-    """Return whether all are from 0 to `highest`; of int32 in one pass, since unsigned, what is negative is larger."""
+    """Return whether all ids are in 0..highest; int32 in one pass, as negative ids are large when read as unsigned."""
     if ids.dtype == np.int32:
         return bool(np.maximum.reduce(ids.view(np.uint32)) <= highest)
     return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) <= highest)
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend: str) -> None:
-    """Check what of the parameters kills a real SGLang server, also where a copy of them escaped their own checks.
+    """Refuse parameters that crash an SGLang server, also in a copy that bypassed `SamplingParams`' own checks.
 
-    SGLang's `min_new_tokens` looks stop ids up among the logits, and bars them where a complete grammar allows no more.
+    For `min_new_tokens` SGLang indexes the logits by the stop ids, and masks the only tokens that a complete grammar
+    allows.
 
     Raises:
         BadRequestError: A stop id outside `0 <= id < vocab_size`, or a grammar together with `min_new_tokens`.
@@ -117,59 +118,59 @@ def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend:
     if wrong:
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
         raise BadRequestError(
-            f"Stop token {wrong[0]} is outside the vocabulary{of}, so it could never stop anything and the request "
-            "was not sent: does the tokenizer belong to the model that the server runs?",
+            f"Stop token {wrong[0]} is outside the vocabulary{of}, so the request was not sent. Check that the "
+            "tokenizer belongs to the model that the server runs.",
             backend=backend,
         )
     if sampling.grammar is not None and sampling.min_new_tokens:
         raise BadRequestError(
-            f"min_new_tokens={sampling.min_new_tokens} was not sent together with a grammar, which says by itself how "
-            "long it is: leave min_new_tokens out.",
+            f"min_new_tokens={sampling.min_new_tokens} cannot be combined with a grammar, so the request was not sent: "
+            "leave min_new_tokens out.",
             backend=backend,
         )
 
 
 def clamp_new_tokens(
-    wanted: int, prompt_length: int, max_model_len: int | None, *, backend: str, at_least: bool = False
+    max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str, at_least: bool = False
 ) -> int:
-    """Return the tokens that may be sampled: at most `wanted`, at most what the context leaves.
+    """Return how many tokens may be sampled: at most `max_new_tokens`, and at most the room left in the context.
 
     Args:
-        wanted: Most tokens to sample.
+        max_new_tokens: Most tokens to sample.
         prompt_length: Tokens of the prompt.
-        max_model_len: Tokens of the context, or None where it is not known.
+        max_model_len: Length of the context in tokens, or None if unknown.
         backend: Name for the error.
-        at_least: Whether the prompt may have more tokens, which the error then says.
+        at_least: Whether `prompt_length` is a lower bound; the error then says so.
 
     Raises:
         ContextLengthError: The prompt leaves no room for a single token.
     """
     if max_model_len is None:
-        return wanted
+        return max_new_tokens
     room = max_model_len - prompt_length
     if room < 1:
-        has = f"at least {prompt_length}" if at_least else prompt_length
+        length = f"at least {prompt_length}" if at_least else prompt_length
         raise ContextLengthError(
-            f"The prompt has {has} tokens and the context {max_model_len}, which leaves no room to answer: "
-            "shorten the history or start the server with a longer context.",
+            f"The prompt has {length} tokens and the server's context {max_model_len}, so there is no room for an "
+            "answer. Shorten the history or start the server with a longer context.",
             backend=backend,
         )
-    return min(wanted, room)
+    return min(max_new_tokens, room)
 
 
 def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
-    """Check law 4 on teacher-forced scores: these ids, each with a logprob but the first, which has none.
+    """Check law 4 on teacher-forced scores: the ids equal those sent, and all but the first have a logprob.
 
     Args:
         raw: What `Backend.score` returned.
         sent: The sequence, int32, shape (n,).
-        info: What the server said of itself.
+        info: The server's properties.
 
     Returns:
         float32, shape (n,); the first is NaN.
 
     Raises:
-        ProtocolViolationError: It is not a `RawScores`, or something in it does not agree.
+        ProtocolViolationError: `raw` is not a `RawScores`, or contradicts the request.
     """
     request_id = text(raw.request_id) if isinstance(raw, RawScores) else None
     reader = RawReader(info.backend, request_id or "")
@@ -185,7 +186,7 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
             absent = logprob is None or (offset == 0 and math.isnan(logprob))
             if absent != (offset == 0):
                 raise reader.violation(
-                    f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first has none."
+                    f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first is None."
                 )
         logprobs = reader.logprobs([0.0, *scored[1:]])
         logprobs[0] = np.nan
@@ -193,13 +194,13 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
 
 
 def validated_ids(raw: object, info: EngineInfo) -> TokenIds | None:
-    """Check the ids of a text, as `Backend.tokenize` returned them; None where the server cannot.
+    """Check the ids that `Backend.tokenize` returned; None if the server cannot encode text.
 
     Returns:
         int32, shape (n,).
 
     Raises:
-        ProtocolViolationError: They are no list of token ids.
+        ProtocolViolationError: `raw` is not a list of token ids.
     """
     if raw is None:
         return None
@@ -218,11 +219,11 @@ def _same_ids(reader: RawReader, ids: object, sent: list[int]) -> None:
 
 
 async def connected(backend: Backend) -> EngineInfo:
-    """Ask a backend what its server is.
+    """Return the properties of a backend's server.
 
     Raises:
-        BackendError: The server could not be asked.
-        ProtocolViolationError: What came is not an `EngineInfo`, which checks its own fields.
+        BackendError: The server could not be queried.
+        ProtocolViolationError: `connect` did not return an `EngineInfo`, which checks its own fields.
     """
     info: object = await backend.connect()
     if isinstance(info, EngineInfo):
@@ -237,7 +238,7 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
 
     Args:
         backend: Any backend.
-        request: What is asked. What does not fit the context is refused or clamped.
+        request: A prompt that does not fit the context is refused; `max_new_tokens` is clamped to it.
         on_chunk: See `Backend.generate`.
 
     Raises:
@@ -260,8 +261,8 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     response = validated(await backend.generate(sent, show), sent, info)
     if response.output_ids[: len(seen)].tolist() != seen:
         raise reader.violation(
-            f"Law 4: the chunks of the answer held the ids {shown(seen)}, and the whole answer begins with "
-            f"{shown(response.output_ids[: len(seen)].tolist())}. Nothing of it is kept."
+            f"Law 4: the streamed chunks hold the ids {shown(seen)}, but the whole answer begins with "
+            f"{shown(response.output_ids[: len(seen)].tolist())}. The answer was discarded."
         )
     return response
 
@@ -270,7 +271,7 @@ async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logpro
     """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
 
     Returns:
-        float32, shape (n,); the first is NaN, since nothing comes before it.
+        float32, shape (n,); the first is NaN, since no token precedes it.
 
     Raises:
         BackendError: The sequence cannot be sent, or scoring failed.
@@ -286,11 +287,11 @@ async def tokenize(backend: Backend, text: str) -> TokenIds | None:
     """Encode text with the server's own tokenizer (law 15).
 
     Returns:
-        int32, shape (n,); None where the server cannot.
+        int32, shape (n,); None if the server cannot encode text.
 
     Raises:
-        BackendError: The server could not be asked.
-        ProtocolViolationError: What came are no token ids.
+        BackendError: The server could not be queried.
+        ProtocolViolationError: The result is not a list of token ids.
     """
     return validated_ids(await backend.tokenize(text), await connected(backend))
 
@@ -299,7 +300,7 @@ def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:
     ids = integers(chunk.output_ids) if isinstance(chunk, TokenChunk) else None
     if ids is None or not all(0 <= token <= INT32_MAX for token in ids):
         raise ProtocolViolationError(
-            f"Law 4: on_chunk must be given a TokenChunk of token ids, not {shown(chunk)}.",
+            f"Law 4: on_chunk must be called with a TokenChunk of token ids, not {shown(chunk)}.",
             backend=backend,
             request_id=request_id,
         )

@@ -1,4 +1,4 @@
-"""What a server says of itself at connect, checked once for every backend."""
+"""A server's properties at connect, checked once for every backend."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a server said of itself at connect.
+    """A server's properties at connect.
 
     Attributes:
-        model: Name under which the server takes requests.
-        max_model_len: Tokens that fit, prompt and completion together; None when it does not say.
+        model: Name of the model in requests.
+        max_model_len: Most tokens of prompt and completion together; None if not reported.
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
-        vocab_size: Rows of the model's embedding, past which an id can kill a server; None when it does not say.
+        vocab_size: Rows of the model's embedding; a larger id can crash a server. None if not reported.
         endpoints: Paths that generate from token ids, the one in use first.
-        processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
-        truncated_logprobs: Whether they are over what `top_k`, `top_p` and `min_p` left, as measured; None likewise.
-        capabilities: What the server gives beside sampled tokens.
-        unreported: Fields of `RawResponse` that the server's API does not have, of `MAY_BE_UNREPORTED`. The core
-            requires the others; these it checks only where they come, and the suite reports them as not applicable.
+        processed_logprobs: Whether logprobs include the temperature, as measured; None if not measured.
+        truncated_logprobs: Whether logprobs are normalised over the tokens that `top_k`, `top_p` and `min_p` keep, as
+            measured; None if not measured.
+        capabilities: The optional outputs that the server supports.
+        unreported: Fields of `RawResponse`, out of `MAY_BE_UNREPORTED`, that the server's API does not have. The core
+            checks them only where they are present, and the suite reports their checks as not applicable.
     """
 
     backend: str
@@ -45,17 +46,17 @@ class EngineInfo:
     unreported: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Check every field, whichever backend read it: once, so that a turn need not.
+        """Check every field once, so that turns need not.
 
         Raises:
-            ProtocolViolationError: One is not of its type, or a size is not a whole number above zero.
+            ProtocolViolationError: A field has a wrong type, or a size is not a positive whole number.
         """
         backend = self.backend if is_text(self.backend) else ""
         for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
             if size is not None and (type(size) is not int or size < 1):
                 raise ProtocolViolationError(
-                    f"{backend} reports {name}={shown(size)}, which cannot be a number of tokens: check how the server "
-                    "was started, or what stands between it and here.",
+                    f"{backend} reports {name}={shown(size)}, which is not a positive number of tokens. Check how the "
+                    "server was started, and any proxy in front of it.",
                     backend=backend,
                 )
         for name, (allowed, is_allowed) in _ALLOWED.items():
@@ -72,16 +73,16 @@ def _are_capabilities(value: object) -> bool:
     return (
         isinstance(value, Capabilities)
         and (value.top_logprobs is None or (type(value.top_logprobs) is int and value.top_logprobs >= 0))
-        and all(type(getattr(value, name)) in (bool, type(None)) for name in _GIVEN)
+        and all(type(getattr(value, name)) in (bool, type(None)) for name in _FLAGS)
         and type(value.lower_first) is bool
         and isinstance(value.options, Mapping)
         and all(is_text(word) for pair in value.options.items() for word in pair)
     )
 
 
-_GIVEN = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority")
-_TEXT = ("a string that UTF-8 can write", is_text)
-_TEXT_OR_NONE = ("a string that UTF-8 can write, or None", lambda value: value is None or is_text(value))
+_FLAGS = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority")
+_TEXT = ("a string that can be encoded as UTF-8", is_text)
+_TEXT_OR_NONE = ("a string that can be encoded as UTF-8, or None", lambda value: value is None or is_text(value))
 _MEASURED = ("True, False or None", lambda value: value is None or type(value) is bool)
 _ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "backend": _TEXT,
@@ -97,4 +98,4 @@ _ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,
     ),
 }
-"""What the fields of `EngineInfo` but its sizes may be."""
+"""Allowed values of the fields of `EngineInfo`, except its sizes."""

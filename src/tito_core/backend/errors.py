@@ -1,4 +1,4 @@
-"""Everything that can go wrong between us and an engine: one tree, each error a sentence that says what to do."""
+"""The tree of backend errors. Each message says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import msgspec
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding a server's JSON raises: of another shape, not UTF-8, or nested without end."""
+"""Exceptions of decoding a server's JSON: a wrong shape, not UTF-8, or nested too deeply."""
 OUT_OF_VOCABULARY = (
     "Check that the tokenizer belongs to the model that the server runs. If an earlier answer holds the id, remove "
-    "that answer and the messages after it, del agent.messages[n:], and call agent() to go on."
+    "that answer and the messages after it with del agent.messages[n:], and call agent() to continue."
 )
-"""What to do about a prompt with an id that the server does not know."""
+"""Remedy for a prompt with an id outside the server's vocabulary."""
 ConnectionFailure = Literal[
     "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
 ]
-"""How a connection failed. Up to "tls" the engine got nothing of the request."""
+"""How a connection failed. Up to "tls" the engine received nothing of the request."""
 
 
 def printable(text: str) -> str:
-    """Return text in which nothing steers a terminal or a log: control characters but newlines are escaped."""
+    """Escape control characters except newlines, so that the text cannot control a terminal or a log."""
     if text.isprintable():
         return text
     return "".join(
@@ -30,18 +30,18 @@ def printable(text: str) -> str:
 
 
 class BackendError(EventLoopException):
-    """An engine could not be used as asked. Control characters of its sentence, which a server chose, are escaped.
+    """A request to an engine failed. Control characters in its message, which may quote the server, are escaped.
 
-    It is an `EventLoopException`, which Strands lets out of an agent as it is. It would wrap any other error in one
-    when it comes after an invocation's first model call, so that two `except` clauses were needed.
+    It is an `EventLoopException`, which Strands raises from an agent unchanged. Strands wraps other errors in one, but
+    only after an invocation's first model call, so users would need two `except` clauses.
 
     Attributes:
         backend: Name of the backend.
-        status: HTTP status, or None when there was no answer.
-        body: What the server said, at most 2,000 characters.
-        request_id: Ours, as sent.
-        sent: Whether the engine may have begun to work on the request, and be at work still.
-        shown: Whether part of the answer was given on before it failed, so that no other try can take its place.
+        status: HTTP status, or None without an answer.
+        body: The server's answer, at most 2,000 characters.
+        request_id: Our request id, as sent.
+        sent: Whether the engine may have started the request, and may still be working on it.
+        shown: Whether part of the answer was streamed to the caller, so that the request cannot be retried.
     """
 
     sent: bool = False
@@ -65,7 +65,7 @@ class BackendError(EventLoopException):
 
     @property
     def original_exception(self) -> Exception:  # type: ignore[override]  # an attribute of Strands' class
-        """The error itself, since it wraps no other. As an attribute it would be a cycle of references."""
+        """The error itself, since it wraps no other. A property, as an attribute would be a reference cycle."""
         return self
 
 
@@ -73,23 +73,23 @@ class EngineConnectionError(BackendError):
     """Nothing answers at the address, or the connection broke.
 
     Attributes:
-        reason: How; None where a backend does not say.
+        reason: How the connection failed; None if unknown.
     """
 
     reason: ConnectionFailure | None = None
 
 
 class EngineTimeoutError(BackendError):
-    """The engine did not answer within the time allowed."""
+    """The engine did not answer in time."""
 
 
 class ThrottledError(BackendError):
-    """The engine is overloaded (429 or 503) and stayed so through every retry.
+    """The engine is overloaded (429 or 503), and still was at the last retry.
 
-    It is not Strands' `ModelThrottledException`, for which Strands would start all the tries anew.
+    It is not Strands' `ModelThrottledException`, for which Strands would start all retries again.
 
     Attributes:
-        retry_after_s: Seconds the server asked to wait, or None.
+        retry_after_s: Seconds from the `Retry-After` header, or None.
     """
 
     retry_after_s: float | None = None
@@ -98,20 +98,20 @@ class ThrottledError(BackendError):
 class ContextLengthError(BackendError, ContextWindowOverflowException):
     """The prompt, or prompt and completion together, do not fit the engine's context.
 
-    Strands lets the conversation manager shorten the history, and asks again.
+    Strands' conversation manager then shortens the history and tries again.
     """
 
 
 class WeightsNotLoadedError(BackendError):
-    """The engine could not load weights, and was left paused."""
+    """The engine could not load weights; it stays paused."""
 
 
 class BadRequestError(BackendError):
-    """The engine refused the request (a 4xx); it is never sent again."""
+    """The engine refused the request (4xx). It is not retried."""
 
 
 class UnsupportedByServerError(BackendError):
-    """A rollout wants what the server cannot give; the sentence names the option that turns it on. Nothing was sent."""
+    """The server does not support an optional output; the message names the option to enable it. Nothing was sent."""
 
 
 class AuthenticationError(BackendError):
@@ -119,15 +119,15 @@ class AuthenticationError(BackendError):
 
 
 class ServerError(BackendError):
-    """The engine failed by itself (5xx) and did so through every retry."""
+    """The engine failed (5xx), and still did at the last retry."""
 
 
 class ProtocolViolationError(BackendError):
-    """The answer breaks law 2, 4 or 10, or is none of the shapes that this engine speaks. Nothing is filled in."""
+    """The answer breaks law 2, 4 or 10, or has an unknown shape. Nothing is filled in."""
 
 
 class AnswerTooLargeError(ProtocolViolationError):
-    """The answer is longer than what was asked for can need; it was read up to the bound and no further.
+    """The answer exceeds the size limit for its request; it was read only up to the limit.
 
     Attributes:
         limit: The bound, in bytes.

@@ -1,4 +1,4 @@
-"""Token ids as the JSON text that travels: a prompt's text is kept and grows with each turn (law 14)."""
+"""Token ids as JSON text for requests: a prompt's text is kept and only extended with each turn (law 14)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 from tito_core.ledger.columns import TokenIds
 
 ECHO = b'"prompt_token_ids":'
-"""Under which name both engines echo a prompt's ids."""
-SAME = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
-"""Stands for an echo that was found to be what was sent. No server knows it."""
+"""The field in which both engines echo the prompt ids."""
+SAME_ECHO = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
+"""Replaces an echo that equals the ids sent. Random, so that no server can send it."""
 PARTS = 64
-"""Parts from which on they are joined into one."""
+"""A text with this many parts is joined into one part."""
 PIECE_BYTES = 2**18
-"""A body up to this size is joined and sent at once. Of a larger one the parts of this size are sent as they lie in
-memory, in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
+"""A body below this size is joined and sent at once. A larger one is sent in pieces, so that it does not block the
+event loop (aiohttp warns from 1 MiB on) and its large parts are not copied."""
 
 Pieces = tuple[bytes | memoryview, ...]
-"""A body, in the pieces in which it is sent."""
+"""A request body in pieces."""
 
 
 class IdText:
@@ -33,7 +33,7 @@ class IdText:
         length: Number of ids.
     """
 
-    __slots__ = ("_checksum", "_parts", "_size", "_stands_for", "length")
+    __slots__ = ("_array", "_checksum", "_parts", "_size", "length")
 
     def __init__(
         self,
@@ -41,21 +41,21 @@ class IdText:
         size: int = 0,
         length: int = 0,
         checksum: int = 0,
-        stands_for: TokenIds | None = None,
+        array: TokenIds | None = None,
     ) -> None:
         self._parts = parts
-        self._size = size  # of all parts and what is between them, in bytes
+        self._size = size  # of all parts and the commas between them, in bytes
         self._checksum = checksum
-        self._stands_for = stands_for
+        self._array = array
         self.length = length
 
     @classmethod
     def of(cls, ids: TokenIds) -> IdText:
-        """Write ids, int32, shape (n,)."""
+        """Encode ids, int32, shape (n,)."""
         return cls().then(ids)
 
     def then(self, ids: TokenIds) -> IdText:
-        """Give these ids and more; only what is new is written."""
+        """Return the text of these ids followed by `ids`; only the new ids are encoded."""
         if not len(ids):
             return self
         new = msgspec.json.encode(ids.tolist())[1:-1]
@@ -63,20 +63,20 @@ class IdText:
         checksum = zlib.crc32(_packed(ids), self._checksum)
         return IdText(parts if len(parts) < PARTS else (b",".join(parts),), size, self.length + len(ids), checksum)
 
-    def is_of(self, ids: TokenIds) -> bool:
-        """Return whether it is the text of these ids, by their number and CRC-32: a kept text could be another's.
+    def matches(self, ids: TokenIds) -> bool:
+        """Return whether this is the text of `ids`, by their number and CRC-32.
 
-        The echo of a prompt proves what was sent; this, that it was the prompt that the ledger will hold (law 4).
+        The echo proves which prompt was sent; this check proves that the ledger will hold the same prompt (law 4).
         """
-        return ids is self._stands_for or self.goes_on(IdText(), ids)
+        return ids is self._array or self.continues(IdText(), ids)
 
-    def goes_on(self, before: IdText, ids: TokenIds) -> bool:
-        """Return whether it was written of the ids of another text and then of these, which alone are looked at."""
+    def continues(self, before: IdText, ids: TokenIds) -> bool:
+        """Return whether this is the text `before` extended by `ids`. Only `ids` are read."""
         length = before.length + len(ids)
         return self.length == length and self._checksum == zlib.crc32(_packed(ids), before._checksum)
 
-    def standing_for(self, ids: TokenIds) -> IdText:
-        """Return it as the text of this very array, which is then not read again.
+    def for_array(self, ids: TokenIds) -> IdText:
+        """Return this text bound to the array `ids`, so that `matches(ids)` does not read the array again.
 
         The caller guarantees that it matches `ids`.
         """
@@ -84,31 +84,31 @@ class IdText:
         return IdText(self._parts, self._size, self.length, self._checksum, ids)
 
     def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
-        """Return a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
+        """Return a request's body: a JSON object with `fields`, which must not be empty, and the ids under `name`."""
         head = b'%b,"%b":[' % (msgspec.json.encode(fields)[:-1], name.encode())
         if self._parts and len(head) + self._size < PIECE_BYTES:
-            first, rest = self._parts[0], self._parts[1:]  # the first is most of it, and is copied once
+            first, rest = self._parts[0], self._parts[1:]  # the first part is the largest: copy it once
             return b"".join((head, first, b"," if rest else b"", b",".join(rest), b"]}"))
         return _pieces((head, *self._separated(), b"]}"))
 
     def is_echoed_in(self, echo: bytes) -> bool:
-        """Return whether an answer's list is this very text, without decoding it; one with blanks is not."""
+        """Return whether an undecoded list of ids equals this text byte for byte; a list with blanks does not."""
         return self._end_in(echo, 0) == len(echo)
 
     def without_echo(self, answer: bytes) -> bytes:
-        """Return an answer with `SAME` in place of its echo where that is this very text; else the answer as it is.
+        """Return an answer whose echo is replaced by `SAME_ECHO` if it equals this text; else the answer unchanged.
 
-        To compare the bytes of a long prompt takes a tenth of what it takes a decoder to pass over its numbers.
+        Comparing the bytes of a long prompt takes a tenth of the time that a JSON decoder needs to skip its numbers.
         """
-        found = answer.find(ECHO)  # in no string: a quote would be escaped there
+        found = answer.find(ECHO)  # never inside a string, where its quotes would be escaped
         end = None if found < 0 else self._end_in(answer, found + len(ECHO))
         if end is None:
             return answer
         whole = memoryview(answer)
-        return b"".join((whole[: found + len(ECHO)], SAME, whole[end:]))
+        return b"".join((whole[: found + len(ECHO)], SAME_ECHO, whole[end:]))
 
     def _end_in(self, body: bytes, at: int) -> int | None:
-        """Give where this list ends that a body has from a place on, or None where it has another."""
+        """Return the offset after this list if `body` has it at offset `at`, else None."""
         for piece in (b"[", *self._separated(), b"]"):
             if not body.startswith(piece, at):
                 return None
@@ -123,7 +123,7 @@ class IdText:
 
 
 def in_pieces(body: bytes | Pieces) -> bytes | Pieces:
-    """Cut a body that is too large for one piece; another is given as it is."""
+    """Cut a body that is too large for one piece; return any other body unchanged."""
     return tuple(_cut(body)) if isinstance(body, bytes) and len(body) > PIECE_BYTES else body
 
 
@@ -133,7 +133,7 @@ def _cut(part: bytes) -> list[memoryview]:
 
 
 def _pieces(parts: Iterable[bytes]) -> bytes | Pieces:
-    """Join parts that are small, and leave or cut those that are not; all of them are one where none is large."""
+    """Join small parts and cut large ones; return one `bytes` if no part is large."""
     found: list[bytes | memoryview] = []
     small: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""What an engine's logprobs mean and what it gives beside them, measured at connect and not assumed (law 11)."""
+"""Measure at connect the semantics of a server's logprobs and the optional outputs it supports (law 11)."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from tito_core.ledger.columns import TokenIds
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
 SAME_NATS = 0.02
-"""Numbers of which most are this close, in nats, count as the same quantity."""
+"""Logprobs of which most differ by less, in nats, are the same quantity."""
 SAME_SHARE = 0.1
-"""So do numbers this close, as a share of their spread, since bfloat16 tells logits of 16 only to 0.06 nats apart. At
-T = 2 half of the processed logprobs are about three times as far from the raw ones. The spread is that of the middle
-half: a few tokens far below the others would make it as wide as those are different."""
+"""The same bound as a share of the logprobs' spread, as bfloat16 resolves logits of 16 only to 0.06 nats. At T = 2 half
+of the processed logprobs differ from the raw ones by about three times as much. The spread is that of the middle half,
+because a few very unlikely tokens would make it as wide as the difference."""
 QUARTILES = 1.35
-"""How far the quartiles of normal numbers lie apart, in standard deviations."""
+"""Distance of the quartiles of a normal distribution, in standard deviations."""
 MOST = 0.75
-"""Of numbers that are the same."""
+"""The quantile that stands for "most"."""
 APART_NATS = 0.2
-"""Two numbers this far apart in the median are different quantities; logprobs that vary less cannot tell."""
+"""Least median difference of different quantities, in nats. With a smaller spread, nothing can be measured."""
 ALL_MASS = 0.98
-"""Less probability than this is not all of it."""
-MOST_ALIKE = 32
-"""More tokens that are as likely as the second are not looked for."""
+"""A total probability below this is not 1."""
+MOST_TIED = 32
+"""Most tokens tied with the second that are considered."""
 SAME_MASS = 0.1
-"""In one place, two tokens that have no more than this beyond what they had have as much as before."""
+"""A top-2 probability that grows by less than this is unchanged."""
 CLEARLY_LESS = 0.8
-"""Two tokens with less than this leave something to cut off."""
+"""With a top-2 probability below this, a truncation is visible."""
 LEAST_TOKENS = 8
-"""With fewer sampled tokens the median says too little."""
+"""Fewest tokens for a meaningful median."""
 CERTAIN_NATS = 0.5
-"""A token less unlikely than this says little: what is all but certain is so at any temperature."""
+"""Tokens with a raw logprob above minus this are ignored: they are nearly certain at any temperature."""
 EVEN_NATS = 1e-3
-"""Numbers of one quantity are taken to be no nearer than this, in nats: float32's, summed in another order."""
+"""Least noise of equal logprobs, in nats: float32 sums in another order."""
 FAR = 8
-"""So many times further apart than numbers of one quantity are on this server, two numbers are different ones."""
+"""Logprobs that differ by this many times the server's noise are different quantities."""
 
 
 async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> EngineInfo:
-    """Find out what a server's logprobs mean and what it gives beside them, by sampling at T = 2, freely and of two.
+    """Measure a server by sampling at T = 2, once from all tokens and once with top_k = 2.
 
     Returns:
-        `info` with what was found. What cannot be told stays None: the context is too short, the server refuses to
-        sample so, or the policy is so certain or so undecided that a temperature or a truncation changes nothing.
+        `info` with the measured fields. A field stays None if the context is too short, the server refuses the request,
+        or the policy is so certain or so uniform that temperature or truncation have no visible effect.
     """
     # Scoring needs room for one more token on vLLM.
     room = _PROBE.max_new_tokens if info.max_model_len is None else info.max_model_len - len(prompt_ids) - 1
@@ -63,31 +63,31 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
         return info
     probe = TokenRequest(prompt_ids, _PROBE.within(room), "")
     async with together() as group:
-        of_two = group.create_task(_sampled(backend, probe, top_k=2))
-        freely = group.create_task(_freely(backend, probe))
-    cut, gives = of_two.result()
-    found = replace(info, capabilities=_found(info.capabilities, gives))
-    if (whole := freely.result()) is None:
-        return found
-    free, processed = whole
-    return replace(found, processed_logprobs=processed, truncated_logprobs=_is_truncated(cut, free))
+        top_two_task = group.create_task(_sample(backend, probe, top_k=2))
+        full_task = group.create_task(_sample_all(backend, probe))
+    top_two, columns = top_two_task.result()
+    measured = replace(info, capabilities=_supported(info.capabilities, columns))
+    if (result := full_task.result()) is None:
+        return measured
+    full, processed = result
+    return replace(measured, processed_logprobs=processed, truncated_logprobs=_is_truncated(top_two, full))
 
 
-def of_all(found: Sequence[EngineInfo]) -> EngineInfo:
-    """Return what was measured of several servers alike; what one of them did not tell is not known of all."""
-    whole = found[0]
-    for other in found[1:]:
-        if other.processed_logprobs is None:
-            whole = replace(whole, processed_logprobs=None)
-        if other.truncated_logprobs is None:
-            whole = replace(whole, truncated_logprobs=None)
-    return whole
+def common_measurement(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """Return the measurement of several equal servers; a field that is None for one of them is None."""
+    common = infos[0]
+    for info in infos[1:]:
+        if info.processed_logprobs is None:
+            common = replace(common, processed_logprobs=None)
+        if info.truncated_logprobs is None:
+            common = replace(common, truncated_logprobs=None)
+    return common
 
 
-async def _sampled(
+async def _sample(
     backend: Backend, probe: TokenRequest, top_k: int = -1
 ) -> tuple[TokenResponse, frozenset[str] | None]:
-    """Sample with all that can be wanted, and give what came; None where the server would have none of it."""
+    """Sample with all optional outputs; return the answer and its columns, or None for these if the server refuses."""
     sampling = probe.sampling.model_copy(update={"top_k": top_k})
     optional_outputs = OptionalOutputs(
         top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0
@@ -104,50 +104,53 @@ async def _sampled(
     return response, frozenset(response.columns)
 
 
-def _found(before: Capabilities, gives: frozenset[str] | None) -> Capabilities:
-    if gives is None:
-        return before
+def _supported(reported: Capabilities, columns: frozenset[str] | None) -> Capabilities:
+    if columns is None:
+        return reported
     return replace(
-        before,
-        top_logprobs=before.top_logprobs if "top_ids" in gives else 0,
-        prompt_logprobs="prompt_logprobs" in gives,
-        routed_experts="routed_experts" in gives,
-        sampling_mask="sampling_mask" in gives,
+        reported,
+        top_logprobs=reported.top_logprobs if "top_ids" in columns else 0,
+        prompt_logprobs="prompt_logprobs" in columns,
+        routed_experts="routed_experts" in columns,
+        sampling_mask="sampling_mask" in columns,
     )
 
 
-async def _freely(backend: Backend, probe: TokenRequest) -> tuple[TokenResponse, bool | None] | None:
-    """Sample freely, and tell whether the logprobs are processed; None where the server refuses to sample so."""
+async def _sample_all(backend: Backend, probe: TokenRequest) -> tuple[TokenResponse, bool | None] | None:
+    """Sample from all tokens; return the answer and whether its logprobs are processed, or None if refused."""
     try:
-        free, _ = await _sampled(backend, probe)
-    except BadRequestError as error:  # a vLLM server that returns sampling masks samples of a finite top_k only
+        full, _ = await _sample(backend, probe)
+    except BadRequestError as error:  # a vLLM server with --return-sampling-mask requires a finite top_k
         error.with_traceback(None)
         return None
-    return free, await _processed(backend, probe, free)
+    return full, await _processed(backend, probe, full)
 
 
-async def _processed(backend: Backend, probe: TokenRequest, free: TokenResponse) -> bool | None:
-    """Tell by the raw logprobs of the free sample; where that leaves it open, by how far those of one at T = 1 are.
+async def _processed(backend: Backend, probe: TokenRequest, full: TokenResponse) -> bool | None:
+    """Return whether logprobs are processed: compare the sample with raw scores, if needed also a sample at T = 1.
 
-    At T = 1 both kinds are the same quantity, so what lies between them there is what this server's numbers vary by.
+    At T = 1 raw and processed logprobs are equal, so their difference there is the server's numerical noise.
     """
-    hot = await _compared(backend, probe.input_ids, free)
+    hot = await _compare(backend, probe.input_ids, full)
     if hot is None:
         return None
-    found = _is_processed(hot)
-    if found is not None:
-        return found
+    processed = _is_processed(hot)
+    if processed is not None:
+        return processed
     even = probe.sampling.model_copy(update={"temperature": 1.0})
     request = replace(probe, sampling=even, request_id=uuid.uuid4().hex)
-    warm = await _compared(backend, probe.input_ids, await generate_whole(backend, request))
-    return None if warm is None else _is_beyond(hot, warm)
+    warm = await _compare(backend, probe.input_ids, await generate_whole(backend, request))
+    return None if warm is None else _exceeds_noise(hot, warm)
 
 
 @dataclass(frozen=True)
-class _Compared:
-    """How far a sample's logprobs are from the raw ones, in nats, of most and in the median, and how far those spread.
+class _Difference:
+    """The difference of a sample's logprobs from its raw scores, in nats.
 
-    `spread` is a standard deviation, of the middle half.
+    Attributes:
+        most: Its upper quartile.
+        median: Its median.
+        spread: Standard deviation of the raw scores, estimated from their middle half.
     """
 
     most: float
@@ -155,54 +158,57 @@ class _Compared:
     spread: float
 
 
-async def _compared(backend: Backend, prompt_ids: TokenIds, sample: TokenResponse) -> _Compared | None:
-    """Score a sample again; None where too few of its tokens tell anything."""
+async def _compare(backend: Backend, prompt_ids: TokenIds, sample: TokenResponse) -> _Difference | None:
+    """Score a sample again; None if too few of its tokens are uncertain."""
     scored = await score(backend, np.concatenate([prompt_ids, sample.output_ids]))
     raw = scored[len(prompt_ids) :]
-    telling = raw < -CERTAIN_NATS
-    if np.count_nonzero(telling) < LEAST_TOKENS:
+    uncertain = raw < -CERTAIN_NATS
+    if np.count_nonzero(uncertain) < LEAST_TOKENS:
         return None
-    apart, (low, high) = np.abs(raw - sample.logprobs)[telling], np.quantile(raw[telling], (0.25, 0.75))
-    return _Compared(float(np.quantile(apart, MOST)), float(np.median(apart)), float(high - low) / QUARTILES)
+    difference = np.abs(raw - sample.logprobs)[uncertain]
+    low, high = np.quantile(raw[uncertain], (0.25, 0.75))
+    return _Difference(
+        float(np.quantile(difference, MOST)), float(np.median(difference)), float(high - low) / QUARTILES
+    )
 
 
-def _is_processed(hot: _Compared) -> bool | None:
+def _is_processed(hot: _Difference) -> bool | None:
     if hot.median > max(APART_NATS, SAME_SHARE * hot.spread):
         return True
     same = hot.most < max(SAME_NATS, SAME_SHARE * hot.spread)
     return False if same and hot.spread > APART_NATS else None
 
 
-def _is_beyond(hot: _Compared, even: _Compared) -> bool | None:
-    noise = max(even.most, EVEN_NATS)
+def _exceeds_noise(hot: _Difference, warm: _Difference) -> bool | None:
+    noise = max(warm.most, EVEN_NATS)
     if hot.median > FAR * noise:
         return True
     return False if hot.most < 2 * noise and hot.spread > 2 * FAR * noise else None
 
 
-def _is_truncated(cut: TokenResponse, free: TokenResponse) -> bool | None:
-    """Tell by the two likeliest of each token: of two they have all the probability, if that of the rest was cut off.
+def _is_truncated(top_two: TokenResponse, full: TokenResponse) -> bool | None:
+    """Return whether logprobs are normalised over the kept tokens: then the top 2 of each token sum to 1 at top_k = 2.
 
-    The first token has the same prompt before it both times, so it tells where the rest had some. Later ones, which
-    differ, can only tell that nothing was cut off: a policy that is certain leaves nothing to the rest by itself. Of
-    tokens that are as likely as the second, as they often are in bfloat16, a server may leave all.
+    Both samples have the same prompt before their first token, so it shows whether the other tokens had any
+    probability. Later tokens differ; they can only show that nothing was truncated, as a certain policy leaves no
+    probability to other tokens anyway. A server may keep all tokens tied with the second, which bfloat16 often has.
     """
-    if not all("top_logprobs" in response.columns for response in (cut, free)):
+    if not all("top_logprobs" in response.columns for response in (top_two, full)):
         return None
-    two, all_ = (np.exp(each.columns["top_logprobs"].values.astype(np.float64)) for each in (cut, free))
-    of_two, of_all, alike = np.nansum(two, axis=1), float(np.nansum(all_[0])), _alike(two)
-    if of_all < CLEARLY_LESS:
-        if of_two[0] >= ALL_MASS:
+    cut, free = (np.exp(each.columns["top_logprobs"].values.astype(np.float64)) for each in (top_two, full))
+    cut_mass, free_mass, tied = np.nansum(cut, axis=1), float(np.nansum(free[0])), _may_be_tied(cut)
+    if free_mass < CLEARLY_LESS:
+        if cut_mass[0] >= ALL_MASS:
             return True
-        if not alike[0] and of_two[0] - of_all < SAME_MASS:
+        if not tied[0] and cut_mass[0] - free_mass < SAME_MASS:
             return False
-    return False if np.median(np.where(alike, 1.0, of_two)) < ALL_MASS else None
+    return False if np.median(np.where(tied, 1.0, cut_mass)) < ALL_MASS else None
 
 
-def _alike(two: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell where all that two tokens lack may be that of others as likely as the second, which a server leaves, too."""
-    likeliest, second = two.max(axis=1), two.min(axis=1)
+def _may_be_tied(top_two: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return per row whether tokens tied with the second, which a server keeps, may hold the missing probability."""
+    first, second = top_two.max(axis=1), top_two.min(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        lacking = (1 - likeliest) / second
-    found: NDArray[np.bool_] = (lacking < MOST_ALIKE) & (np.abs(lacking - np.rint(lacking)) < 0.01)
-    return found
+        ties = (1 - first) / second
+    tied: NDArray[np.bool_] = (ties < MOST_TIED) & (np.abs(ties - np.rint(ties)) < 0.01)
+    return tied

@@ -1,4 +1,4 @@
-"""What a rollout wants of its engine beside sampled tokens and their logprobs, and whether the server can give it."""
+"""Outputs of an engine besides sampled tokens and their logprobs, and which of them a server supports."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.typed_values import InvalidValueError, TypedValues, checked_names, refuse_unknown, shown
 
 MOST_TOP_LOGPROBS = 1024
-"""More of them a token would fill a server's memory: SGLang takes any number up to the vocabulary, and dies past it."""
+"""Bound on `top_logprobs`, to protect a server's memory. SGLang has none, and crashes past its vocabulary size."""
 _SALT_FORBIDDEN = frozenset("@/\\\0")
 Size = Annotated[int, Field(ge=1, strict=True)]
 
 
 class OptionalOutputs(TypedValues):
-    """What a rollout wants, the same in each of its turns. All of it costs bytes and time, so nothing is the default.
+    """The optional outputs of a rollout, the same in each turn. All are off by default, as they cost bytes and time.
 
     Attributes:
-        top_logprobs: The so many likeliest tokens in the place of each sampled one: columns `top_ids` and
-            `top_logprobs`, shape (n, k), likeliest first. They mean what the sampled tokens' logprobs mean (law 11).
-        prompt_logprobs: Logprobs of the prompt's own tokens, of each turn's delta alone: column `prompt_logprobs`,
-            shape (p,), raw and at temperature 1 on every engine. The first token of a history has none.
-        routed_experts: The experts that each token went through: column `routed_experts`, shape (rows, layers,
-            experts). The last token of a path has none yet. `True` takes the shape from the engine; SGLang does not
-            say it, so give (layers, experts a token), as the model's configuration has them.
-        sampling_mask: The ids that `top_k`, `top_p` and `min_p` left to choose from: column `sampling_mask`, shape
-            (n, k), -1 where there are fewer. Needs a finite `top_k`.
-        priority: Requests of a greater one are served sooner, where the server schedules by priority.
-        cache_salt: Cached prompts are shared only among requests of one salt; None shares with all that have none.
+        top_logprobs: Number k of most likely tokens per sampled token: columns `top_ids` and `top_logprobs`, shape
+            (n, k), most likely first. They have the semantics of the sampled tokens' logprobs (law 11).
+        prompt_logprobs: Logprobs of each turn's own prompt tokens: column `prompt_logprobs`, shape (p,), raw and at
+            temperature 1 on every engine. The first token of a history has none.
+        routed_experts: The experts that each token was routed to: column `routed_experts`, shape (rows, layers,
+            experts). The last token of a path has none yet. `True` takes the shape from the engine. SGLang does not
+            report it: give (layers, experts per token) of the model's configuration.
+        sampling_mask: The ids that `top_k`, `top_p` and `min_p` keep: column `sampling_mask`, shape (n, k), padded
+            with -1. Needs a finite `top_k`.
+        priority: Higher is served sooner, if the server schedules by priority.
+        cache_salt: Requests share cached prompts only with requests of the same salt (None: with those without one).
     """
 
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS, strict=True)] = 0
@@ -46,7 +46,7 @@ class OptionalOutputs(TypedValues):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, data: Any) -> Any:
-        refuse_unknown("optional output named", data, cls.model_fields)
+        refuse_unknown("optional output", data, cls.model_fields)
         return data
 
     @field_validator("cache_salt")
@@ -54,18 +54,18 @@ class OptionalOutputs(TypedValues):
     def _salt(cls, value: str | None) -> str | None:
         if value is not None and _SALT_FORBIDDEN & set(value):
             raise ValueError(
-                f"cache_salt may not hold '@', '/', a backslash or NUL, which some servers refuse: {shown(value)}."
+                f"cache_salt must not contain '@', '/', a backslash or NUL, which some servers refuse: {shown(value)}."
             )
         return value
 
     @property
     def expert_shape(self) -> tuple[int, int] | None:
-        """Layers and experts a token, where the user said them."""
+        """(layers, experts per token), or None if the user did not give them."""
         return None if isinstance(self.routed_experts, bool) else self.routed_experts
 
     @classmethod
     def of(cls, given: OptionalOutputs | Mapping[str, Any] | None) -> OptionalOutputs:
-        """Check what a user wrote; None wants nothing.
+        """Check a user's value; None means no optional outputs.
 
         Raises:
             InvalidValueError: An unknown name or a bad value.
@@ -75,8 +75,10 @@ class OptionalOutputs(TypedValues):
         if given is None or given == {}:
             return NO_OPTIONAL_OUTPUTS
         if not isinstance(given, Mapping):
-            raise InvalidValueError(f"wanted must be a dict, such as {{'top_logprobs': 5}}, not {shown(given)}.")
-        return cls(**checked_names("optional output named", given, cls.model_fields))
+            raise InvalidValueError(
+                f"optional_outputs must be a dict, such as {{'top_logprobs': 5}}, not {shown(given)}."
+            )
+        return cls(**checked_names("optional output", given, cls.model_fields))
 
 
 NO_OPTIONAL_OUTPUTS = OptionalOutputs()
@@ -84,17 +86,17 @@ NO_OPTIONAL_OUTPUTS = OptionalOutputs()
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a server gives beside sampled tokens. None is unknown: it is asked, and may refuse by itself.
+    """The optional outputs that a server supports. None is unknown: the request is sent, and the server may refuse it.
 
     Attributes:
-        top_logprobs: How many likeliest tokens it gives at most.
-        prompt_logprobs: Whether it gives them.
-        routed_experts: Whether it gives them.
-        expert_shape: Whether it says how many layers and experts they are of.
-        sampling_mask: Whether it gives one.
-        priority: Whether it schedules by it.
-        lower_first: Whether it serves requests of a lower priority sooner.
-        options: The server's own option that turns a thing on, or allows more of it, by the name in `Wanted`.
+        top_logprobs: Largest number of top logprobs per token.
+        prompt_logprobs: Whether it supports them.
+        routed_experts: Whether it supports them.
+        expert_shape: Whether it reports the number of layers and experts.
+        sampling_mask: Whether it supports it.
+        priority: Whether it schedules by priority.
+        lower_first: Whether it serves a lower priority sooner.
+        options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`.
     """
 
     top_logprobs: int | None = None
@@ -106,8 +108,8 @@ class Capabilities:
     lower_first: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
-    def service(self, optional_outputs: OptionalOutputs) -> dict[str, Any]:
-        """Return what is wanted of the service as the fields that both engines call alike."""
+    def service_fields(self, optional_outputs: OptionalOutputs) -> dict[str, Any]:
+        """Return priority and cache salt under the field names that both engines share."""
         fields: dict[str, Any] = {}
         if optional_outputs.priority is not None:
             fields["priority"] = -optional_outputs.priority if self.lower_first else optional_outputs.priority
@@ -116,10 +118,10 @@ class Capabilities:
         return fields
 
     def check(self, optional_outputs: OptionalOutputs, sampling: SamplingParams, *, backend: str) -> None:
-        """Check that a server can give what a rollout wants.
+        """Check that the server supports the optional outputs.
 
         Raises:
-            UnsupportedByServerError: It cannot; the sentence names the option to start it with.
+            UnsupportedByServerError: It does not; the message names the option that enables the output.
         """
         if optional_outputs is NO_OPTIONAL_OUTPUTS:
             return
@@ -130,22 +132,22 @@ class Capabilities:
         k, most = optional_outputs.top_logprobs, self.top_logprobs
         if most is not None and k > most:
             option = self.options.get("top_logprobs")
-            advice = f"lower it, or start the server with a greater {option}" if option else "lower it"
-            return f"top_logprobs={k} is more than {server} gives, which is {most}: {advice}."
+            advice = f"Lower it, or start the server with a higher {option}" if option else "Lower it"
+            return f"top_logprobs={k} exceeds the limit of {server}, {most}. {advice}."
         for name in ("prompt_logprobs", "routed_experts", "sampling_mask", "priority"):
-            asked = getattr(optional_outputs, name)
-            if asked is not False and asked is not None and getattr(self, name) is False:
+            requested = getattr(optional_outputs, name)
+            if requested is not False and requested is not None and getattr(self, name) is False:
                 option = self.options.get(name)
-                advice = f"start the server with {option}" if option else "leave it out"
-                return f"{name}={asked!r} is wanted, and {server} does not give it: {advice}."
+                advice = f"Start the server with {option}" if option else "Leave it out"
+                return f"{name}={requested!r} is not supported by {server}. {advice}."
         if optional_outputs.routed_experts is True and self.expert_shape is False:
             return (
-                f"routed_experts=True is wanted, and {server} does not say of how many layers they are: give "
-                "routed_experts=(layers, experts a token), as the model's configuration has them."
+                f"routed_experts=True needs a server that reports the number of layers, and {server} does not. Give "
+                "routed_experts=(layers, experts per token) of the model's configuration."
             )
         if optional_outputs.sampling_mask and sampling.temperature > 0 and sampling.top_k < 1:
             return (
-                "sampling_mask=True is wanted with all tokens to choose from: set top_k, so that the ids that are left "
-                "fit into an answer."
+                "sampling_mask=True needs a finite top_k: without one, the mask of each token could hold the whole "
+                "vocabulary. Set top_k in the sampling parameters."
             )
         return None

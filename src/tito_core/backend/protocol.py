@@ -1,4 +1,4 @@
-"""The seam: what the core asks of an engine, and what it gets back."""
+"""The backend protocol: requests to an engine, and its responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
-"""What comes beside when nothing is wanted: one for all turns."""
+"""The columns of a response without optional outputs; shared by all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,13 +29,13 @@ class TokenRequest:
     Attributes:
         input_ids: The whole prompt, int32, shape (p,).
         sampling: Parameters, `max_new_tokens` already clamped to the context.
-        request_id: Ours, unique; the engine aborts by it.
-        session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
-        text: The prompt as JSON text, where somebody kept it. A backend may send it; the core has it written by then.
-        wanted: What is asked for beside sampled tokens and their logprobs.
-        delta_start: Offset of the turn's own prompt tokens: what is wanted of the prompt is wanted of these.
-        lenient: Whether what is wanted may be missing from the answer, since it is being found out what a server gives.
-        echo: Whether the engine is asked to echo the prompt's ids, which are then compared; their number always is.
+        request_id: Our unique id; the engine aborts by it.
+        session_id: A router keeps all requests of a session on one worker, for its prefix cache; None for any worker.
+        text: The prompt as JSON text, if it was cached. The core fills it in before it calls a backend.
+        optional_outputs: Outputs besides sampled tokens and their logprobs.
+        delta_start: Offset of the turn's own prompt tokens. Optional outputs of the prompt cover only these.
+        lenient: Whether optional outputs may be missing from the answer; used to find out what a server supports.
+        echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared.
     """
 
     input_ids: TokenIds
@@ -50,52 +50,52 @@ class TokenRequest:
 
     @property
     def first_scored(self) -> int:
-        """Offset of the first token that `prompt_logprobs` are of: the delta's, but a prompt's very first has none."""
+        """Offset of the first token with a prompt logprob: the delta's first, but never token 0, which has none."""
         return max(self.delta_start, 1)
 
     @property
     def first_routed(self) -> int:
-        """Offset of the first token that `routed_experts` are of: the last one sampled before was routed only now."""
+        """Offset of the first token with routed experts: the last token sampled before is routed by this request."""
         return max(self.delta_start - 1, 0)
 
 
 Integers: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Floats: TypeAlias = Sequence[float | None] | npt.NDArray[np.floating[Any]]
-Scored: TypeAlias = Sequence[tuple[int | str | None, float | None]]
-"""(id, logprob) pairs; a masked token has None, -9999 or float32's lowest."""
+ScoredTokens: TypeAlias = Sequence[tuple[int | str | None, float | None]]
+"""(id, logprob) pairs; the logprob of a masked token is None, -9999 or the lowest float32."""
 UndecodedIds: TypeAlias = bytes | msgspec.Raw
-"""A list of ids as the JSON text that a server sent."""
+"""A list of ids as JSON text, as the server sent it."""
 NOTHING = msgspec.Raw(b"null")
-"""What undecoded JSON holds where a server left a field out, or sent null."""
+"""Undecoded JSON of a field that the server left out or sent as null."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RawResponse:
-    """What a server said of one generation, under our names and unchecked. The core makes a `TokenResponse` of it.
+    """One generation as the server reported it, under our field names, unchecked. It becomes a `TokenResponse`.
 
-    A backend copies what came and fills nothing in: what is missing stays None. Lists may be NumPy arrays.
+    A backend copies fields and fills nothing in: a missing field stays None. Lists may be NumPy arrays.
 
     Attributes:
         finish: Why sampling stopped: "stop", "length" or "abort".
         output_ids: Sampled ids, the stop token included.
-        logprobs: One for each of them, in nats.
-        echoed: The prompt ids that the server says it read, or their undecoded JSON. Required, unless the request does
-            not ask for it (`TokenRequest.echo`) or `EngineInfo.unreported` names it.
-        prompt_tokens: Its count of them. Required, unless `unreported`.
-        completion_tokens: Its count of sampled tokens. Required, unless `unreported`.
-        stop: The stop token id or string that it names.
-        logprob_ids: The ids that it says the logprobs belong to; None where it lists them in the order of the output.
+        logprobs: One per output id, in nats.
+        echoed: The prompt ids that the server read, or their undecoded JSON. Required, unless `TokenRequest.echo` is
+            False or `EngineInfo.unreported` names it.
+        prompt_tokens: The server's count of prompt tokens. Required, unless `unreported`.
+        completion_tokens: The server's count of sampled tokens. Required, unless `unreported`.
+        stop: The stop token id or string that the server names.
+        logprob_ids: The ids that the logprobs belong to; None if the server lists logprobs in the order of the output.
         cached_tokens: Prompt tokens from the prefix cache.
-        versions: Weight-version spans (start, stop, version) in offsets of the output; empty where it does not say.
-        message: Its sentence on an abort.
-        top_logprobs: For each output token the likeliest ones in any order; the sampled one may be among them. A
-            callable decodes them where they are wanted.
+        versions: Weight-version spans (start, stop, version) in offsets of the output; empty if not reported.
+        message: The server's message about an abort.
+        top_logprobs: The most likely tokens at each output position, in any order, with or without the sampled token;
+            or a callable that decodes them.
         prompt_logprobs: The prompt's own tokens from `TokenRequest.first_scored` on.
         routed_experts: An integer array of shape (rows, layers, experts), or base64 of a `.npy` or of bare
             little-endian int32.
-        sampling_mask: For each output token the ids that it was chosen from.
+        sampling_mask: For each output token the ids that it was sampled from.
         latency_s: Seconds from sending to the last byte, retries excluded.
-        request_id: Id under which the server ran it; the request's own when None.
+        request_id: Id under which the server ran the request; the request's own when None.
     """
 
     finish: str | None
@@ -109,8 +109,8 @@ class RawResponse:
     cached_tokens: int | None = None
     versions: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None
-    top_logprobs: Sequence[Scored] | Callable[[], Sequence[Scored]] | None = None
-    prompt_logprobs: Scored | None = None
+    top_logprobs: Sequence[ScoredTokens] | Callable[[], Sequence[ScoredTokens]] | None = None
+    prompt_logprobs: ScoredTokens | None = None
     routed_experts: str | npt.NDArray[np.integer[Any]] | None = None
     sampling_mask: Sequence[Integers] | None = None
     latency_s: float = 0.0
@@ -119,13 +119,12 @@ class RawResponse:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RawScores:
-    """What a server said of a sequence that it scored, unchecked.
+    """Scores of a sequence as the server reported them, unchecked.
 
     Attributes:
-        logprobs: One for each token; of the first, before which nothing comes, None or NaN.
-        token_ids: The ids that it says it scored, the first of which it may leave out as None; None where it names
-            none.
-        request_id: Id under which the server ran it.
+        logprobs: One per token; None or NaN for the first.
+        token_ids: The ids that the server scored, the first may be None; None if the server does not report ids.
+        request_id: Id under which the server ran the request.
     """
 
     logprobs: Floats | None
@@ -135,24 +134,23 @@ class RawScores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResponse:
-    """One checked answer, all of it from one response (law 4) unless it was put together by `generate_whole`.
+    """One validated answer from one response (law 4), or from several that `generate_whole` joined.
 
-    Only the core makes these, of what a backend reports: see `tito_core.backend.checked`.
+    Only the core makes these, from a `RawResponse`: see `tito_core.backend.checked`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.
         logprobs: float32, shape (n,), as the engine reported them.
-        finish: Why sampling stopped. With `ABORT` the output is what there was when the engine was told to stop, or
-            nothing.
+        finish: Why sampling stopped. After `ABORT` the output is partial or empty.
         stop: The stop token id or string that ended it, or None.
         prompt_length: Prompt tokens as the engine counted them.
-        cached_tokens: Prompt tokens served from the prefix cache, or None when it does not say.
+        cached_tokens: Prompt tokens served from the prefix cache, or None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
         request_id: Id under which the engine ran the answered attempt.
-        versions: Weight-version spans that tile the output; one span of None when the engine does not say.
-        columns: What was wanted beside, by the name of its column, in offsets of `input_ids`.
-        message: The engine's sentence on an abort, or None.
-        responses: Of an answer that came in several responses, which tokens came in which; else empty.
+        versions: Weight-version spans that tile the output; one span of None if not reported.
+        columns: The optional outputs by the name of their column, in offsets of `input_ids`.
+        message: The engine's message about an abort, or None.
+        responses: The spans of the responses that were joined; empty for a single response.
     """
 
     output_ids: TokenIds
@@ -171,7 +169,7 @@ class TokenResponse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenChunk:
-    """What is new of an answer that streams, as the engine says it and not yet checked: it is to be shown, not kept.
+    """The new tokens of a streamed answer, not yet validated: for display, not for the ledger.
 
     Attributes:
         output_ids: Sampled ids, shape (k,).
@@ -181,7 +179,7 @@ class TokenChunk:
 
 
 OnChunk = Callable[[TokenChunk], None]
-"""Is called with each chunk in order, in the event loop of the request."""
+"""Called with each chunk in order, in the event loop of the request."""
 
 
 @runtime_checkable
@@ -189,15 +187,15 @@ class Backend(Protocol):
     """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
 
     A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., max_attempts=...)`. The core
-    checks requests before it hands them over, and answers before it keeps them: a backend need do neither.
+    checks requests before it calls a backend, and validates responses after it: a backend does neither.
     """
 
     @property
     def name(self) -> str:
-        """Name of the engine, as errors and ledgers give it."""
+        """Name of the engine in errors and ledgers."""
 
     async def connect(self) -> EngineInfo:
-        """Ask the server what it is. Later calls give the first answer."""
+        """Query the server's properties. Later calls return the first result."""
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample a completion of `request.input_ids`.
@@ -205,15 +203,15 @@ class Backend(Protocol):
         A generation that is lost or cancelled is aborted on the engine.
 
         Args:
-            request: What is asked. Ids, sampling parameters and the room in the context are checked.
-            on_chunk: Makes the engine stream, and gets what comes; the response is the same. Once it was called, no
-                other try is made. A backend without the parameter never streams.
+            request: Its ids, sampling parameters and length are already checked.
+            on_chunk: Makes the engine stream and receives the chunks; the response is the same. After the first chunk
+                the request is not retried. A backend without the parameter never streams.
 
         Returns:
-            What the server said of the whole completion, or of what there was when it aborted it.
+            The whole completion, or the tokens up to an abort.
 
         Raises:
-            BackendError: One of its subclasses says which way it failed; nothing partial is given.
+            BackendError: Its subclass says how the request failed; no partial result is returned.
         """
 
     async def score(self, token_ids: TokenIds) -> RawScores:
@@ -223,32 +221,32 @@ class Backend(Protocol):
             token_ids: int32, shape (n,), checked.
 
         Raises:
-            UnsupportedByServerError: The server cannot.
+            UnsupportedByServerError: The server cannot score.
         """
 
     async def tokenize(self, text: str) -> Integers | None:
         """Encode text with the server's own tokenizer, without a BOS or EOS of its own (law 15).
 
         Returns:
-            The ids; None where the server cannot, or where nobody may ask it.
+            The ids; None if the server cannot encode text or does not allow it.
         """
 
     async def abort(self, request_id: str) -> None:
-        """Stop a generation on the engine. Unknown ids are no error."""
+        """Stop a generation on the engine. Unknown ids are ignored."""
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
 
 
 Running = Literal["keep", "abort"]
-"""What becomes of the generations that run when a server is paused: they go on afterwards, or end."""
+"""Whether a pause keeps running generations, which continue afterwards, or aborts them."""
 
 
 @runtime_checkable
 class EngineAdmin(Protocol):
-    """A backend whose server lets its weights be changed. Ours do; a third one need not.
+    """Optional methods of a backend whose server can change its weights.
 
-    A training loop calls it, and a rollout never.
+    A training loop calls them, a rollout never does.
     """
 
     @property
@@ -256,19 +254,19 @@ class EngineAdmin(Protocol):
         """See `Backend.name`."""
 
     async def pause(self, running: Running = "keep") -> None:
-        """Hold every generation back until `resume`; new ones wait. What was cached of the weights so far is let go."""
+        """Pause all generations until `resume`; new ones wait. Caches computed with the current weights are cleared."""
 
     async def resume(self) -> None:
-        """Let generations go on."""
+        """Continue generation after a pause."""
 
     async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
-        """Pause, load the weights in a folder that the server can read, name their version, and resume.
+        """Pause, load the weights from a folder that the server can read, set their version, and resume.
 
-        A generation that went on over the change reports which tokens came from which version (law 10).
+        A generation that continues after the change reports which tokens came from which version (law 10).
 
         Raises:
-            WeightsNotLoadedError: The server could not; it is left paused, so that nothing samples from half of them.
+            WeightsNotLoadedError: The server failed to load them. It stays paused, as its weights may be incomplete.
         """
 
     async def weight_version(self) -> str | None:
-        """Give the version that the server names now, or None when it does not say."""
+        """Return the version of the loaded weights, or None if the server does not report it."""

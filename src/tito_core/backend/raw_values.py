@@ -1,4 +1,4 @@
-"""Lists and numbers of a backend's answer, which may be of any type, read as Python's own."""
+"""Read values of any type in a backend's answer as Python lists and numbers."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def floats(value: object) -> list[float | None] | None:
 
 @dataclass(frozen=True, slots=True)
 class RawReader:
-    """Reads one answer's values; each failure is a `ProtocolViolationError` that carries backend and request id.
+    """Reads one answer's values; raises `ProtocolViolationError` with backend and request id.
 
     Attributes:
         backend: The backend's name.
-        request_id: Ours.
+        request_id: Our request id.
     """
 
     backend: str
@@ -58,7 +58,7 @@ class RawReader:
 
     @contextmanager
     def reading(self, raw: object) -> Iterator[None]:
-        """Refuse an answer whose own objects raise something when they are read."""
+        """Turn any exception that the answer's own objects raise into a `ProtocolViolationError`."""
         try:
             yield
         except BackendError:
@@ -66,29 +66,29 @@ class RawReader:
         except Exception as error:
             raise self.violation(
                 f"Law 4: the {type(raw).__name__} of the backend {self.backend!r} cannot be read: "
-                f"{type(error).__name__}: {shown(error)}. Nothing of it is kept."
+                f"{type(error).__name__}: {shown(error)}. The answer was discarded."
             ) from error
 
     def violation(self, sentence: str) -> ProtocolViolationError:
-        """Build the error for a broken law."""
+        """Return the error for a broken law."""
         return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
 
     def integers(self, name: str, value: object) -> list[int]:
-        """Return a list of integers that a backend reported."""
+        """Return a reported list of integers."""
         found = integers(value)
         if found is None:
             raise self.violation(f"Law 2: {name} must be a list of integers, not {shown(value)}.")
         return found
 
     def floats(self, name: str, value: object) -> list[float | None]:
-        """Return a list of numbers that a backend reported, None where one is missing."""
+        """Return a reported list of numbers, with None for missing ones."""
         found = floats(value)
         if found is None:
             raise self.violation(f"Law 4: {name} must be a list of numbers, not {shown(value)}.")
         return found
 
     def token_ids(self, ids: Sequence[int], what: str = "output id") -> TokenIds:
-        """Return ids as int32, shape (n,); none may be negative or larger than int32 holds."""
+        """Return ids as int32, shape (n,); refuse ids outside 0..2**31 - 1."""
         try:
             found = np.array(ids, np.int64)
         except OverflowError:
@@ -98,32 +98,32 @@ class RawReader:
             raise self.violation(f"Law 2: {what} {wrong} is not a token id.")
         return found.astype(np.int32)
 
-    def text(self, name: str, said: object) -> str | None:
-        """Return a string that a backend reported, or None."""
-        found = text(said)
-        if (found is None) == (said is None):
+    def text(self, name: str, value: object) -> str | None:
+        """Return a reported string, or None."""
+        found = text(value)
+        if (found is None) == (value is None):
             return found
-        raise self.violation(f"Law 4: {name} must be a string or None, not {shown(said)}.")
+        raise self.violation(f"Law 4: {name} must be a string or None, not {shown(value)}.")
 
     def same_ids(self, sentence: str, expected: list[int], found: Sequence[object]) -> None:
-        """Compare two lists of ids of one length; `sentence` takes the first that differ: id, offset, other id."""
-        if expected == found:  # the usual case, in no time
+        """Compare two lists of ids of one length; the error formats `sentence` with id, offset and other id."""
+        if expected == found:  # fast path
             return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:
                 raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
 
     def logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
-        """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite and None NaN; both are refused
+        """Return logprobs as float32, shape (n,). `ids` are the output ids, which an error names."""
+        with np.errstate(over="ignore"):  # overflow becomes infinite and None becomes NaN; both are refused
             logprobs = np.array(values, np.float32)
         try:
             check_logprobs(logprobs)
         except LawViolationError as error:
             if None in values:
                 offset = list(values).index(None)
-                of = f" (id {ids[offset]})" if ids else ""
-                raise self.violation(f"Law 4: output token {offset} has no logprob{of}.") from None
+                token = f" (id {ids[offset]})" if ids else ""
+                raise self.violation(f"Law 4: output token {offset}{token} has no logprob.") from None
             raise self.violation(str(error)) from error
         return logprobs
 

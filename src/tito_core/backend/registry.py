@@ -1,4 +1,4 @@
-"""Backends by name, through the entry-point group `tito.backends`: a third party's is found exactly as ours are."""
+"""Backends by name, through the entry-point group `tito.backends`, ours and third parties' alike."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ENTRY_POINT_GROUP = "tito.backends"
 class BackendOptions(TypedDict, total=False):
     """The options that every backend takes.
 
-    A backend's own go to a backend that was constructed: `backend=create_backend(name, url, ...)`.
+    Pass options of one backend to `create_backend(name, url, ...)`, and its result as `backend`.
 
     Attributes:
         model: Name of the model on the server; its first one when None, the default.
-        api_key: The server's key, or None, the default.
+        api_key: The server's key. Default: None.
         timeout_s: Longest wait for a response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Most connections of one event loop, past which requests wait; 0, the default, for any number.
-        max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
+        max_connections: Most connections per event loop; further requests wait. Default: 0, no limit.
+        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
     """
 
     model: str | None
@@ -39,8 +39,8 @@ class BackendOptions(TypedDict, total=False):
     max_attempts: int
 
 
-_SEAMS = ("http_transport", "sleep")
-"""What a constructed backend may also be given, of which no suggestion is made."""
+_HIDDEN_OPTIONS = ("http_transport", "sleep")
+"""Options for tests, which error messages do not suggest."""
 
 
 def installed_backends() -> list[str]:
@@ -52,18 +52,18 @@ def check_backend(backend: Any) -> None:
     """Check that a backend is a name, or an instance with a name and every coroutine function of `Backend`.
 
     Raises:
-        InvalidValueError: It is neither; the sentence names what is missing.
+        InvalidValueError: It is neither; the message names what is missing.
     """
     if isinstance(backend, str):
         return
     methods = [name for name, method in vars(Backend).items() if inspect.iscoroutinefunction(method)]
-    lacking = [name for name in methods if not inspect.iscoroutinefunction(getattr(backend, name, None))]
+    missing = [name for name in methods if not inspect.iscoroutinefunction(getattr(backend, name, None))]
     if isinstance(backend, type):
         wrong = f"the class {backend.__name__}: build an instance of it"
-    elif lacking == methods:
+    elif missing == methods:
         wrong = "None" if backend is None else f"of type {type(backend).__name__}"
-    elif lacking:
-        wrong = f"a {type(backend).__name__} without `async def` of {', '.join(lacking)}"
+    elif missing:
+        wrong = f"a {type(backend).__name__} without `async def` of {', '.join(missing)}"
     elif not is_text(getattr(backend, "name", None)):
         wrong = f"a {type(backend).__name__} whose name is {shown(getattr(backend, 'name', None))}: make it a string"
     else:
@@ -73,16 +73,16 @@ def check_backend(backend: Any) -> None:
 
 
 def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> Backend:
-    """Build the backend called `name`; of several addresses one that spreads its requests over them.
+    """Build the backend called `name`; with several addresses, it balances requests over them.
 
     Args:
         name: "vllm", "sglang", or what another package installs.
         base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of them.
-        **options: Passed to the backend: see `BackendOptions`, and what the backend documents of its own.
+        **options: Passed to the backend: see `BackendOptions`, and the backend's own documentation.
 
     Raises:
-        UnknownBackendError: No such backend; the message lists those installed.
-        ValueError: A list of addresses is empty, or has one twice; an option is unknown, or has a bad value.
+        UnknownBackendError: Unknown name; the message lists the installed backends.
+        ValueError: A list of addresses is empty or has a duplicate; an option is unknown or has a bad value.
     """
     if not isinstance(base_url, str | list | tuple):
         raise InvalidValueError(f"base_url must be an address or a list of them, not {shown(base_url)}.")
@@ -91,20 +91,18 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
             factory: Callable[..., Backend] = point.load()
             _check_options(name, factory, options)
             return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
-    raise UnknownBackendError(
-        f"There is no backend {shown(name)}. Installed backends: {', '.join(installed_backends())}."
-    )
+    raise UnknownBackendError(f"Unknown backend {shown(name)}. Installed: {', '.join(installed_backends())}.")
 
 
 def _check_options(backend: str, factory: Callable[..., Backend], options: Mapping[str, Any]) -> None:
-    """Check a backend's options by the names that it takes, and the values of those that every backend has.
+    """Check the names of a backend's options, and the types of those in `BackendOptions`.
 
     Raises:
-        InvalidValueError: One is unknown, or has a bad value.
+        InvalidValueError: An option is unknown, or has a bad value.
     """
     known = _names(factory)
     if known is not None:
-        refuse_unknown_option(f"option of the backend {backend} named", options, known, allowed=_SEAMS)
+        refuse_unknown_option(f"{backend} backend option", options, known, allowed=_HIDDEN_OPTIONS)
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
@@ -113,7 +111,7 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
 
 
 def option_names(backend: Any) -> Collection[str] | None:
-    """Return the names of the options that an installed backend takes, ours or a third party's; None for any name."""
+    """Return the option names of an installed backend; None if it takes any name."""
     if isinstance(backend, str):
         for point in entry_points(group=ENTRY_POINT_GROUP):
             if point.name == backend:
@@ -125,7 +123,7 @@ def _names(factory: Callable[..., Backend]) -> Collection[str] | None:
     taken = inspect.signature(factory).parameters
     if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
         return None
-    return [name for name in taken if name not in ("base_url", *_SEAMS)]
+    return [name for name in taken if name not in ("base_url", *_HIDDEN_OPTIONS)]
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {
@@ -136,15 +134,15 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "max_connections": (int, "a whole number"),
     "max_attempts": (int, "a whole number"),
 }
-"""Types of the options that every backend has."""
+"""Types of the options of `BackendOptions`."""
 
 
 def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:
-    """One backend an address, of which none tries again by itself: what fails on one is tried on another."""
+    """Build one backend per address, without retries of its own: `Replicas` retries on another server."""
     if not addresses:
         raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
-        raise InvalidValueError(f"base_url has {twice[0]!r} twice: each server is listed once.")
+        raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
     policy = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
     members = [factory(address, **{**options, "max_attempts": 1}) for address in addresses]
     return replicas_of(members, addresses, Retries(**policy))

@@ -1,4 +1,4 @@
-"""Several servers with one model as one backend: least loaded, sticky by session, a dead one left out for a while."""
+"""Several servers of one model as one backend: least loaded first, sticky sessions, failed servers are paused."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
-"""How long a server that could not be reached, failed, or did not answer in time gets no requests, in seconds."""
+"""Seconds without requests for a server that was unreachable, failed or timed out."""
 SESSIONS = 1 << 16
-"""Sessions whose server is remembered; the one that was not heard of for longest is forgotten first."""
+"""Most sessions whose server is remembered; the least recently used is forgotten first."""
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
     backend: Backend
-    where: str
+    address: str
     running: set[str] = field(default_factory=set)
-    given: int = 0
+    assigned: int = 0
     out_until: float = 0.0
 
 
 class Replicas:
-    """Spreads requests over backends of equal servers. Threads and event loops may share it.
+    """Balances requests over backends of equal servers. Threads and event loops may share it.
 
-    A session stays with its server, whose prefix cache holds its history, also while that is busy (429, 503). When it
-    cannot be reached the session moves, and stays where it is then. A request without a session goes where the fewest
-    are running. Tries are counted over all servers.
+    A session stays with its server, whose prefix cache holds its history, also while the server is busy (429, 503). If
+    the server fails, the session moves to another one and stays there. A request without a session goes to the server
+    with the fewest running requests. Tries are counted over all servers.
 
     Args:
-        members: A backend for each server, which does not try anything again by itself.
-        addresses: Where each is, for errors.
-        retries: How often a request is tried, and the waits in between.
-        clock: Seconds, for how long a server is left out.
+        members: One backend per server, without retries of its own.
+        addresses: The address of each server, for errors.
+        retries: How often a request is tried, and the waits between tries.
+        clock: Returns seconds; measures how long a server is left out.
     """
 
     def __init__(
@@ -81,34 +81,34 @@ class Replicas:
         self._info: EngineInfo | None = None
 
     async def connect(self) -> EngineInfo:
-        """Ask every server what it is. The shortest context is that of all; a weight version only where all agree.
+        """Query all servers. Return the shortest context, and a weight version only if all servers agree.
 
         Raises:
-            BadRequestError: They are not the same model, on the same version of the engine.
-            BackendError: One could not be asked.
+            BadRequestError: The servers differ in model, engine version or capabilities.
+            BackendError: A server could not be queried.
         """
         if self._info is None:
-            found = await self._each(lambda member: self._retries(lambda _: connected(member.backend)))
-            self._check_alike(found)
-            lengths = [info.max_model_len for info in found if info.max_model_len is not None]
-            weights = {info.weight_version for info in found}
+            infos = await self._each(lambda member: self._retries(lambda _: connected(member.backend)))
+            self._check_equal(infos)
+            lengths = [info.max_model_len for info in infos if info.max_model_len is not None]
+            weights = {info.weight_version for info in infos}
             self._info = replace(
-                found[0],
+                infos[0],
                 max_model_len=min(lengths, default=None),
                 weight_version=weights.pop() if len(weights) == 1 else None,
             )
         return self._info
 
-    def _check_alike(self, found: Sequence[EngineInfo]) -> None:
-        first = found[0]
-        for member, info in zip(self._members, found, strict=True):
-            for what in ("model", "version", "vocab_size", "endpoints", "capabilities", "unreported"):
-                one, other = getattr(first, what), getattr(info, what)
+    def _check_equal(self, infos: Sequence[EngineInfo]) -> None:
+        first = infos[0]
+        for member, info in zip(self._members, infos, strict=True):
+            for name in ("model", "version", "vocab_size", "endpoints", "capabilities", "unreported"):
+                one, other = getattr(first, name), getattr(info, name)
                 if one != other:
                     raise BadRequestError(
-                        f"The {self.name} servers are not alike, so a rollout cannot move from one to another: "
-                        f"{what} is {one!r} at {self._members[0].where} and {other!r} at {member.where}. "
-                        "Start them alike, or leave one out of base_url.",
+                        f"The {self.name} servers differ, so a rollout cannot move between them: "
+                        f"{name} is {one!r} at {self._members[0].address} and {other!r} at {member.address}. "
+                        "Start them with the same settings, or remove one from base_url.",
                         backend=self.name,
                     )
 
@@ -132,7 +132,7 @@ class Replicas:
                         member.backend.generate(named) if on_chunk is None else member.backend.generate(named, show)
                     )
                 except BackendError as error:
-                    error.shown |= shown  # a third party's backend need not say so, and no other try is made then
+                    error.shown |= shown  # a third party's backend need not set it; it prevents a retry
                     raise
 
         return await self._retries(one_try)
@@ -152,7 +152,7 @@ class Replicas:
         """Encode text on every server; see `Backend.tokenize`.
 
         Raises:
-            BadRequestError: They do not give the same ids, or only some of them encode text at all.
+            BadRequestError: They return different ids, or only some of them can encode text.
         """
         await self.connect()
         found = await self._each(lambda member: tokenize(member.backend, text))
@@ -160,21 +160,21 @@ class Replicas:
         for member, ids in zip(self._members, known, strict=True):
             if ids != first:
                 raise BadRequestError(
-                    f"The {self.name} servers are not alike: the ids of {text[:60]!r} are {_shown(first)} at "
-                    f"{self._members[0].where} and {_shown(ids)} at {member.where}. Start them with the same "
-                    "tokenizer, or leave one out of base_url.",
+                    f"The {self.name} servers differ: the ids of {text[:60]!r} are {_shown(first)} at "
+                    f"{self._members[0].address} and {_shown(ids)} at {member.address}. Start them with the same "
+                    "tokenizer, or remove one from base_url.",
                     backend=self.name,
                 )
         return found[0]
 
     @asynccontextmanager
     async def _chosen(self, session: str | None, running: str, tried: list[_Member]) -> AsyncIterator[_Member]:
-        """Choose a server, count the request as its own, and note it as out when it cannot be reached."""
+        """Choose a server, count the request as running on it, and leave the server out for a while if it fails."""
         with self._lock:
             member = self._choose(session, tried)
             tried.append(member)
             member.running.add(running)
-            member.given += 1
+            member.assigned += 1
         try:
             yield member
         except (EngineConnectionError, EngineTimeoutError, ServerError):
@@ -187,14 +187,14 @@ class Replicas:
 
     def _choose(self, session: str | None, tried: Sequence[_Member]) -> _Member:
         now = self._clock()
-        there = [member for member in self._members if member.out_until <= now]
+        available = [member for member in self._members if member.out_until <= now]
         known = None if session is None else self._sessions.get(session)
-        if known is not None and known in there:
+        if known is not None and known in available:
             member = known
-        elif there:
-            fresh = [one for one in there if one not in tried] or there
-            member = min(fresh, key=lambda one: (len(one.running), one.given))
-        else:  # one of those that are out, the one longest out first
+        elif available:
+            fresh = [one for one in available if one not in tried] or available
+            member = min(fresh, key=lambda one: (len(one.running), one.assigned))
+        else:  # all are left out: take the one that has been for longest
             member = min(self._members, key=lambda one: one.out_until)
         if session is not None:
             self._sessions[session] = member
@@ -204,7 +204,7 @@ class Replicas:
         return member
 
     async def abort(self, request_id: str) -> None:
-        """Stop a generation where it runs; on every server when none of ours is known to run it."""
+        """Stop a generation on its server; on all servers if its server is not known."""
         running = [member for member in self._members if request_id in member.running]
         outcomes = await asyncio.gather(
             *(member.backend.abort(request_id) for member in running or self._members), return_exceptions=True
@@ -217,14 +217,14 @@ class Replicas:
         await self._each(lambda member: member.backend.aclose())
 
     async def _each(self, work: Callable[[_Member], Awaitable[T]]) -> list[T]:
-        """Do something on every server at once, to the end on each; then raise what failed first."""
+        """Call `work` for all servers concurrently, wait for all, then raise the first error."""
         outcomes = await asyncio.gather(*map(work, self._members), return_exceptions=True)
         _raise_first(outcomes)
         return cast(list[T], outcomes)
 
 
 class AdminReplicas(Replicas):
-    """Replicas whose servers let their weights be changed: each call goes to all of them."""
+    """Replicas whose servers can change their weights: each call goes to all servers."""
 
     async def pause(self, running: Running = "keep") -> None:
         """See `EngineAdmin.pause`."""
@@ -235,17 +235,17 @@ class AdminReplicas(Replicas):
         await self._each(lambda member: _admin(member).resume())
 
     async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
-        """See `EngineAdmin.load_weights`; every server must see the folder. One that cannot load is left paused."""
+        """See `EngineAdmin.load_weights`; every server must see the folder. A server that fails stays paused."""
         await self._each(lambda member: _admin(member).load_weights(path, version, running=running))
 
     async def weight_version(self) -> str | None:
-        """Return the version that all servers name, or None where they differ."""
-        found = set(await self._each(lambda member: _admin(member).weight_version()))
-        return found.pop() if len(found) == 1 else None
+        """Return the version that all servers report, or None if they differ."""
+        versions = set(await self._each(lambda member: _admin(member).weight_version()))
+        return versions.pop() if len(versions) == 1 else None
 
 
 def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: Retries) -> Replicas:
-    """Make one backend of several, which can change weights where all of them can."""
+    """Return one backend for several; it is an `EngineAdmin` if all of them are."""
     administered = all(isinstance(member, EngineAdmin) for member in members)
     return (AdminReplicas if administered else Replicas)(members, addresses, retries)
 
@@ -253,35 +253,35 @@ def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: R
 async def agreed(
     backend: Backend, ask: Callable[[Backend], Awaitable[T]], facts: Callable[[T], Mapping[str, object]]
 ) -> Sequence[T]:
-    """Ask a backend, or each of its servers where it has several, and give the answers, in which no fact differs.
+    """Query a backend, or each server of `Replicas`; return the answers after checking that their facts agree.
 
-    A fact that is None was not found out: it differs from none.
+    A fact that is None is unknown and agrees with any value.
 
     Raises:
-        BadRequestError: They differ; the sentence names the first thing in which they do.
+        BadRequestError: The servers differ; the message names the first different fact.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
     async with together() as group:
-        asked = [group.create_task(_asked(ask, member)) for member in members]
-    found = [task.result() for task in asked]
+        tasks = [group.create_task(_ask(ask, member)) for member in members]
+    answers = [task.result() for task in tasks]
     known: dict[str, tuple[object, int]] = {}
-    for number, each in enumerate(map(facts, found), 1):
-        for what, said in each.items():
-            first, where = known.setdefault(what, (said, number)) if said is not None else (None, number)
-            if first != said:
+    for number, each in enumerate(map(facts, answers), 1):
+        for name, value in each.items():
+            first, holder = known.setdefault(name, (value, number)) if value is not None else (None, number)
+            if first != value:
                 raise BadRequestError(
-                    f"The {backend.name} servers are not alike: {what} is {first!r} on number {where} of them and "
-                    f"{said!r} on number {number}. Start them alike, or leave one out of base_url.",
+                    f"The {backend.name} servers differ: {name} is {first!r} on server {holder} and {value!r} on "
+                    f"server {number}. Start them with the same settings, or remove one from base_url.",
                     backend=backend.name,
                 )
-    return found
+    return answers
 
 
 def _shown(ids: list[int] | None) -> str:
     return "unknown (it does not encode text)" if ids is None else f"{ids[:8]}"
 
 
-async def _asked(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
+async def _ask(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
     return await ask(member)
 
 
@@ -291,6 +291,6 @@ def _admin(member: _Member) -> EngineAdmin:
 
 def _raise_first(outcomes: Sequence[object]) -> None:
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    # What is no error of an engine's says more than those.
+    # Errors of our own code are more informative than those of an engine.
     for error in sorted(failed, key=lambda one: isinstance(one, BackendError)):
         raise error

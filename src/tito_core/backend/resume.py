@@ -1,86 +1,115 @@
-"""What becomes of a generation that the engine was told to abort; the same for every engine.
+"""Resume, discard or commit a generation that the engine aborted; the same for every engine.
 
-A trainer aborts what runs before it changes weights. Both engines then answer with the tokens that are there, SGLang
-also from its queue, with none.
+A trainer aborts running generations before it changes weights. Both engines then answer with the tokens sampled so
+far. SGLang also aborts requests in its queue, which have no tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Literal, get_args
 
 import numpy as np
 
-from tito_core.backend.aborts import RESUMED, Aborts
 from tito_core.backend.checked import generate
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.typed_values import InvalidValueError, at_least, shown
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
-"""Waits after aborts that brought no token, which a server that aborts everything would answer at once."""
+"""Waits after aborts without a token: a server that aborts everything would be asked again without a pause."""
+OnAbort = Literal["resume", "discard", "commit"]
+"""Resume from the sampled tokens, raise an error, or keep the partial answer."""
+MAX_RESUMES = 16
+"""Default of `AbortPolicy.max_resumes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortPolicy:
+    """What to do when the engine aborts a generation.
+
+    Attributes:
+        on_abort: See `OnAbort`.
+        max_resumes: How often one answer is resumed at most.
+
+    Raises:
+        InvalidValueError: An unknown choice, or a negative number.
+    """
+
+    on_abort: OnAbort = "resume"
+    max_resumes: int = MAX_RESUMES
+
+    def __post_init__(self) -> None:
+        if self.on_abort not in get_args(OnAbort):
+            raise InvalidValueError(f"on_abort must be 'resume', 'discard' or 'commit', not {shown(self.on_abort)}.")
+        at_least("max_resumes", self.max_resumes, 0)
+
+
+_DEFAULT_POLICY = AbortPolicy()
 
 
 async def generate_whole(
-    backend: Backend, request: TokenRequest, aborts: Aborts = RESUMED, on_chunk: OnChunk | None = None
+    backend: Backend, request: TokenRequest, policy: AbortPolicy = _DEFAULT_POLICY, on_chunk: OnChunk | None = None
 ) -> TokenResponse:
-    """Generate; what the engine aborts goes on from its tokens, which are then the end of the next request's prompt.
+    """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
 
-    The tokens of a grammar, or before a stop string, cannot be gone on from: engines begin both anew with each request.
-    Such a generation is sampled again from its beginning, unless part of it was given to `on_chunk`.
+    A generation with a grammar or a stop string cannot be resumed, because engines start both anew with each request.
+    It is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
     Raises:
-        GenerationAbortedError: It was aborted, and `aborts` asks for an error, allows no more tries, or asks for tokens
-            that are not there.
+        GenerationAbortedError: It was aborted, and `policy` wants an error, allows no more tries, or wants to commit
+            an answer without tokens.
         BackendError: See `Backend.generate`.
     """
     parts: list[TokenResponse] = []
-    asked, idle = request, 0
-    for resumes in range(aborts.max_resumes + 1):
-        part = await generate(backend, asked, on_chunk)
+    current, idle = request, 0
+    for resumes in range(policy.max_resumes + 1):
+        part = await generate(backend, current, on_chunk)
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)
         if _sampled(parts) >= request.sampling.max_new_tokens:
             return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
-        if aborts.on_abort == "commit" and _sampled(parts):
+        if policy.on_abort == "commit" and _sampled(parts):
             return joined(parts)
-        if aborts.on_abort != "resume":
+        if policy.on_abort != "resume":
             break
         if not resumable(request.sampling):
             if on_chunk is not None and len(part.output_ids):
                 break
             parts.clear()
         idle = 0 if len(part.output_ids) else idle + 1
-        if resumes < aborts.max_resumes:
+        if resumes < policy.max_resumes:
             await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
-        asked = continuing(request, parts, resumes + 1)
-    raise _aborted(backend, request, part, aborts)
+        current = continuing(request, parts, resumes + 1)
+    raise _aborted(backend, request, part, policy)
 
 
 def resumable(sampling: SamplingParams) -> bool:
-    """Return whether a completion can be gone on with: no grammar and no stop string may reach over the cut."""
+    """Return whether a completion can be resumed: no grammar and no stop string may span the cut."""
     return sampling.grammar is None and not sampling.stop
 
 
 def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: int) -> TokenRequest:
-    """Return the request for what is missing after `parts`.
+    """Return the request for the tokens that are missing after `parts`.
 
     Args:
-        request: The whole of it.
-        parts: What there is.
-        number: Number of this request, from 1, which its id and its seed carry: the same seed would draw the same
-            random numbers once more.
+        request: The original request.
+        parts: The responses so far.
+        number: Number of this request, from 1. It goes into the id and the seed: the same seed would draw the same
+            random numbers again.
     """
     before = [part.output_ids for part in parts if len(part.output_ids)]
-    sampling, there = request.sampling, _sampled(parts)
-    left = {
-        "max_new_tokens": sampling.max_new_tokens - there,
-        "min_new_tokens": max(0, sampling.min_new_tokens - there),
+    sampling, sampled = request.sampling, _sampled(parts)
+    remaining = {
+        "max_new_tokens": sampling.max_new_tokens - sampled,
+        "min_new_tokens": max(0, sampling.min_new_tokens - sampled),
         "seed": None if sampling.seed is None else (sampling.seed + number + 2**63) % 2**64 - 2**63,
     }
     text = request.text
@@ -91,7 +120,7 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
     return replace(
         request,
         input_ids=input_ids,
-        sampling=sampling.model_copy(update=left),
+        sampling=sampling.model_copy(update=remaining),
         request_id=f"{request.request_id}-part{number}",
         text=text,
         optional_outputs=request.optional_outputs.model_copy(update={"prompt_logprobs": False})
@@ -101,28 +130,28 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
 
 
 def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
-    """Put the responses of one completion together; each token and logprob stays as its response had it (law 4)."""
+    """Join the responses of one completion; each token and logprob stays as its response reported it (law 4)."""
     if len(parts) == 1:
         return parts[0]
-    said = [part for part in parts if len(part.output_ids)] or [parts[-1]]
-    starts = list(accumulate((len(part.output_ids) for part in said), initial=0))
-    spans = [(part, start, stop) for part, start, stop in zip(said, starts, starts[1:], strict=False)]
-    several = len(said) > 1
+    nonempty = [part for part in parts if len(part.output_ids)] or [parts[-1]]
+    starts = list(accumulate((len(part.output_ids) for part in nonempty), initial=0))
+    spans = [(part, start, stop) for part, start, stop in zip(nonempty, starts, starts[1:], strict=False)]
+    several = len(nonempty) > 1
     return replace(
         parts[-1],
-        output_ids=np.concatenate([part.output_ids for part in said]),
-        logprobs=np.concatenate([part.logprobs for part in said]),
+        output_ids=np.concatenate([part.output_ids for part in nonempty]),
+        logprobs=np.concatenate([part.logprobs for part in nonempty]),
         prompt_length=parts[0].prompt_length,
-        cached_tokens=said[0].cached_tokens,
+        cached_tokens=nonempty[0].cached_tokens,
         latency_s=sum(part.latency_s for part in parts),
         versions=_versions(spans),
-        columns=_columns(said),
+        columns=_columns(nonempty),
         responses=tuple(ResponseSpan(a, b, part.request_id) for part, a, b in spans) if several else (),
     )
 
 
 def _versions(spans: Sequence[tuple[TokenResponse, int, int]]) -> tuple[VersionSpan, ...]:
-    """Move version spans to where their response begins; one version over a cut is one span (law 10)."""
+    """Shift version spans to the start of their response; one version on both sides of a cut is one span (law 10)."""
     tiled: list[VersionSpan] = []
     for part, at, _ in spans:
         for start, stop, version in part.versions:
@@ -134,7 +163,7 @@ def _versions(spans: Sequence[tuple[TokenResponse, int, int]]) -> tuple[VersionS
 
 
 def _columns(parts: Sequence[TokenResponse]) -> Mapping[str, Column]:
-    """Let each column go on with the rows of the next part that it has not: those of the token that was routed last."""
+    """Append to each column the rows of the next part that it lacks; parts overlap in the last routed token."""
     columns = dict(parts[0].columns)
     for part in parts[1:]:
         for name, more in part.columns.items():
@@ -148,20 +177,23 @@ def _sampled(parts: Sequence[TokenResponse]) -> int:
     return sum(len(part.output_ids) for part in parts)
 
 
-def _aborted(backend: Backend, request: TokenRequest, last: TokenResponse, aborts: Aborts) -> GenerationAbortedError:
-    said = f" ({last.message})" if last.message else ""
-    again = f"It was resumed {aborts.max_resumes} times, as max_resumes allows, and aborted each time."
-    if aborts.on_abort == "discard":
-        again = "on_abort='resume' would go on from them."
-    elif aborts.on_abort == "commit":
-        again = "There were none to commit."
+def _aborted(
+    backend: Backend, request: TokenRequest, last: TokenResponse, policy: AbortPolicy
+) -> GenerationAbortedError:
+    message = f" ({last.message})" if last.message else ""
+    reason = f"It was resumed {policy.max_resumes} times, the limit of max_resumes, and aborted each time."
+    if policy.on_abort == "discard":
+        reason = "Use on_abort='resume' to continue from them."
+    elif policy.on_abort == "commit":
+        reason = "There were no tokens to commit."
     elif not resumable(request.sampling):
-        again = (
-            "An answer with a grammar or stop strings cannot be resumed, and not be sampled again once it was shown."
+        reason = (
+            "An answer with a grammar or stop strings cannot be resumed, and cannot be sampled again once a part of it "
+            "was streamed."
         )
     return GenerationAbortedError(
-        f"{backend.name} aborted the generation{said}; its partial tokens were discarded and the ledger is as before. "
-        f"{again} Run the turn again.",
+        f"{backend.name} aborted the generation{message}; its partial tokens were discarded and the ledger is "
+        f"unchanged. {reason} Run the turn again.",
         backend=backend.name,
         request_id=request.request_id,
     )

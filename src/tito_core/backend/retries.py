@@ -1,4 +1,4 @@
-"""Requests that are sent again, where what failed may pass, or at once, where none needs the answer of another."""
+"""Retries of transient failures, and a task group that raises its first error."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 _LOGGED = 300
-"""Characters of an error that a line of the log repeats."""
+"""Characters of an error in a log line."""
 LONGEST_WAIT_S = 60.0
-"""Bound on what a server's `Retry-After` can make us wait, in seconds."""
+"""Longest wait for a server's `Retry-After`, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of a request: its number from 0, which a backend works into the request id."""
+    """One try of a request. Its number, from 0, becomes part of the request id."""
 
     number: int
 
     def name(self, request_id: str) -> str:
-        """Return the id of this try. SGLang refuses an id that is still running, so a retry needs its own."""
+        """Return the request id of this try. SGLang refuses an id that is still running, so each retry has its own."""
         return request_id if not self.number else f"{request_id}-retry{self.number}"
 
 
 class Retries:
-    """Connection failures, 429, 503 and other 5xx are tried again; never another 4xx, and never a late answer.
+    """Retry connection failures, 429, 503 and other 5xx; never another 4xx or a timeout.
 
-    They are the only retries: what is raised in the end, Strands does not try again.
+    These are the only retries: Strands does not retry the error that is raised in the end.
 
     Args:
-        max_attempts: Tries in all.
-        sleep: Waits between them.
+        max_attempts: Most tries, the first included.
+        sleep: Waits between tries.
     """
 
     def __init__(self, max_attempts: int = 4, sleep: Sleep = asyncio.sleep) -> None:
@@ -56,19 +56,19 @@ class Retries:
         self._sleep = sleep
 
     async def __call__(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """Do work, again while it fails in a way that may pass.
+        """Call `work`, and retry transient failures.
 
         Raises:
-            BackendError: What the last try raised.
+            BackendError: The error of the last try.
         """
         try:
             return await work(Attempt(0))
         except BackendError as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise
             first = error
-        tries = AsyncRetrying(  # made only now: most requests never need it
-            retry=retry_if_exception(may_pass),
+        tries = AsyncRetrying(  # created only now: most requests need no retry
+            retry=retry_if_exception(is_transient),
             stop=stop_after_attempt(self.max_attempts),
             wait=_wait,
             sleep=self._sleep,
@@ -83,14 +83,14 @@ class Retries:
                         raise first
                     return await work(Attempt(number))
         finally:
-            del first  # its traceback holds this frame
+            del first  # its traceback refers to this frame
         raise AssertionError("tenacity re-raises the last error")
 
     def _log_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         wait_s = state.next_action.sleep if state.next_action else 0.0
         _log.warning(
-            "try %d of %d failed, the next comes in %.2f s: request %s: %s: %s",
+            "try %d of %d failed, retrying in %.2f s: request %s: %s: %s",
             state.attempt_number,
             self.max_attempts,
             wait_s,
@@ -100,8 +100,8 @@ class Retries:
         )
 
 
-def may_pass(error: BaseException) -> bool:
-    """Return whether another try may do better, and may be made."""
+def is_transient(error: BaseException) -> bool:
+    """Return whether a failure is transient and the request can be retried."""
     return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
 
 
@@ -109,15 +109,15 @@ _backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
 
 
 def _wait(state: RetryCallState) -> float:
-    """Wait what the server asked for (`Retry-After`), else exponentially longer with jitter."""
+    """Return the seconds to wait: the server's `Retry-After`, else exponential backoff with jitter."""
     error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after_s if isinstance(error, ThrottledError) else None
-    return _backoff(state) if asked is None else min(max(asked, 0.0), LONGEST_WAIT_S)
+    retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
+    return _backoff(state) if retry_after_s is None else min(max(retry_after_s, 0.0), LONGEST_WAIT_S)
 
 
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """Open a task group whose first error is raised as it is, once the others have been cancelled and have ended."""
+    """Open a task group that cancels its tasks on the first error and raises that error without a group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

@@ -1,4 +1,4 @@
-"""Engine-neutral sampling parameters, validated where the user writes them."""
+"""Engine-neutral sampling parameters, validated at construction."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import Field, field_validator, model_validator
 
 from tito_core.backend.typed_values import InvalidValueError, TypedValues, nearest, refuse_unknown, shown
 
-_ANSWER_SHAPE = (
+_RESPONSE_FIELDS = (
     *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),
     *("logprobs", "top_logprobs", "prompt_logprobs", "return_logprob", "logprob_start_len", "logprob_token_ids"),
     *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),
     *("return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "return_text_in_logprobs"),
     *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
 )
-_PROMPT = (
+_PROMPT_FIELDS = (
     *("prompt", "prompt_embeds", "input_ids", "token_ids", "text", "messages", "model", "rid", "request_id"),
     *("add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
 )
@@ -26,12 +26,12 @@ _OTHER_NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
-    "stop_regex": "stop",  # a malformed one kills a real SGLang server
+    "stop_regex": "stop",  # a malformed regex crashes an SGLang server
     **dict.fromkeys(("structured_outputs", "response_format", "json_schema", "regex", "ebnf"), "grammar"),
     **dict.fromkeys(("structural_tag", "choice", "guided_json", "guided_regex", "guided_grammar"), "grammar"),
 }
-"""Engines' own names of what `SamplingParams` has: set past it, the record of the turn would not know of it."""
-_WANTED_NAMES = {
+"""Engine names of fields of `SamplingParams`. In `extra` they would bypass the turn's record."""
+_OPTIONAL_OUTPUT_NAMES = {
     "top_logprobs_num": "top_logprobs",
     **dict.fromkeys(
         ("return_routed_experts", "routed_experts_start_len", "routed_experts_prompt_start"), "routed_experts"
@@ -40,15 +40,15 @@ _WANTED_NAMES = {
     "priority": "priority",
     "cache_salt": "cache_salt",
 }
-"""Engines' own names of what a rollout asks for by `wanted`."""
-OWNED_FIELDS = frozenset([*_ANSWER_SHAPE, *_PROMPT])
-"""Fields that a backend sets itself; a user's `extra` may not."""
+"""Engine names of fields of `OptionalOutputs`."""
+OWNED_FIELDS = frozenset([*_RESPONSE_FIELDS, *_PROMPT_FIELDS])
+"""Fields that a backend sets itself; not allowed in `extra`."""
 LOWEST_TEMPERATURE = 0.01
-"""vLLM raises a lower one to this without a word, and both engines take a very low one for 0."""
+"""vLLM silently raises a lower temperature to this; both engines treat a very low one as 0."""
 
 
 AVOIDED_BIAS = -100.0
-"""Added to the logits of a grammar's avoided ids: where it leaves no other token they come all the same."""
+"""Added to the logits of a grammar's avoided ids. They are still sampled if the grammar allows no other token."""
 _BIAS = "logit_bias"
 
 
@@ -56,10 +56,10 @@ class Grammar(TypedValues):
     """A constraint on the completion; whatever is sampled under it is `CONSTRAINED`.
 
     Attributes:
-        kind: What `value` is; a "structural_tag" is XGrammar's, in its form with a "format".
-        value: The grammar, as text.
-        avoided_ids: Tokens that the grammar would let through by their bytes alone, such as `<tool_call>` inside a JSON
-            string. They get a `logit_bias` of -100, so that they come only where the grammar leaves nothing else.
+        kind: Type of `value`; "structural_tag" is XGrammar's, in its form with a "format".
+        value: The grammar as text.
+        avoided_ids: Tokens that the grammar allows by their bytes alone, such as `<tool_call>` inside a JSON string.
+            They get a `logit_bias` of -100, so that they are sampled only if the grammar allows nothing else.
     """
 
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
@@ -68,15 +68,15 @@ class Grammar(TypedValues):
 
 
 class SamplingParams(TypedValues):
-    """Sampling parameters of one rollout. All are sent explicitly, so a server's own defaults cannot change it.
+    """Sampling parameters of one rollout. All are sent explicitly, so that a server's defaults have no effect.
 
     Attributes:
-        max_new_tokens: Most tokens to sample in a turn; clamped to what the context leaves.
+        max_new_tokens: Most tokens to sample in a turn; clamped to the room in the context.
         temperature: 0 is greedy; otherwise at least 0.01.
-        top_k: -1 means all. One past int32 kills a real SGLang server, so it is refused here.
-        stop: Strings that end an answer; a string alone is one of them.
-        seed: Seed of a turn's sampling where the engine has one, None for a random one.
-        extra: Further fields passed to the engine as they are, except those the backend owns.
+        top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
+        stop: Strings that end an answer, or one such string.
+        seed: Seed of a turn's sampling; None for a random one.
+        extra: Further fields, passed to the engine unchanged. Fields that the backend sets are refused.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
@@ -110,14 +110,16 @@ class SamplingParams(TypedValues):
     @classmethod
     def _top_k(cls, value: int) -> int:
         if value == 0:
-            raise ValueError("top_k=0 would leave nothing to sample; use -1 for all tokens or 1 for the likeliest.")
+            raise ValueError("top_k=0 leaves no token to sample: use -1 for all tokens, or 1 for greedy sampling.")
         return value
 
     @field_validator("temperature")
     @classmethod
     def _temperature(cls, value: float) -> float:
         if 0 < value < LOWEST_TEMPERATURE:
-            raise ValueError(f"temperature={value} is too low for engines to tell from 0: use 0 for greedy, or 0.01.")
+            raise ValueError(
+                f"temperature={value} is so low that engines treat it as 0: use 0 (greedy) or at least 0.01."
+            )
         return value
 
     @field_validator("extra")
@@ -125,32 +127,35 @@ class SamplingParams(TypedValues):
     def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
         if owned := sorted(OWNED_FIELDS & set(value)):
             raise ValueError(
-                f"The backend sets {', '.join(owned)} itself, since token-exact rollouts depend on it. "
-                "For n samples, make n rollouts."
+                f"extra must not contain {', '.join(owned)}: the backend sets these fields, as token-exact rollouts "
+                "depend on them. For n samples, run n rollouts."
             )
         for name in value:
             if own := name if name in cls.model_fields else _OTHER_NAMES.get(name):
-                raise ValueError(f"extra may not hold {name!r}: use the sampling parameter {own!r}, which is recorded.")
-            if name in _WANTED_NAMES:
-                raise ValueError(f"extra may not hold {name!r}: ask for it by wanted={{{_WANTED_NAMES[name]!r}: ...}}.")
+                raise ValueError(
+                    f"extra must not contain {name!r}: use the sampling parameter {own!r}, which is recorded."
+                )
+            if name in _OPTIONAL_OUTPUT_NAMES:
+                option = _OPTIONAL_OUTPUT_NAMES[name]
+                raise ValueError(f"extra must not contain {name!r}: use optional_outputs={{{option!r}: ...}}.")
         if not isinstance(value.get(_BIAS, {}), dict):
-            raise ValueError(f"extra: logit_bias must map token ids to numbers, not {shown(value[_BIAS])}.")
+            raise ValueError(f"logit_bias in extra must map token ids to numbers, not {shown(value[_BIAS])}.")
         try:
             json.dumps(value, allow_nan=False)
-            return deepcopy(value)  # what a user goes on to change is not what was checked
+            return deepcopy(value)  # the user may change the original after this check
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"extra cannot be sent as JSON ({error}): {shown(value)}.") from None
+            raise ValueError(f"extra cannot be encoded as JSON ({error}): {shown(value)}.") from None
 
     @model_validator(mode="after")
     def _lengths(self) -> SamplingParams:
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
-                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower it."
+                f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}: lower it."
             )
         if self.grammar is not None and self.min_new_tokens:
             raise ValueError(
-                f"min_new_tokens={self.min_new_tokens} and a grammar do not go together: once the grammar is complete "
-                "no token is left to sample, which kills some servers. Let the grammar say how long it is."
+                f"min_new_tokens={self.min_new_tokens} cannot be combined with a grammar: a complete grammar allows no "
+                "further token, which crashes some servers. Express the minimum length in the grammar."
             )
         return self
 
@@ -161,12 +166,12 @@ class SamplingParams(TypedValues):
         limits = {"max_new_tokens": room, "min_new_tokens": min(self.min_new_tokens, room)}
         return self.model_copy(update=limits)
 
-    def apart(self) -> SamplingParams:
-        """Return the same parameters with `extra` of their own, for somebody who may change it."""
+    def copied(self) -> SamplingParams:
+        """Return the parameters with a deep copy of `extra`, which a backend may modify."""
         return self.model_copy(update={"extra": deepcopy(self.extra)})
 
     def shared_fields(self) -> dict[str, Any]:
-        """Return the fields that vLLM and SGLang call by the same names, as JSON-compatible values."""
+        """Return the fields with the same names in vLLM and SGLang, as JSON-compatible values."""
         extra = dict(self.extra)
         if self.grammar is not None and self.grammar.avoided_ids:
             avoided = dict.fromkeys(map(str, self.grammar.avoided_ids), AVOIDED_BIAS)
@@ -194,16 +199,15 @@ def refuse_unknown_option(
     """Check the names of options.
 
     Raises:
-        InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
+        InvalidValueError: A name is unknown; the message suggests the nearest, or says where sampling parameters go.
     """
     for name in given:
         if name in known or name in allowed:
             continue
         if name in SamplingParams.model_fields:
-            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
+            raise InvalidValueError(f"{name} is a sampling parameter: pass it as sampling={{{name!r}: ...}}.")
         if not nearest(name, known) and (sampling := nearest(name, SamplingParams.model_fields)):
             raise InvalidValueError(
-                f"There is no {what} {shown(name)}; did you mean the sampling parameter in "
-                f"sampling={{{sampling!r}: ...}}?"
+                f"Unknown {what} {shown(name)}. Did you mean the sampling parameter sampling={{{sampling!r}: ...}}?"
             )
     refuse_unknown(what, {name: value for name, value in given.items() if name not in allowed}, known)

@@ -1,4 +1,4 @@
-"""Names and values that users type: what is wrong is one sentence, for an unknown name with the nearest known."""
+"""Check names and values that users type; an error is one sentence and suggests the nearest known name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHOWN = 80
 
 
 class InvalidValueError(ValueError):
-    """A value that a user typed is not allowed; the sentence names the field, the value and what is allowed."""
+    """A user's value is not allowed; the message names the field, the value and the allowed values."""
 
 
 def shown(value: object) -> str:
-    """Return a wrong value as an error shows it, shortened; of one that cannot be written down, only its type."""
+    """Return a value's `repr` for an error, shortened; only its type if `repr` fails."""
     try:
         text = repr(value)
     except Exception:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
@@ -27,10 +27,10 @@ def shown(value: object) -> str:
 
 
 def positive_seconds(name: str, given: Any, allowed: str = "a positive number of seconds") -> float:
-    """Return a time that a user gave, in seconds.
+    """Return a user's time in seconds.
 
     Raises:
-        InvalidValueError: It is not a positive number, or too large for a clock.
+        InvalidValueError: Not a positive finite number.
     """
     try:
         seconds = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else math.nan
@@ -42,10 +42,10 @@ def positive_seconds(name: str, given: Any, allowed: str = "a positive number of
 
 
 def at_least(name: str, given: Any, least: int, allowed: str = "") -> int:
-    """Return a whole number that a user gave.
+    """Return a user's whole number.
 
     Raises:
-        InvalidValueError: It is not a whole number, or less than `least`.
+        InvalidValueError: Not a whole number, or less than `least`.
     """
     if not isinstance(given, int) or isinstance(given, bool) or given < least:
         allowed = allowed or f"a whole number, at least {least}"
@@ -62,7 +62,7 @@ class TypedValues(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    if not TYPE_CHECKING:  # type checkers read the fields as arguments
+    if not TYPE_CHECKING:  # type checkers take the fields as arguments
 
         def __init__(self, **values: Any) -> None:
             try:
@@ -70,18 +70,18 @@ class TypedValues(BaseModel):
             except ValidationError as error:
                 raise InvalidValueError(sentence(error)) from None
 
-        __init__.__pydantic_base_init__ = True  # `model_validate` need not call it
+        __init__.__pydantic_base_init__ = True  # so that `model_validate` does not call it
 
 
 def sentence(error: ValidationError) -> str:
-    """Return the first problem of pydantic's report as one sentence."""
+    """Return pydantic's first problem as one sentence."""
     problems = error.errors(include_url=False)
     first = problems[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     if first["type"] in _BY_NAME:
         return f"{'.'.join(map(str, first['loc']))} {_BY_NAME[first['type']]}."
-    same = [problem for problem in problems if problem["loc"][:1] == first["loc"][:1]]  # a union has one for each kind
+    same = [problem for problem in problems if problem["loc"][:1] == first["loc"][:1]]  # a union has one per member
     allowed = " or ".join(dict.fromkeys(_allowed(problem["msg"]) for problem in same))
     where = "".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"][: _depth(first["loc"])])
     return f"{where} must {allowed}, not {shown(first['input'])}."
@@ -91,40 +91,40 @@ _BY_NAME = {"missing": "is missing: give it", "extra_forbidden": "is not a known
 
 
 def _allowed(message: str) -> str:
-    """Return what pydantic says of a value, as the rest of a sentence."""
+    """Return pydantic's rule for a value, to follow "must"."""
     allowed = message.split(" should ")[-1].partition(", unable")[0]
     return allowed.replace("be a valid tuple", "be a list")
 
 
 def _depth(loc: tuple[int | str, ...]) -> int:
-    """Return how much of a place users know: the field and an index in it, not the kinds of a union."""
+    """Return the length of the location to show: the field and an index in it, without union members."""
     return 2 if len(loc) > 1 and isinstance(loc[1], int) else 1
 
 
 def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
-    """Look at the names of a mapping, such as a pydantic model's input.
+    """Check the names of a mapping, such as a pydantic model's input. Anything but a dict is ignored.
 
     Raises:
-        InvalidValueError: One is not known; the sentence suggests the nearest, or lists them all.
+        InvalidValueError: A name is unknown; the message suggests the nearest, or lists all.
     """
     for name in given if isinstance(given, dict) else ():
         if name not in known:
             near = nearest(name, known)
-            hint = f"; did you mean {near!r}?" if near else f". Known: {', '.join(known)}."
-            raise InvalidValueError(f"There is no {what} {shown(name)}{hint}")
+            hint = f"Did you mean {near!r}?" if near else f"Available: {', '.join(known)}."
+            raise InvalidValueError(f"Unknown {what} {shown(name)}. {hint}")
 
 
 def nearest(name: Any, known: Collection[str]) -> str | None:
-    """Return the known name that is nearest to a name, or None."""
+    """Return the known name most similar to `name`, or None."""
     near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
     return near[0] if near else None
 
 
 def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return a mapping as arguments.
+    """Return a mapping as keyword arguments.
 
     Raises:
-        InvalidValueError: A name is not known; see `refuse_unknown`.
+        InvalidValueError: A name is unknown; see `refuse_unknown`.
     """
     names = dict(given)
     refuse_unknown(what, names, known)
@@ -132,7 +132,7 @@ def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -
 
 
 def text(value: object) -> str | None:
-    """Return a string that UTF-8 can write; None for anything else, as a file could not keep it."""
+    """Return a string that can be encoded as UTF-8; None for anything else, which a file could not store."""
     if not isinstance(value, str):
         return None
     try:
@@ -143,5 +143,5 @@ def text(value: object) -> str | None:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a string that UTF-8 can write."""
+    """Return whether a value is a string that can be encoded as UTF-8."""
     return text(value) is not None

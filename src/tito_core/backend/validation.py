@@ -1,4 +1,4 @@
-"""Checks of what a backend reports: what breaks a law does not come in. The same for every backend, ours included."""
+"""Validate what a backend reports against laws 2, 4 and 10. The same for every backend, ours included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_core.backend.errors import (
     UNREADABLE,
     ProtocolViolationError,
 )
-from tito_core.backend.id_text import SAME
+from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import NO_COLUMNS, NOTHING, RawResponse, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import RawReader, floats, integer
@@ -25,21 +25,21 @@ from tito_core.ledger.invariants import MAX_COUNT, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
 LONGEST_S = 1e9
-"""A latency above this, of thirty years, is not one; in milliseconds it has to fit an integer."""
+"""Bound on a latency, in seconds (thirty years): in milliseconds it must fit an integer."""
 _FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
 
 
 def validated(raw: object, request: TokenRequest, info: EngineInfo) -> TokenResponse:
-    """Check laws 2, 4 and 10 on everything that a backend reports of a generation, and make the response of it.
+    """Check laws 2, 4 and 10 on a backend's report of a generation, and return it as a response.
 
     Args:
         raw: What `Backend.generate` returned.
-        request: What was asked.
-        info: What the server said of itself.
+        request: The request that was sent.
+        info: The server's properties.
 
     Raises:
-        ProtocolViolationError: It is not a `RawResponse`, or something in it does not agree; the sentence holds both
-            values.
+        ProtocolViolationError: `raw` is not a `RawResponse`, or contradicts the request or itself; the message holds
+            both values.
     """
     reader = RawReader(info.backend, request.request_id)
     with reader.reading(raw):
@@ -52,7 +52,7 @@ class Validation:
 
     Attributes:
         reader: Reads values, and builds errors.
-        info: What the server said of itself.
+        info: The server's properties.
     """
 
     reader: RawReader
@@ -64,7 +64,9 @@ class Validation:
             raise self.reader.violation(f"Law 4: generate() must return a RawResponse, not {shown(raw)}.")
         finish = self._finish(raw.finish)
         ids = None if raw.output_ids is None else self.reader.integers("output_ids", raw.output_ids)
-        never_ran = finish == Finish.ABORT and not ids  # one that SGLang aborts in its queue tells nothing
+        never_ran = (
+            finish == Finish.ABORT and not ids
+        )  # SGLang reports nothing for a request that it aborts in its queue
         if not never_ran:
             self._echo(request, raw.echoed)
             self._count("prompt_tokens", raw.prompt_tokens, len(request.input_ids))
@@ -90,27 +92,26 @@ class Validation:
             columns=columns,
         )
 
-    def _finish(self, said: object) -> Finish:
-        found = _FINISHES.get(said) if isinstance(said, str) else None
+    def _finish(self, reason: object) -> Finish:
+        found = _FINISHES.get(reason) if isinstance(reason, str) else None
         if found is not None:
             return found
         raise self.reader.violation(
-            f"Law 4: the server finished with reason {shown(said)}; a generation ends in 'stop' or 'length', or in "
-            "'abort'."
+            f"Law 4: the server reported finish reason {shown(reason)}; expected 'stop', 'length' or 'abort'."
         )
 
     def _echo(self, request: TokenRequest, echoed: object) -> None:
-        """Compare the echo with what was sent; undecoded JSON is compared as text first, and decoded if it differs."""
+        """Compare the echo with the ids sent; undecoded JSON is compared as text, and decoded only if it differs."""
         undecoded = isinstance(echoed, bytes | msgspec.Raw)
         if echoed is None or (undecoded and echoed == NOTHING):
             if not request.echo or "echoed" in self.info.unreported:
                 return
             raise self.reader.violation(
-                "Law 4: the server did not echo the prompt ids, so nothing proves what it saw: "
-                "it is too old for token-exact rollouts, or a proxy removed the field."
+                "Law 4: the server did not echo the prompt ids, so nothing proves which prompt it read. Its version is "
+                "too old for token-exact rollouts, or a proxy removed the field: check both."
             )
         if isinstance(echoed, bytes | msgspec.Raw):
-            if echoed == SAME or (request.text is not None and request.text.is_echoed_in(bytes(echoed))):
+            if echoed == SAME_ECHO or (request.text is not None and request.text.is_echoed_in(bytes(echoed))):
                 return
             try:
                 echoed = msgspec.json.decode(echoed, type=list[int])
@@ -118,11 +119,11 @@ class Validation:
                 raise self.reader.violation(f"Law 4: the echo of the prompt is not a list of ids: {error}.") from error
         sent = request.input_ids
         if isinstance(echoed, np.ndarray) and echoed.dtype.kind in "iu" and np.array_equal(echoed, sent):
-            return  # a long prompt as two lists takes a hundred times as long (law 14)
+            return  # comparing a long prompt as lists takes a hundred times as long (law 14)
         seen = self.reader.integers("echoed", echoed)
         if len(seen) != len(sent):
-            raise self.reader.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(seen)}.")
-        self.reader.same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), seen)
+            raise self.reader.violation(f"Law 4: {len(sent)} prompt ids were sent, but the server read {len(seen)}.")
+        self.reader.same_ids("prompt id {} at offset {} was sent, but the server read {}", sent.tolist(), seen)
 
     def _output(
         self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, at_least: int
@@ -130,43 +131,49 @@ class Validation:
         limit = request.sampling.max_new_tokens
         if ids is None or raw.logprobs is None:
             missing = "output ids" if ids is None else "logprobs"
-            raise self.reader.violation(f"Law 4: the answer holds no {missing}, though they were asked for.")
+            raise self.reader.violation(f"Law 4: the answer has no {missing}, which were requested.")
         logprobs = self.reader.floats("logprobs", raw.logprobs)
         if len(ids) != len(logprobs):
-            raise self.reader.violation(f"Law 2: the server gave {len(ids)} output ids and {len(logprobs)} logprobs.")
+            raise self.reader.violation(
+                f"Law 2: the server returned {len(ids)} output ids and {len(logprobs)} logprobs."
+            )
         if len(ids) < at_least:
-            raise self.reader.violation("Law 4: the server gave no output ids, not even a stop token.")
+            raise self.reader.violation("Law 4: the server returned no output ids, not even a stop token.")
         if len(ids) > limit:
-            raise self.reader.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
+            raise self.reader.violation(
+                f"Law 4: at most {limit} tokens were requested, but the server returned {len(ids)}."
+            )
         packed = self.reader.token_ids(ids)
         if raw.logprob_ids is not None:
             scored = raw.logprob_ids.tolist() if isinstance(raw.logprob_ids, np.ndarray) else list(raw.logprob_ids)
             if len(scored) != len(ids):
-                raise self.reader.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(scored)} ids.")
+                raise self.reader.violation(
+                    f"Law 4: the server returned {len(ids)} output ids, but logprobs of {len(scored)} ids."
+                )
             self.reader.same_ids("output id {} at offset {} has the logprob of {}", ids, scored)
         check_output_ids(packed, self.info.vocab_size, backend=self.info.backend, request_id=request.request_id)
         return packed, self.reader.logprobs(logprobs, ids)
 
-    def _stop(self, said: object) -> int | str | None:
-        found = integer(said) if text(said) is None else text(said)
-        if found is None and said is not None:
-            raise self.reader.violation(f"Law 4: stop must be a token id, a stop string or None, not {shown(said)}.")
+    def _stop(self, stop: object) -> int | str | None:
+        found = integer(stop) if text(stop) is None else text(stop)
+        if found is None and stop is not None:
+            raise self.reader.violation(f"Law 4: stop must be a token id, a stop string or None, not {shown(stop)}.")
         return found
 
     def _end(self, finish: Finish, output_ids: list[int], stop: int | str | None, request: TokenRequest) -> None:
-        """Check that a stop token is the last id and the only stop, and that a length finish used its budget."""
+        """Check that a stop token is the last id and the only stop, and that a "length" finish used all its tokens."""
         sampling = request.sampling
         if finish == Finish.STOP and isinstance(stop, int) and output_ids[-1] != stop:
             raise self.reader.violation(
-                f"Law 4: stop token {stop} ended the output, whose last id is {output_ids[-1]}."
+                f"Law 4: the server reported stop token {stop}, but the last output id is {output_ids[-1]}."
             )
         if finish == Finish.LENGTH and len(output_ids) != sampling.max_new_tokens:
             raise self.reader.violation(
-                f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
+                f"Law 4: the output finished with 'length' after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
-        last = None if finish == Finish.ABORT else -1  # what was aborted did not end
+        last = None if finish == Finish.ABORT else -1  # an aborted output has no stop at its end
         before = output_ids[sampling.min_new_tokens : last]
-        # With `ignore_eos`, SGLang lets stop ids pass.
+        # With `ignore_eos`, SGLang also ignores stop ids.
         passed = [] if sampling.ignore_eos else [stop for stop in sampling.stop_token_ids if stop in before]
         if passed:
             at = sampling.min_new_tokens + min(map(before.index, passed))
@@ -180,13 +187,13 @@ class Validation:
             return
         if integer(reported) != expected:
             raise self.reader.violation(
-                f"Law 4: the server reported {name}={shown(reported)}, the request and answer hold {expected}."
+                f"Law 4: the server reported {name}={shown(reported)}, but request and answer hold {expected}."
             )
 
     def _cached(self, reported: object) -> int | None:
-        """Check the tokens from the prefix cache.
+        """Check the number of tokens from the prefix cache.
 
-        They are not compared with the prompt's: an engine that had to begin a request again may count twice.
+        It may exceed the prompt's length: an engine that restarts a request may count its tokens twice.
         """
         found = integer(reported)
         if reported is not None and (found is None or not 0 <= found <= MAX_COUNT):
@@ -195,10 +202,10 @@ class Validation:
             )
         return found
 
-    def _seconds(self, said: object) -> float:
-        [seconds] = floats([said]) or [None]
+    def _seconds(self, latency: object) -> float:
+        [seconds] = floats([latency]) or [None]
         if seconds is None or not 0 <= seconds <= LONGEST_S:
-            raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {shown(said)}.")
+            raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {shown(latency)}.")
         return float(seconds)
 
     def _versions(self, spans: object, length: int) -> tuple[VersionSpan, ...]:
@@ -222,13 +229,13 @@ class Validation:
 
 
 def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:
-    """Check what a server sampled: it would refuse an id outside its vocabulary, or die of it, in the next prompt.
+    """Check sampled ids: in a later prompt the server would refuse an id outside its vocabulary, or crash.
 
     Args:
         output_ids: int32, shape (n,), none negative.
-        vocab_size: Rows of the server's embedding; None where it is not known, which leaves nothing to check.
+        vocab_size: Rows of the server's embedding; None if unknown, then nothing is checked.
         backend: Name for the error.
-        request_id: Ours, for the error.
+        request_id: Our request id, for the error.
 
     Raises:
         ProtocolViolationError: An id is outside the vocabulary (law 4).
@@ -238,11 +245,10 @@ def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: s
 
 
 def outside_vocabulary(token: int, of: str, backend: str, request_id: str) -> ProtocolViolationError:
-    """Return the error for a sampled id that the server itself would not take."""
+    """Return the error for a sampled id outside the server's own vocabulary."""
     return ProtocolViolationError(
-        f"Law 4: {backend} answered with output id {token}, which is outside its own vocabulary {of}, and could not "
-        "take it in a later prompt. Nothing of the answer is kept: run the turn again, and check the server or a "
-        "proxy before it if that stays so.",
+        f"Law 4: {backend} returned output id {token}, which is outside its own vocabulary {of}. The answer was "
+        "discarded. Run the turn again; if the error persists, check the server and any proxy in front of it.",
         backend=backend,
         request_id=request_id,
     )

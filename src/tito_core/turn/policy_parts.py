@@ -103,7 +103,7 @@ class PromptCache:
         """
         text, before = prompt.then(output), self._of(ledger, draft.parent)
         ids = draft.columns.ids
-        same = text.is_of(ledger.path_ids(draft.parent, ids)) if before is None else text.goes_on(before, ids)
+        same = text.matches(ledger.path_ids(draft.parent, ids)) if before is None else text.continues(before, ids)
         if not same:
             raise LawViolationError(
                 4,

@@ -195,7 +195,7 @@ def prepare(
     tools = {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     sampling = turn_input.constraint.sampling(settings.sampling, policy.parser, tools, tail)
-    text = policy.prompts.text(ledger, match.parent, delta.ids).standing_for(input_ids)
+    text = policy.prompts.text(ledger, match.parent, delta.ids).for_array(input_ids)
     request = TokenRequest(
         input_ids,
         policy.sampling(sampling).within(room),

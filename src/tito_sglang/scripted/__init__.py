@@ -1,6 +1,6 @@
-"""A scripted SGLang server, as recorded from SGLang 0.5.23; `KIT` is found by the entry point `tito.wires`.
+"""A scripted SGLang server, modelled on recordings of SGLang 0.5.23. The entry point `tito.wires` finds `KIT`.
 
-It judges the backend, and so shares no code with it: it imports the frame of scripted servers alone.
+It tests the backend, so it shares no code with it: it imports only `strands_tito.testing`.
 """
 
 from __future__ import annotations

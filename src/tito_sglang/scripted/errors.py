@@ -1,5 +1,7 @@
-"""SGLang 0.5.23's four error shapes, one recorded body for each kind of refusal; only values that a client reads are
-filled."""
+"""The four error shapes of SGLang 0.5.23, one recorded body per kind of refusal.
+
+Only values that a client reads are filled in.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penal
 _TEXTS = ("stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens", "no_stop_trim", "watermark")
 _OTHERS = ("spaces_between_special_tokens", "logit_bias", "custom_params", "beam_width", "choice")
 FIELDS = (*_INTEGERS, *_FLOATS, *GRAMMARS, *_TEXTS, *_OTHERS)
-"""The sampling fields that the server knows."""
+"""The server's sampling fields."""
 
 
 class Refused(Exception):
-    """The request is refused before any answer begins; reaches no script."""
+    """The request is refused before any response begins; it does not reach the script."""
 
     def __init__(self, response: WireResponse) -> None:
         super().__init__(response.status)
@@ -27,7 +29,7 @@ class Refused(Exception):
 
 
 class Rejected(Exception):
-    """The request is refused inside the server: a 400 with `{"error": {"message"}}`, or an event of a stream."""
+    """The engine refuses the request: a 400 with `{"error": {"message"}}`, or an event of a stream."""
 
 
 def rejection(message: str, status: int = 400) -> WireResponse:
@@ -36,7 +38,7 @@ def rejection(message: str, status: int = 400) -> WireResponse:
 
 
 def rejection_event(message: str) -> dict[str, Any]:
-    """The same in a stream, whose status is 200 already."""
+    """The same as an event of a stream, whose status is already 200."""
     return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
 
 
@@ -68,7 +70,7 @@ bad_pause_mode = _schema("is_instance_of", "('body',)", "Input should be an inst
 
 
 def check_contract(params: Mapping[str, Any], input_ids: Any) -> None:
-    """Refuses unknown sampling fields and values of another type, as the server's contract check does."""
+    """Refuse unknown sampling fields and values of a wrong type, as the server's contract check does."""
     if isinstance(input_ids, list) and input_ids and isinstance(input_ids[0], bool):
         raise Refused(contract("invalid type: boolean `true`, expected a sequence"))
     for name, value in params.items():
@@ -92,7 +94,7 @@ _RANGES = (
 
 
 def check_values(params: Mapping[str, Any], vocab_size: int) -> None:
-    """Rejects sampling values out of range; `Rejected` carries the server's sentence."""
+    """Reject sampling values out of range; `Rejected` has the server's message."""
     for name, low, high, words in _RANGES:
         value = params.get(name)
         if value is not None and not low <= value <= high:

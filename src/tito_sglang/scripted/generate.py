@@ -1,4 +1,4 @@
-"""How SGLang 0.5.23 writes a finished generation down: `/generate`, whole and streamed."""
+"""Responses of SGLang 0.5.23's `/generate`, whole and streamed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from strands_tito.testing.wire import (
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
-    """Renders `/generate`. `many` (a batch, or n above 1) makes the answer a list."""
+    """Renders `/generate`. With `many` (a batch, or n above 1) the response is a list."""
 
     state: EngineState
     body: Mapping[str, Any]
     many: bool
 
     def __call__(self, answers: Sequence[Settled], seconds: float) -> WireResponse:
-        """One object per prompt and sample."""
+        """Return one object per prompt and sample."""
         if self.body.get("stream"):
             return sse_response([event for answer in answers for event in self._events(answer, seconds)])
         written = [self._whole(answer, seconds) for answer in answers]
@@ -49,7 +49,7 @@ class GenerateAnswer:
         return written
 
     def _events(self, answer: Settled, seconds: float) -> Iterator[dict[str, Any]]:
-        """Cumulative in text, ids and logprobs; the first event, every `stream_interval`-th token, and the last."""
+        """Yield cumulative events for the first token, every `stream_interval`-th and the last."""
         if answer.queued:
             yield self._whole(answer, seconds)
             return
@@ -74,11 +74,11 @@ class GenerateAnswer:
             yield event
 
     def _cached(self, answer: Settled) -> int:
-        """Asking for prompt logprobs from k on keeps the cache only up to k."""
+        """Return the cached tokens: with prompt logprobs from offset k, the cache is used only up to k."""
         start = self.body.get("logprob_start_len")
-        wanted = self.body.get("return_logprob") and start is not None and start >= 0
+        scores_prompt = self.body.get("return_logprob") and start is not None and start >= 0
         salt = f"{self.body.get('extra_key') or ''}{self.body.get('cache_salt') or ''}"
-        return cached_tokens(self.state, answer, salt, start if wanted else None)
+        return cached_tokens(self.state, answer, salt, start if scores_prompt else None)
 
     def _meta(self, answer: Settled, cached: int, seconds: float) -> dict[str, Any]:
         request = answer.request
@@ -112,7 +112,7 @@ class GenerateAnswer:
         return base64.b64encode(experts.astype("<i4").tobytes()).decode()  # int32, without a shape
 
     def _mask(self, answer: Settled) -> dict[str, Any]:
-        """For each output token the ids it was chosen from, and logprobs of the sampled one, or of all, over these."""
+        """Return per output token the ids it was sampled from, and logprobs over these, of the sampled id or of all."""
         request, n = answer.request, len(answer.output_ids)
         whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
         kept = answer.completion.support or [
@@ -130,7 +130,7 @@ class GenerateAnswer:
         }
 
     def _waiting(self, answer: Settled, seconds: float) -> dict[str, Any]:
-        """An abort in the queue: no prompt_tokens, no cached_tokens."""
+        """Return the meta information of a request aborted in the queue: no prompt_tokens, no cached_tokens."""
         logprobs = self._logprobs(answer) if self.body.get("return_logprob") else {}
         return {
             "id": answer.request.server_id,
@@ -143,21 +143,21 @@ class GenerateAnswer:
         }
 
     def _logprobs(self, answer: Settled) -> dict[str, Any]:
-        """`[logprob, id, null]` entries: the prompt's from `logprob_start_len` (raw), and the output's."""
+        """Return `[logprob, id, null]` entries of the prompt from `logprob_start_len` on (raw), and of the output."""
         ids, start = answer.request.prompt_ids, self.body.get("logprob_start_len")
         start = len(ids) if start is None or start < 0 else start
         k = self.body.get("top_logprobs_num") or 0
         text = self.state.piece if self.body.get("return_text_in_logprobs") else lambda token: None
-        given: list[Any] = []
+        prompt: list[Any] = []
         if start < len(ids):
             scores = answer.scorer.score(ids, start + 1, 1.0) if start + 1 < len(ids) else []
-            given = [[None, ids[start], text(ids[start])]]
-            given += [[lp, token, text(token)] for lp, token in zip(scores, ids[start + 1 :], strict=True)]
-        said = [[lp, token, text(token)] for lp, token in zip(answer.logprobs, answer.output_ids, strict=True)]
+            prompt = [[None, ids[start], text(ids[start])]]
+            prompt += [[lp, token, text(token)] for lp, token in zip(scores, ids[start + 1 :], strict=True)]
+        output = [[lp, token, text(token)] for lp, token in zip(answer.logprobs, answer.output_ids, strict=True)]
         entries: dict[str, Any] = {
-            "input_token_logprobs": given,
-            "output_token_logprobs": said,
-            "output_token_logprobs_length": len(said),
+            "input_token_logprobs": prompt,
+            "output_token_logprobs": output,
+            "output_token_logprobs_length": len(output),
         }
         if k:
             whole = (*ids, *answer.output_ids)
@@ -165,8 +165,8 @@ class GenerateAnswer:
                 reported_top(answer.scorer, answer.request, whole, n, k) for n in range(len(ids), len(whole))
             ]
             before = [answer.scorer.top(ids, n, k, 1.0) for n in range(start + 1, len(ids))]
-            entries["input_top_logprobs"] = [None, *(_entries(top[:k]) for top in before)] if given else []
-            entries["output_top_logprobs"] = [_entries(top[:k]) for top in tops[: len(said)]]
+            entries["input_top_logprobs"] = [None, *(_entries(top[:k]) for top in before)] if prompt else []
+            entries["output_top_logprobs"] = [_entries(top[:k]) for top in tops[: len(output)]]
         return entries
 
 

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`: a JSON body in, a validated `Generation` out."""
+"""Requests of SGLang's `/generate`: a JSON body in, a validated `Generation` out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ SAMPLING_MASK_TOKENS = 4096  # the server's default --sampling-mask-max-tokens
 
 
 class Killed(Exception):
-    """The request kills the server: the connection ends without a response and nothing listens any more."""
+    """The request crashes the server: the connection closes without a response, and the server stops listening."""
 
 
 def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
-    """`POST /generate` with `input_ids`.
+    """Parse `POST /generate` with `input_ids`.
 
-    Raises `Refused` (400 even for a stream), `Rejected` (400, or an error event of a stream) and `Killed`.
+    Raises:
+        Refused: A 400, also for a stream.
+        Rejected: A 400, or an error event of a stream.
+        Killed: The request crashes the server.
     """
     body = _decoded(headers, raw)
     input_ids: Any = body.get("input_ids")
@@ -64,7 +67,7 @@ def _decoded(headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
 
 
 def _check_shape(input_ids: Any, params: Any) -> None:
-    """The schema's view of `input_ids` and `sampling_params`, before any value is looked at."""
+    """Check the types of `input_ids` and `sampling_params` against the schema."""
     if input_ids is not None and not isinstance(input_ids, list):
         words = f"must be list or null; got {type(input_ids).__name__}"
         raise Refused(errors.bad_input_ids(input_ids, words))
@@ -76,7 +79,7 @@ def _check_shape(input_ids: Any, params: Any) -> None:
 
 
 def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any], ids: Any, batch: bool) -> None:
-    """The engine's own checks, in its order; what it does not check kills it."""
+    """Run the engine's own checks in its order; a bad value that it does not check crashes it."""
     if ids is None and body.get("text") is not None and state.skip_tokenizer_init:
         raise Rejected(
             "The engine initialized with skip_tokenizer_init=True cannot accept text prompts. "
@@ -99,12 +102,12 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
     size, limit = len(ids), state.max_model_len
     if size >= limit:
         raise Rejected(f"The input ({size} tokens) is longer than the model's context length ({limit} tokens).")
-    wanted = _max_new_tokens(params, 0)
-    if size + wanted > limit:
+    requested = _max_new_tokens(params, 0)
+    if size + requested > limit:
         raise Rejected(
             f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
-            f"You requested a total of {size + wanted} tokens: {size} tokens from the input messages and "
-            f"{wanted} tokens for the completion. Please reduce the number of tokens in the input messages "
+            f"You requested a total of {size + requested} tokens: {size} tokens from the input messages and "
+            f"{requested} tokens for the completion. Please reduce the number of tokens in the input messages "
             "or the completion to fit within the limit."
         )
     start = body.get("logprob_start_len")
@@ -120,18 +123,18 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
 
 
 def _check_sampling_mask(params: Mapping[str, Any]) -> None:
-    """Refuses a sampling mask without a finite `top_k`; greedy sampling is `top_k=1` to the server."""
+    """Refuse a sampling mask without a finite `top_k`; the server treats greedy sampling as `top_k=1`."""
     top_k = params.get("top_k")
-    given = 1 if params.get("temperature") == 0 else 2**30 if top_k in (None, -1) else top_k
-    if not 1 <= given <= SAMPLING_MASK_TOKENS:
+    effective = 1 if params.get("temperature") == 0 else 2**30 if top_k in (None, -1) else top_k
+    if not 1 <= effective <= SAMPLING_MASK_TOKENS:
         raise Rejected(
             f"return_sampling_mask requires top_k=1 for greedy sampling or finite 1 < top_k <= {SAMPLING_MASK_TOKENS}; "
-            f"got top_k={given}. Lower top_k or increase --sampling-mask-max-tokens."
+            f"got top_k={effective}. Lower top_k or increase --sampling-mask-max-tokens."
         )
 
 
 def _rids(state: EngineState, body: Mapping[str, Any], prompts: int, n: int, batch: bool) -> list[str]:
-    """One request id for each answer: n samples get fresh ones, a batch numbers a single rid, a rid may run once."""
+    """Return one request id per response: new ids for n samples, numbered ids for a batch; a running id is rejected."""
     rid = body.get("rid")
     if rid is None or n > 1:
         return [random_id(32) for _ in range(prompts * n)]
@@ -148,8 +151,8 @@ def _rids(state: EngineState, body: Mapping[str, Any], prompts: int, n: int, bat
 
 
 def _max_new_tokens(params: Mapping[str, Any], default: int) -> int:
-    given = params.get("max_new_tokens")
-    return default if given is None else int(given)
+    limit = params.get("max_new_tokens")
+    return default if limit is None else int(limit)
 
 
 def _scripted(

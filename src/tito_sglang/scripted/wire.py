@@ -1,4 +1,4 @@
-"""The HTTP surface of an SGLang 0.5.23 server, as recorded from one. Plain JSON, without code of the backend."""
+"""The HTTP endpoints of an SGLang 0.5.23 server, modelled on recordings. Shares no code with the backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tito_sglang.scripted.errors import Refused, Rejected
 from tito_sglang.scripted.requests import Killed
 
 VERSION = "0.5.23"
-_OPEN = ("/health", "/ready", "/metrics")  # not guarded by the api key
+_OPEN = ("/health", "/ready", "/metrics")  # do not require the API key
 _UNHEALTHY_AFTER = 20.0  # seconds of pause
 _FLUSHED = (
     b"Cache flushed.\nPlease check backend logs for more details. "
@@ -109,7 +109,7 @@ class SGLangWire:
         )
 
     def _server_info(self) -> Answer:
-        """The few fields that anything here reads; a real one lists all of its launch arguments."""
+        """Return the fields that our code reads; a real server lists all launch arguments."""
         return json_response(
             {
                 "model_path": self.state.model,
@@ -123,7 +123,7 @@ class SGLangWire:
         )
 
     def _loads(self) -> Answer:
-        """Name the version; a real server also tells each worker's queues and memory."""
+        """Return the version; a real server also reports queues and memory of each worker."""
         return json_response({"version": VERSION, "accelerator": None, "num_accelerators": 1, "loads": []})
 
     def _models(self) -> Answer:
@@ -143,7 +143,7 @@ class SGLangWire:
         return json_response({"text": self.state.decode([i for i in body["tokens"] if i not in special])})
 
     def _tokenize(self, body: dict[str, Any]) -> Answer:
-        """Any model's name is taken. `max_model_len` is the tokenizer's own, which may differ from the server's."""
+        """Accept any model name. A real server returns the tokenizer's `max_model_len`, which may differ."""
         if self.state.skip_tokenizer_init:
             return errors.no_tokenizer()
         if self.state.encode is None:
@@ -152,13 +152,13 @@ class SGLangWire:
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": self.state.max_model_len})
 
     def _abort(self, body: dict[str, Any]) -> Answer:
-        """By exact rid, or everything; 200 also for an unknown rid."""
+        """Abort by exact rid, or everything; unknown rids are ignored."""
         rid, everything = body.get("rid"), bool(body.get("abort_all"))
         self.state.abort(lambda request: everything or request.server_id == rid)
         return WireResponse(200)
 
     def _flush(self) -> Answer:
-        """Refused while anything runs."""
+        """Clear the cache; refused while anything runs."""
         if self.state.running():
             return WireResponse(400, body=b"Flush cache failed.\n")
         self.state.cache.clear()

@@ -1,6 +1,6 @@
-"""A scripted vLLM server, as recorded from vLLM 0.32.0; `KIT` is found by the entry point `tito.wires`.
+"""A scripted vLLM server, modelled on recordings of vLLM 0.32.0. The entry point `tito.wires` finds `KIT`.
 
-It judges the backend, and so shares no code with it: it imports the frame of scripted servers alone.
+It tests the backend, so it shares no code with it: it imports only `strands_tito.testing`.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from tito_vllm.scripted.wire import VLLMWire
 from tito_vllm.wire_reader import read
 
 KIT = WireKit(read, VLLMWire, cache_page=32)
-"""The recorded server's prefix cache has blocks of 32 tokens."""
+"""The prefix cache of the recorded server has blocks of 32 tokens."""

@@ -1,4 +1,4 @@
-"""How vLLM 0.32 writes a finished generation down on `/v1/completions`, whole and streamed."""
+"""Responses of vLLM 0.32's `/v1/completions`, whole and streamed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINGERPRINT = "vllm-0.32.0-scripted"
 
 @dataclass(frozen=True, slots=True)
 class CompletionsAnswer:
-    """Renders `/v1/completions`. `prompt_logprobs` is set by echo too, as the server does."""
+    """Renders `/v1/completions`. As on the server, `echo` also sets `prompt_logprobs`."""
 
     state: EngineState
     body: Mapping[str, Any]
@@ -35,7 +35,7 @@ class CompletionsAnswer:
     echo: bool
 
     def __call__(self, answers: Sequence[Settled], seconds: float) -> WireResponse:
-        """One response for all prompts and samples."""
+        """Return one response for all prompts and samples."""
         if self.body.get("stream"):
             return sse_response(list(self._events(answers)))
         usage = usage_of(self.state, self.body, answers, self.samples, self.prompt_logprobs is not None)
@@ -81,7 +81,7 @@ class CompletionsAnswer:
         }
 
     def _table(self, rows: Sequence[Row], offset: int) -> dict[str, Any]:
-        """Parallel lists over tokens; `text_offset` counts characters of the token texts before, from `offset`."""
+        """Return parallel lists over tokens; `text_offset` counts characters of earlier token texts, from `offset`."""
         offsets, values, tokens, tops = [], [], [], []
         for token, logprob, top in rows:
             offsets.append(offset)
@@ -95,7 +95,7 @@ class CompletionsAnswer:
         return f"token_id:{token_id}" if self.body.get("return_tokens_as_token_ids") else self.state.piece(token_id)
 
     def _events(self, answers: Sequence[Settled]) -> Iterator[dict[str, Any]]:
-        """One event a token; the prompt ids come with a choice's first event alone."""
+        """Yield one event per token; only the first event of a choice has the prompt ids."""
         options = self.body.get("stream_options") or {}
         usage = usage_of(self.state, self.body, answers, self.samples, False)
         for index, answer in enumerate(answers):

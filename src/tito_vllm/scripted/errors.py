@@ -1,4 +1,4 @@
-"""vLLM 0.32's error bodies, one recorded body for each kind of refusal; only values that a client reads are filled."""
+"""Error bodies of vLLM 0.32, one recorded body per kind of refusal; only values that a client reads are filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strands_tito.testing.wire import EngineState, WireResponse, json_response
 
 
 class Refused(Exception):
-    """The request is answered with this error and reaches no script."""
+    """The request is answered with this error and does not reach the script."""
 
     def __init__(self, response: WireResponse) -> None:
         super().__init__(response.status)
@@ -23,30 +23,30 @@ def error(message: str, param: str | None = None, status: int = 400, kind: str =
 
 
 def bad_value(message: str, param: str, value: Any = None) -> WireResponse:
-    """A rejected value; the server repeats name and value at the end of its sentence."""
+    """Return the error for a rejected value; the server appends name and value to its message."""
     shown = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
     return error(f"{message} ({shown})", param)
 
 
 def no_model(name: str, served: str) -> WireResponse:
-    """404 for an unknown model name."""
+    """Return the 404 for an unknown model name."""
     return error(f"The model `{name}` does not exist. Valid aliases: {served}.", "model", 404, "NotFoundError")
 
 
 def not_enabled() -> WireResponse:
-    """403 of `/inference/v1/*` on a server that was started without `--enable-scale-out`."""
+    """Return the 403 of `/inference/v1/*` on a server without `--enable-scale-out`."""
     message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
     return error(message, status=403, kind="PermissionDeniedError")
 
 
 def invalid(problem: Mapping[str, Any]) -> WireResponse:
-    """A body that fails the schema; `param` is the place."""
+    """Return the error for a body that fails the schema; `param` is the location."""
     return error(f"1 validation error:\n  {dict(problem)}", problem["loc"], kind="Bad Request")
 
 
-def missing(name: str, given: int) -> WireResponse:
-    """A required field that is absent from a body of `given` fields."""
-    shown = f"<dict of {given} items>"
+def missing(name: str, fields: int) -> WireResponse:
+    """Return the error for a missing required field in a body of `fields` fields."""
+    shown = f"<dict of {fields} items>"
     return invalid({"type": "missing", "loc": f"body.{name}", "msg": "Field required", "input": shown})
 
 
@@ -71,7 +71,7 @@ _RANGES = (
 
 
 def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
-    """Refuses sampling values out of range. Floats are shown as the server's floats (-1 as -1.0)."""
+    """Refuse sampling values out of range. Integers of float fields are shown as floats (-1 as -1.0)."""
     for name, low, high, words in _RANGES:
         value = params.get(name)
         if value is not None and not low <= value <= high:
@@ -82,20 +82,20 @@ def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
 
 
 def check_logprobs(logprobs: int | None, vocab_size: int, most: int) -> None:
-    """Refuses more top logprobs than `--max-logprobs` allows; -1 asks for the whole vocabulary."""
-    wanted = vocab_size if logprobs == -1 else logprobs or 0
-    if wanted > most:
-        message = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {most}"
-        raise Refused(bad_value(message, "logprobs", wanted))
+    """Refuse more top logprobs than `--max-logprobs` allows; -1 means the whole vocabulary."""
+    requested = vocab_size if logprobs == -1 else logprobs or 0
+    if requested > most:
+        message = f"Requested sample logprobs of {requested}, which is greater than max allowed: {most}"
+        raise Refused(bad_value(message, "logprobs", requested))
 
 
 def check_replay(state: EngineState, params: Mapping[str, Any]) -> None:
-    """Refuses what a server with `--return-sampling-mask` cannot say the sampling distribution of."""
+    """Refuse parameters that a server with `--return-sampling-mask` does not support."""
     if state.sampling_masks and (params.get("temperature", 1.0) <= 0 or (params.get("top_k") or 0) <= 0):
         raise Refused(error("sampling distribution replay requires temperature > 0 and top_k > 0"))
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuses ids at or past the vocabulary, naming the largest."""
+    """Refuse ids outside the vocabulary, naming the largest."""
     if ids and max(ids) >= vocab_size:
         raise Refused(error(f"Token id {max(ids)} is out of vocabulary"))

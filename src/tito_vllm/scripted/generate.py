@@ -1,4 +1,4 @@
-"""How vLLM 0.32 writes a finished generation down on `/inference/v1/generate`, whole and streamed."""
+"""Responses of vLLM 0.32's `/inference/v1/generate`, whole and streamed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GenerateAnswer:
     samples: int
 
     def __call__(self, answers: Sequence[Settled], seconds: float) -> WireResponse:
-        """One response for all samples."""
+        """Return one response for all samples."""
         if self.body.get("stream"):
             return sse_response(list(self._events(answers)))
         first = answers[0]

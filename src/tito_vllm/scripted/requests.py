@@ -1,4 +1,4 @@
-"""vLLM's two token endpoints: a JSON body in, a validated `Generation` out."""
+"""Requests of vLLM's two token endpoints: a JSON body in, a validated `Generation` out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPLETIONS_MAX_TOKENS = 16  # the server's default on /v1/completions; /infere
 
 
 def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
-    """`POST /v1/completions` with token ids; `Refused` when the server would refuse it."""
+    """Parse `POST /v1/completions` with token ids; raise `Refused` where the server refuses it."""
     body = _decoded(raw)
     if "prompt" not in body:
         raise Refused(errors.missing("prompt", len(body)))
@@ -28,8 +28,9 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
         raise Refused(errors.bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs"))
     _check_model(state, body)
     logprobs, echo = body.get("logprobs"), bool(body.get("echo"))
-    given = body.get("max_tokens")
-    max_tokens = _COMPLETIONS_MAX_TOKENS if given is None else given
+    max_tokens = body.get("max_tokens")
+    if max_tokens is None:
+        max_tokens = _COMPLETIONS_MAX_TOKENS
     for ids in prompts:
         _check_length(state, ids, completions=True)
     if echo and max_tokens == 0:
@@ -51,7 +52,7 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
 
 
 def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
-    """`POST /inference/v1/generate`; `Refused` when the server would refuse it."""
+    """Parse `POST /inference/v1/generate`; raise `Refused` where the server refuses it."""
     body = _decoded(raw)
     for name in ("token_ids", "sampling_params"):
         if name not in body:
@@ -87,7 +88,7 @@ def _decoded(raw: bytes) -> dict[str, Any]:
 
 
 def _prompts(prompt: Any) -> Iterator[tuple[int, ...]]:
-    """One id sequence or a batch of them. Text prompts need the tokenizer that a scripted engine has not."""
+    """Yield one list of ids or a batch of them. Text prompts are refused, as a scripted engine has no tokenizer."""
     if prompt == "":
         message = "Either prompt or prompt_embeds must be provided and non-empty."
         raise Refused(errors.bad_value(message, "prompt"))
@@ -108,7 +109,7 @@ def _check_model(state: EngineState, body: Mapping[str, Any]) -> None:
 
 
 def _check_length(state: EngineState, ids: Any, *, completions: bool) -> None:
-    """Two endpoints, two wordings; a prompt of exactly the limit leaves no room for a token."""
+    """Refuse a prompt of at least the context length, in the words of the endpoint."""
     size, limit = len(ids), state.max_model_len
     if size < limit:
         return
@@ -139,7 +140,7 @@ def _scripted(
     server_id: str,
     prompt_logprobs: int | None,
 ) -> ScriptedRequest:
-    """The engine-neutral request; prompt + max_tokens beyond the context is truncated, not refused."""
+    """Return the engine-neutral request; `max_tokens` is clamped to the context, as on the server."""
     temperature = _or(params.get("temperature"), 1.0)
     room = state.max_model_len - len(ids)
     stop = params.get("stop") or ()
@@ -173,7 +174,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _samples(one: ScriptedRequest, path: str, headers: Mapping[str, str], n: int) -> list[ScriptedRequest]:
-    """n samples of one prompt; the server seeds each with its own number."""
+    """Return n samples of one prompt; the server adds the sample's index to the seed."""
     own = headers.get("x-request-id") or one.body.get("request_id") or one.server_id
     seeds = [None if one.seed is None else one.seed + index for index in range(n)]
     return [replace(one, path=path, headers=headers, request_id=own, seed=seed) for seed in seeds]

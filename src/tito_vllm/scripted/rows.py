@@ -1,4 +1,4 @@
-"""Pieces of vLLM's answers that its two token endpoints share: logprobs, stop reason, usage."""
+"""Parts of responses that vLLM's two token endpoints share: logprobs, stop reason, usage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strands_tito.testing.settle import Settled, rank_of
 from strands_tito.testing.wire import EngineState, cached_tokens
 
 Row = tuple[int, float | None, Sequence[tuple[int, float]]]
-"""Token id, its logprob (None for the first of a prompt), and the top alternatives, most likely first."""
+"""Token id, its logprob (None for the first of a prompt), and the top tokens, most likely first."""
 
 
 def output_rows(answer: Settled, k: int) -> list[Row]:
@@ -30,7 +30,7 @@ def output_rows(answer: Settled, k: int) -> list[Row]:
 
 
 def prompt_rows(answer: Settled, k: int) -> list[Row]:
-    """Teacher-forced scores of the prompt, always raw; the first token has none."""
+    """Return the raw teacher-forced scores of the prompt; the first token has none."""
     ids = answer.request.prompt_ids
     scores = answer.scorer.score(ids, 1, 1.0) if len(ids) > 1 else []
     tops = [answer.scorer.top(ids, n, k, 1.0) if k else () for n in range(1, len(ids))]
@@ -38,7 +38,7 @@ def prompt_rows(answer: Settled, k: int) -> list[Row]:
 
 
 def prompt_logprobs(state: EngineState, answer: Settled, k: int | None) -> list[Any] | None:
-    """`[null, {"id": {logprob, rank, decoded_token}, ...}, ...]`: the prompt's own token first, then the top k."""
+    """Return `[null, {"id": {logprob, rank, decoded_token}, ...}, ...]`: the prompt's token first, then the top k."""
     if k is None:
         return None
     vocab = answer.request.vocab_size
@@ -54,14 +54,14 @@ def prompt_logprobs(state: EngineState, answer: Settled, k: int | None) -> list[
 
 
 def _ranked(token: int, logprob: float, top: Sequence[tuple[int, float]], vocab: int) -> list[tuple[int, float, int]]:
-    """The chosen token and then the top ones, each once, with its rank (of a token outside the top a bound)."""
+    """Return the sampled token and then the top tokens, each once, with its rank (a bound outside the top)."""
     places = {i: rank for rank, (i, _) in enumerate(top, 1)}
     own = places.get(token, max(len(top) + 1 if top else 1, rank_of(logprob, vocab)))
     return [(token, logprob, own), *((i, value, places[i]) for i, value in top if i != token)]
 
 
 def entry(row: Row, vocab: int, k: int) -> dict[str, Any]:
-    """One token of `/inference/v1/generate`'s `logprobs.content`; its list of `k` holds the chosen token first."""
+    """Return one entry of `/inference/v1/generate`'s `logprobs.content`; its `k` tokens start with the sampled one."""
     token, logprob, top = row
     assert logprob is not None  # output tokens always have one
     ranked = [{"token_id": i, "logprob": value, "rank": rank} for i, value, rank in _ranked(token, logprob, top, vocab)]
@@ -79,7 +79,7 @@ def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any
 
 
 def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None:
-    """For each output token the ids that it was chosen from, on a server with `--return-sampling-mask`."""
+    """Return for each output token the ids it was sampled from, on a server with `--return-sampling-mask`."""
     if not state.sampling_masks:
         return None
     request = answer.request
@@ -88,7 +88,7 @@ def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None
 
 
 def stop_reason(answer: Settled) -> int | str | None:
-    """None for the main eos id, else what stopped the generation."""
+    """Return None for the main eos id, else the stop token or string."""
     eos = answer.request.eos_ids
     return None if eos and answer.stop == eos[0] and not answer.request.ignore_eos else answer.stop
 
@@ -96,7 +96,7 @@ def stop_reason(answer: Settled) -> int | str | None:
 def usage_of(
     state: EngineState, body: Mapping[str, Any], answers: Sequence[Settled], samples: int, scored: bool
 ) -> dict[str, Any]:
-    """Each prompt counts once, however many samples it has; requests for prompt logprobs skip the prefix cache."""
+    """Return the usage. A prompt counts once for all samples; prompt logprobs bypass the prefix cache."""
     prompt = sum(len(answer.request.prompt_ids) for answer in answers[::samples])
     output = sum(len(answer.output_ids) for answer in answers)
     salt = body.get("cache_salt") or ""

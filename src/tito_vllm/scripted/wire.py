@@ -1,4 +1,4 @@
-"""The HTTP surface of a vLLM 0.32 server, as recorded from a real one. Plain JSON, without code of the backend."""
+"""The HTTP endpoints of a vLLM 0.32 server, modelled on recordings. Shares no code with the backend."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tito_vllm.scripted import errors, requests
 from tito_vllm.scripted.errors import Refused
 
 VERSION = "0.32.0"
-_GUARDED = ("/v1", "/inference")  # by the api key
+_GUARDED = ("/v1", "/inference")  # require the API key
 _PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class VLLMWire:
-    """vLLM's endpoints: completions and generate by token ids, information, and the development mode's admin calls."""
+    """vLLM's endpoints: completions and generate by token ids, information, and admin calls of development mode."""
 
     name = "vllm"
 
@@ -67,7 +67,7 @@ class VLLMWire:
         return errors.error(f"scripted engine: {message}", kind="ScriptError")
 
     def queue_full(self) -> None:
-        """vLLM queues without limit."""
+        """Return None: vLLM's queue has no limit."""
 
     def _models(self) -> Answer:
         state = self.state
@@ -109,19 +109,19 @@ class VLLMWire:
         )
 
     def _abort(self, body: dict[str, Any]) -> Answer:
-        """By full server ids; an unknown id is a silent 200."""
+        """Abort by full server ids; unknown ids are ignored."""
         ids = frozenset(body.get("request_ids") or ())
         self.state.abort(lambda request: request.server_id in ids)
         return WireResponse(200)
 
     def _abort_any(self, body: dict[str, Any]) -> Answer:
-        """The development mode's abort: without ids, everything that runs."""
+        """Abort in development mode; without ids, abort everything."""
         ids = frozenset(body.get("request_ids") or ())
         count = self.state.abort(lambda request: not ids or request.server_id in ids)
         return json_response({"status": "aborted", "aborted": len(ids) or count})
 
     def _pause(self, body: dict[str, Any]) -> Answer:
-        """Holds new requests back and clears the prefix cache, in every mode; only `abort` ends the running ones."""
+        """Hold new requests and clear the prefix cache, in every mode; only `abort` ends running requests."""
         if body.get("mode", "abort") not in _PAUSE_MODES:
             return errors.error(f"mode must be one of {', '.join(_PAUSE_MODES)}", "mode")
         self.state.pause()

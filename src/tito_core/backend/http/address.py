@@ -1,4 +1,4 @@
-"""Where a server is and by which key it lets us in, checked where the user writes them."""
+"""A server's address and API key, validated at construction."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Address:
     """Where a server listens.
 
     Attributes:
-        shown: What the user wrote, without a slash at its end.
-        root: What requests' paths are put after, an http(s) address.
+        shown: The address for errors, without a slash at its end.
+        root: http(s) address that paths of requests are appended to.
         socket: Path of a Unix socket, or None for a host and port.
     """
 
@@ -36,14 +36,14 @@ class Address:
         """Check an address: "http://host:8000", "https://host/prefix", or "unix:///run/server.sock".
 
         Raises:
-            EngineConnectionError: It is none of these.
+            EngineConnectionError: The address has another form.
         """
         given = base_url.strip() if isinstance(base_url, str) else base_url
         if isinstance(given, str) and given.startswith(_UNIX):
             path = given.removeprefix(_UNIX)
             if not path.startswith("/") or path.endswith("/") or "\0" in path:
                 raise EngineConnectionError(
-                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/server.sock'.",
+                    f"{base_url!r} is not a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
                     backend=backend,
                 )
             return cls(given, "http://localhost", path)
@@ -52,64 +52,67 @@ class Address:
 
 
 def server_address(base_url: str, *, backend: str) -> str:
-    """Check a server's address and give it without a slash at its end.
+    """Check a server's address; return it without a slash at its end.
 
     Raises:
-        EngineConnectionError: No http(s) address, or one that holds more than scheme, host, port and a path prefix.
+        EngineConnectionError: Not an http(s) address of scheme, host, optional port and optional path prefix.
     """
     if not isinstance(base_url, str):
-        raise _no_address(f"{shown(base_url)} is no server address", backend)
+        raise _invalid_address(f"{shown(base_url)} is not a server address", backend)
     given = base_url.strip()
     if not given.isprintable():
-        raise _no_address(f"{base_url!r} is no server address (it holds a character that cannot be printed)", backend)
+        raise _invalid_address(
+            f"{base_url!r} is not a server address (it contains a character that is not printable)", backend
+        )
     try:
         url = URL(given)  # as aiohttp will read it
-        host = url.host  # which decodes an international name, and may find that it is none
+        host = url.host  # decodes an international name, which may be invalid
     except (ValueError, UnicodeError) as error:
-        raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
-    if "@" in url.raw_authority:  # not shown: it is a secret
-        raise _no_address("The server address holds a user name or password; give the key as api_key", backend)
+        raise _invalid_address(f"{base_url!r} is not a server address ({error})", backend) from None
+    if "@" in url.raw_authority:  # not shown, as it is a secret
+        raise _invalid_address("The server address contains a user name or password; pass the key as api_key", backend)
     if url.scheme not in ("http", "https") or not host or not url.raw_host:
-        raise _no_address(f"{base_url!r} is no server address", backend)
+        raise _invalid_address(f"{base_url!r} is not a server address", backend)
     if problem := _host_problem(url.raw_host):
-        raise _no_address(f"{base_url!r} is no server address ({problem})", backend)
+        raise _invalid_address(f"{base_url!r} is not a server address ({problem})", backend)
     if url.port == 0:
-        raise _no_address(f"{base_url!r} has no port between 1 and 65535", backend)
+        raise _invalid_address(f"{base_url!r} has no port between 1 and 65535", backend)
     if url.query_string or url.fragment:
-        raise _no_address(f"{base_url!r} holds a query or a fragment", backend)
+        raise _invalid_address(f"{base_url!r} contains a query or a fragment", backend)
     address = str(url).rstrip("/")
     if address.endswith("/v1"):
-        raise _no_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
+        raise _invalid_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
     return address
 
 
 def _host_problem(host: str) -> str | None:
-    """Return why no connection to a host can be made, or None."""
-    if host.replace(".", "").isdigit():  # the C library reads "127.1", and what sends our requests does not
+    """Return why a host name is invalid, or None."""
+    if host.replace(".", "").isdigit():  # "127.1" is valid for the C library, but not for aiohttp
         try:
             IPv4Address(host)
         except ValueError:
             return f"{host} is not an IPv4 address of four numbers, like 127.0.0.1"
     elif ":" not in host and not all(map(_LABEL.fullmatch, host.removesuffix(".").split("."))):
-        return "each part of a host's name has 1 to 63 letters, digits and hyphens"
+        return "each part of a host name must have 1 to 63 letters, digits, hyphens or underscores"
     return None
 
 
-def _no_address(problem: str, backend: str) -> EngineConnectionError:
+def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
     error = EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
     error.reason = "address"
     return error
 
 
 def api_key(given: str | None, *, backend: str) -> str | None:
-    """Return the key: the argument, else the environment variable TITO_API_KEY, else None. Never shown.
+    """Return the API key: the argument, else the environment variable TITO_API_KEY, else None. It is never shown.
 
     Raises:
-        AuthenticationError: It holds what no HTTP header can.
+        AuthenticationError: It contains characters that are not allowed in an HTTP header.
     """
     key = (given if given is not None else os.environ.get(API_KEY_VARIABLE, "")).strip()
     if not (key.isascii() and key.isprintable()):
         raise AuthenticationError(
-            "The API key holds characters that no HTTP header can: check api_key or TITO_API_KEY.", backend=backend
+            "The API key contains characters that are not allowed in an HTTP header: check api_key or TITO_API_KEY.",
+            backend=backend,
         )
     return key or None

@@ -1,4 +1,4 @@
-"""What backends over HTTP share: one connection pool, aborts of lost generations, and the questions at connect."""
+"""Base class of backends over HTTP: connections, aborts of lost generations, and queries at connect."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tito_core.backend.errors import (
     ServerError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.http.connections import Reply
-from tito_core.backend.http.in_flight import Answer, Exchanges
-from tito_core.backend.http.streaming import Gathering
+from tito_core.backend.http.connections import HttpResponse
+from tito_core.backend.http.in_flight import DecodedResponse, GenerationRunner
+from tito_core.backend.http.streaming import StreamAssembler
 from tito_core.backend.http.transport import EngineHttp, HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
@@ -37,7 +37,7 @@ _LISTED_MODELS = 5
 
 
 class ServedModel(msgspec.Struct):
-    """One entry of an OpenAI-style `/v1/models`. vLLM gives an adapter no length of its own."""
+    """One entry of an OpenAI-style `/v1/models`. On vLLM an adapter has no length of its own."""
 
     id: str
     max_model_len: int | None = None
@@ -45,19 +45,19 @@ class ServedModel(msgspec.Struct):
 
 
 class ServedModels(msgspec.Struct):
-    """`/v1/models`, which both engines answer."""
+    """The response of `/v1/models` on both engines."""
 
     data: list[ServedModel]
 
 
 class Tokenized(msgspec.Struct):
-    """The answer of `/tokenize`, which both engines have."""
+    """The response of `/tokenize` on both engines."""
 
     tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 class HttpBackend(ABC):
-    """Base of a backend over HTTP, which adds `discover`, `generate`, `score` and `abort_request`.
+    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score` and `abort_request`.
 
     Args:
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
@@ -66,8 +66,8 @@ class HttpBackend(ABC):
         timeout_s: Longest wait for an answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
-        max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
-        http_transport: Makes what carries the requests; scripted engines put theirs here.
+        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        http_transport: Makes the transport; tests pass one of a scripted engine.
         sleep: Waits between tries.
     """
 
@@ -99,21 +99,21 @@ class HttpBackend(ABC):
         )
         self._model = model
         self._info: EngineInfo | None = None
-        self._exchanges = Exchanges(self.http, self.abort_request)
+        self._runner = GenerationRunner(self.http, self.abort_request)
 
     async def connect(self) -> EngineInfo:
-        """Ask the server what it is; later calls give the first answer."""
+        """Query the server's properties; later calls return the first result."""
         if self._info is None:
             self._info = await self.discover()
         return self._info
 
     @abstractmethod
     async def discover(self) -> EngineInfo:
-        """Ask the server what it is; called once."""
+        """Query the server's properties; called once."""
 
     @abstractmethod
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
-        """Sample one completion, with `exchange`; see `Backend.generate`."""
+        """Sample one completion with `send_generation`; see `Backend.generate`."""
 
     @abstractmethod
     async def score(self, token_ids: TokenIds) -> RawScores:
@@ -122,18 +122,18 @@ class HttpBackend(ABC):
     @staticmethod
     @abstractmethod
     def abort_request(request_id: str) -> HttpRequest:
-        """Return the request that stops a generation. Static, since the backend may be gone when it is sent."""
+        """Return the request that stops a generation. Static, as it may be sent after the backend is deleted."""
 
     async def tokenize(self, text: str) -> TokenIds | None:
         """Encode text with the server's tokenizer; see `Backend.tokenize`.
 
-        A server that refuses has no such endpoint, or guards it; one that fails (500, 501) has no tokenizer.
+        None if the server has no such endpoint, denies access to it, or has no tokenizer (500, 501).
         """
         info = await self.connect()
         body = {"model": info.model, "prompt": text, "add_special_tokens": False}
         request = HttpRequest("/tokenize", msgspec.json.encode(body))
 
-        async def ask(attempt: Attempt) -> TokenIds | None:
+        async def send(attempt: Attempt) -> TokenIds | None:
             try:
                 raw = await self.http.send_once(request)
                 return np.array(decoded(self.http, raw, Tokenized).tokens, np.int32)
@@ -145,7 +145,7 @@ class HttpBackend(ABC):
                 error.with_traceback(None)
             return None
 
-        return await self.http.retrying(ask)
+        return await self.http.retrying(send)
 
     async def abort(self, request_id: str) -> None:
         """Stop a generation on the engine; an unknown id does nothing."""
@@ -156,11 +156,11 @@ class HttpBackend(ABC):
         await self.http.aclose()
 
     async def get(self, path: str, kind: type[T]) -> T:
-        """GET and decode."""
+        """GET a path and decode its JSON."""
         return decoded(self.http, await self.http.send(HttpRequest(path), method="GET"), kind)
 
-    async def get_if_there(self, path: str, kind: type[T]) -> T | None:
-        """GET and decode what not every version of a server tells; None where there is no such path."""
+    async def get_optional(self, path: str, kind: type[T]) -> T | None:
+        """GET and decode a path that some versions of a server lack; None on a 404."""
         try:
             return await self.get(path, kind)
         except BadRequestError as error:
@@ -170,9 +170,9 @@ class HttpBackend(ABC):
             raise
 
     async def refusal(self, path: str, body: bytes) -> AuthenticationError | BadRequestError | None:
-        """POST what a server should refuse, and give what it says; None when it does not refuse.
+        """POST a request that a server should refuse; return its error, or None if it is not refused.
 
-        The error comes without its traceback, whose frames hold the connections in a cycle of references.
+        The error has no traceback, whose frames would keep the connections in a reference cycle.
         """
         try:
             await self.http.retrying(lambda _: self.http.reading(HttpRequest(path, body), _unread))
@@ -180,29 +180,29 @@ class HttpBackend(ABC):
             return error.with_traceback(None)
         return None
 
-    async def exchange(
+    async def send_generation(
         self,
         request_id: str,
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
         *,
-        gather: Callable[[], Gathering[T]] | None = None,
+        assembler: Callable[[], StreamAssembler[T]] | None = None,
         on_chunk: OnChunk | None = None,
         prompt: IdText | None = None,
-    ) -> Answer[T]:
-        """Send a generation; see `Exchanges.run`."""
-        return await self._exchanges.run(request_id, prepare, kind, gather, on_chunk, self.abort, prompt)
+    ) -> DecodedResponse[T]:
+        """Send a generation; see `GenerationRunner.run`."""
+        return await self._runner.run(request_id, prepare, kind, assembler, on_chunk, self.abort, prompt)
 
     async def served_model(self) -> ServedModel:
-        """Choose the model asked for among those served, and check that the server is of our kind."""
+        """Find the configured model among those served, and check that the server runs this engine."""
         models = (await self.get("/v1/models", ServedModels)).data
-        where = f"The {self.name} server at {self.http.base_url}"
+        server = f"The {self.name} server at {self.http.base_url}"
         if not models:
-            raise BadRequestError(f"{where} serves no model: start it with one.", backend=self.name)
+            raise BadRequestError(f"{server} serves no model: start it with one.", backend=self.name)
         owner = models[0].owned_by
         if owner != self.name and owner in installed_backends():
             raise BadRequestError(
-                f"The server at {self.http.base_url} says that it is {owner}, not {self.name}: use backend={owner!r}.",
+                f"The server at {self.http.base_url} runs {owner}, not {self.name}: use backend={owner!r}.",
                 backend=self.name,
             )
         for model in models:
@@ -213,32 +213,32 @@ class HttpBackend(ABC):
         if len(models) > _LISTED_MODELS:
             names = f"{names} and {len(models) - _LISTED_MODELS} more"
         raise BadRequestError(
-            f"{where} does not serve {shown(self._model)}; it serves {names}. Give one of these as model_id, or leave "
+            f"{server} does not serve {shown(self._model)}; it serves {names}. Pass one of these as model_id, or leave "
             "it out.",
             backend=self.name,
         )
 
 
-async def _unread(reply: Reply) -> None:
-    """Leave an answer that should have been a refusal: it may be long, and says nothing that is needed."""
+async def _unread(reply: HttpResponse) -> None:
+    """Ignore the body of a 200 that should have been a refusal; it may be long."""
 
 
 @asynccontextmanager
 async def changing_weights(server: EngineAdmin, path: str, version: str, running: Running) -> AsyncIterator[None]:
-    """Pause a server while its weights are loaded, and resume it unless that fails; arguments: see `load_weights`.
+    """Pause a server while its weights are loaded; resume it on success. Arguments: see `load_weights`.
 
     Raises:
-        WeightsNotLoadedError: Loading raised a `BackendError`; the server is left paused.
+        WeightsNotLoadedError: Loading raised a `BackendError`; the server stays paused.
     """
     if not version:
-        raise ValueError("version must be a name, such as 'step-17': without one nothing tells weights apart.")
+        raise ValueError("version must be a non-empty name, such as 'step-17'.")
     await server.pause(running)
     try:
         yield
     except BackendError as error:
         raise WeightsNotLoadedError(
-            f"{server.name} could not load the weights in {path!r} as {version!r} ({error}). It is left paused, "
-            "since it may hold half of them: load good ones with load_weights, which resumes it, or call resume().",
+            f"{server.name} could not load the weights in {path!r} as {version!r} ({error}). It stays paused, as "
+            "its weights may be incomplete. Load valid weights with load_weights, or call resume().",
             backend=server.name,
             status=error.status,
             body=error.body,

@@ -1,7 +1,7 @@
-"""Bodies of answers: how large one may be, by what was asked for; read up to that bound, also after decompression.
+"""Read response bodies up to a size limit that depends on the request, also after decompression.
 
-An id, its logprob and its share of a stream's event take about 50 to 300 bytes on both engines. The bounds are several
-times what the most talkative of them writes, so that no honest answer meets them, and no server fills our memory.
+An id, its logprob and its share of a stream's event take about 50 to 300 bytes on both engines. The limits are several
+times the largest answers of either engine: they only protect our memory from a faulty server.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutp
 from tito_core.backend.protocol import TokenRequest
 
 BASE_BYTES = 1 << 20
-"""What an answer says apart from its tokens."""
+"""Everything besides tokens."""
 TOKEN_BYTES = 2048
-"""For each token of prompt and answer: id, logprob, text, and experts that a server adds unasked."""
+"""Per token of prompt and answer: id, logprob, text, and experts that a server adds unrequested."""
 SCORED_BYTES = 512
-"""For each optional logprob: the top ones, and those of the prompt."""
+"""Per top logprob and prompt logprob."""
 MASK_BYTES = 16
-"""For each id of a sampling mask."""
+"""Per id of a sampling mask."""
 EXPERT_BYTES = 8
-"""For each expert of a token and layer: as base64 of four bytes, or as a JSON number."""
+"""Per expert of a token and layer, as base64 of four bytes or as a JSON number."""
 UNKNOWN_EXPERTS = 2048
-"""Experts of a token over all layers, where only the server knows them: 94 layers of 8 are 752."""
+"""Assumed experts per token over all layers if unknown; 94 layers of 8 are 752."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSize:
-    """Bounds on one answer.
+    """Size limits of one answer.
 
     Attributes:
         body: Most bytes of the body, or of one event of a stream.
@@ -43,11 +43,11 @@ class AnswerSize:
 
 
 def answer_size(request: TokenRequest, *, repeats: int = 1) -> AnswerSize:
-    """Return the bounds on the answer to a generation.
+    """Return the size limits of the answer to a generation.
 
     Args:
-        request: What is asked; its `max_new_tokens` fits the context.
-        repeats: How many events of its stream repeat all of the answer so far.
+        request: Its `max_new_tokens` fits the context.
+        repeats: How many events of its stream repeat the whole answer so far.
     """
     sampling = request.sampling
     return size_of(
@@ -64,15 +64,15 @@ def size_of(
     repeats: int = 1,
     scores: bool = False,
 ) -> AnswerSize:
-    """Return the bounds for so many tokens of prompt and answer.
+    """Return the size limits for a number of prompt and output tokens.
 
     Args:
         prompt: Tokens of the prompt.
         sampled: Most tokens of the answer.
-        wanted: What is wanted beside.
-        top_k: The sampling parameter, as wide as a sampling mask gets.
+        optional_outputs: The requested optional outputs.
+        top_k: The sampling parameter, which limits the width of a sampling mask.
         repeats: See `answer_size`.
-        scores: Whether the prompt's own logprobs are asked for, whatever is wanted.
+        scores: Whether prompt logprobs are requested besides `optional_outputs`.
     """
     tokens = prompt + sampled
     body = BASE_BYTES + tokens * TOKEN_BYTES
@@ -87,18 +87,18 @@ def size_of(
 
 
 INFO_BYTES = 4 << 20
-"""Bound on an answer whose size follows from nothing that was asked: models, version, health, model info, admin."""
+"""Size limit of answers that do not depend on the request: models, version, health, model info, admin."""
 ERROR_BYTES = 1 << 18
-"""Bound on the body of an error. What is longer is cut off there: the status still tells."""
+"""Length to which the body of an error is cut."""
 _SLICE_BYTES = 1 << 18
-"""Most bytes that one step of decompression takes, and that it gives."""
+"""Most input and output bytes of one step of decompression."""
 
 
 class BodyTooLargeError(Exception):
-    """A body is longer than its bound.
+    """A body exceeds its size limit.
 
     Attributes:
-        limit: The bound, in bytes.
+        limit: The limit, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -107,14 +107,14 @@ class BodyTooLargeError(Exception):
 
 
 class UndecodableBodyError(Exception):
-    """A body is not encoded as its Content-Encoding says, or in a way that was not asked for."""
+    """A body does not match its Content-Encoding, or the encoding is not supported."""
 
 
 async def read_whole(pieces: AsyncIterator[bytes], limit: int) -> bytes:
     """Read a body to its end.
 
     Raises:
-        BodyTooLargeError: It is longer than `limit` bytes. No more than one piece past them was read.
+        BodyTooLargeError: It exceeds `limit` bytes. At most one piece beyond the limit was read.
     """
     found: list[bytes] = []
     length = 0
@@ -139,60 +139,60 @@ async def read_start(pieces: AsyncIterator[bytes], limit: int) -> bytes:
 
 
 class _Inflate:
-    """Decompresses gzip or deflate, a slice at a time: one compressed piece may hold a thousand times its size."""
+    """Decompresses gzip or deflate in slices, as a compressed piece may expand to a thousand times its size."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
         self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 16) if coding == "gzip" else None
 
     def __call__(self, piece: bytes) -> Iterator[bytes]:
-        """Yield what a piece holds, in steps of bounded work: a step that gives nothing yields an empty one."""
+        """Yield a piece decompressed, in steps of bounded work; a step without output yields empty bytes."""
         for start in range(0, len(piece), _SLICE_BYTES):
             yield from self._slice(piece[start : start + _SLICE_BYTES])
 
     def _slice(self, piece: bytes) -> Iterator[bytes]:
-        if self._inflate is None and piece:  # deflate comes with zlib's header, or without: zlib's names method 8
+        if self._inflate is None and piece:  # deflate may lack the zlib header, whose method is 8
             self._inflate = zlib.decompressobj(zlib.MAX_WBITS if piece[0] & 15 == zlib.DEFLATED else -zlib.MAX_WBITS)
         while piece and self._inflate is not None and not self._inflate.eof:
             try:
                 out = self._inflate.decompress(piece, _SLICE_BYTES)
             except zlib.error as error:
-                raise UndecodableBodyError(f"it is not the {self._coding} that its Content-Encoding says") from error
+                raise UndecodableBodyError(f"it is not {self._coding}, as its Content-Encoding says") from error
             piece = self._inflate.unconsumed_tail
             yield out
 
 
 def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """Return what undoes a Content-Encoding of at most one coding.
+    """Return the decoder for a Content-Encoding of at most one coding.
 
-    Of several, each could multiply the work of the next by a thousand, and no server needs them: an unencoded answer
-    was asked for.
+    Several codings are refused: each could multiply the work of the next by a thousand, and requests ask for an
+    unencoded answer anyway.
 
     Raises:
-        UndecodableBodyError: It names several codings, or one that is neither gzip nor deflate.
+        UndecodableBodyError: Several codings, or one that is neither gzip nor deflate.
     """
     codings = [coding.strip().lower() for coding in encoding.split(",")]
     codings = [coding for coding in codings if coding not in ("", "identity")]
     if len(codings) > 1:
         raise UndecodableBodyError(
-            f"its Content-Encoding names {len(codings)} codings, though an unencoded answer was asked for"
+            f"its Content-Encoding names {len(codings)} codings, but the request accepts only an unencoded answer"
         )
     if not codings:
         return lambda piece: iter((piece,))
     if codings[0] not in ("gzip", "x-gzip", "deflate"):
         raise UndecodableBodyError(
-            f"its Content-Encoding is {codings[0][:40]!r}, though an unencoded answer was asked for"
+            f"its Content-Encoding is {codings[0][:40]!r}, but the request accepts only an unencoded answer"
         )
     return _Inflate(codings[0].removeprefix("x-"))
 
 
 async def decode_pieces(pieces: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body decompressed, each of at most a quarter of a mebibyte.
+    """Yield the pieces of a body decompressed, each of at most 256 KiB.
 
-    The event loop runs between two of them, so that a deadline ends also a body whose bytes are all there.
+    The event loop runs between pieces, so that a deadline also ends the decoding of a body that has fully arrived.
 
     Raises:
-        UndecodableBodyError: See there.
+        UndecodableBodyError: The body cannot be decoded.
     """
     decode = _decoder(encoding)
     async for piece in pieces:
@@ -203,11 +203,11 @@ async def decode_pieces(pieces: AsyncIterator[bytes], encoding: str) -> AsyncIte
 
 
 def text_of(raw: bytes, encoding: str, content_type: str, limit: int) -> str:
-    """Return the start of a body as text: by its charset, else as UTF-8, with U+FFFD for what is not text.
+    """Return the start of a body as text in its charset, else as UTF-8, with U+FFFD for invalid bytes.
 
     Args:
-        raw: As it came.
-        encoding: Its Content-Encoding. A body that is not encoded so is taken as it is.
+        raw: The body as received.
+        encoding: Its Content-Encoding. A body that does not match it is not decoded.
         content_type: Its Content-Type, which may name a charset.
         limit: Most bytes after decompression.
     """
@@ -226,6 +226,6 @@ def text_of(raw: bytes, encoding: str, content_type: str, limit: int) -> str:
     header["Content-Type"] = content_type
     try:
         text = body.decode(header.get_content_charset() or "utf-8", "replace")
-    except (LookupError, ValueError):  # the charset encodes no text, or not so
+    except (LookupError, ValueError):  # unknown charset, or not one of text
         text = body.decode("utf-8", "replace")
-    return text.encode("utf-8", "replace").decode()  # UTF-7 spells lone surrogates, which nothing could write down
+    return text.encode("utf-8", "replace").decode()  # UTF-7 can encode lone surrogates, which cannot be printed

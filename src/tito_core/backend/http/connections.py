@@ -1,4 +1,4 @@
-"""Connections to one server: the seam to the network, one pool of connections per event loop, and aiohttp below it."""
+"""Connections to one server: the transport protocol, one aiohttp pool per event loop, and a blocking POST."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tito_core.backend.id_text import Pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer whose head has come.
+class HttpResponse:
+    """A response whose head has arrived.
 
     Attributes:
         status: HTTP status.
         headers: Names in lower case; the values of a repeated name are joined with commas.
-        raw: The body as it comes, not decompressed. Raises aiohttp.ClientError or OSError where it breaks off.
-        aclose: Releases the connection, which is kept where the whole body was read.
+        raw: The body as it arrives, not decompressed. Raises aiohttp.ClientError or OSError if it breaks off.
+        aclose: Releases the connection, which is reused if the whole body was read.
     """
 
     status: int
@@ -38,18 +38,18 @@ class Reply:
 
     @property
     def kind(self) -> str:
-        """The content type; empty where the server names none."""
+        """The content type, or an empty string."""
         return self.headers.get("content-type", "")
 
     @property
     def _encoding(self) -> str:
         return self.headers.get("content-encoding", "")
 
-    async def whole(self, limit: int) -> bytes:
-        """Read the body to its end, decompressed.
+    async def read(self, limit: int) -> bytes:
+        """Read the whole body, decompressed.
 
         Raises:
-            BodyTooLargeError: It is longer than `limit` bytes, or its announced length is.
+            BodyTooLargeError: The body, or its announced length, exceeds `limit` bytes.
             UndecodableBodyError: It does not match its Content-Encoding.
         """
         length = self.headers.get("content-length", "")
@@ -58,7 +58,7 @@ class Reply:
         return await read_whole(self.pieces(), limit)
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Read the body as it comes, decompressed.
+        """Read the body as it arrives, decompressed.
 
         Raises:
             UndecodableBodyError: It does not match its Content-Encoding.
@@ -71,19 +71,19 @@ class Reply:
 
 
 class HttpTransport(Protocol):
-    """Connections to one server, of one event loop. `Pool` is what users run; tests and recorders bring their own."""
+    """Connections to one server in one event loop. Users run `ConnectionPool`; tests and recorders have their own."""
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
-        """Send one request; return the answer once its head has come.
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
+        """Send one request; return the response when its head has arrived.
 
         Args:
             method: Such as "POST".
             url: The whole address.
-            headers: Those of this request, the length of a body in pieces among them.
-            body: Pieces are sent one after the other; none is so large that it would block the event loop.
+            headers: Headers of this request, including the length of a body in pieces.
+            body: Pieces are sent in order; each is small enough not to block the event loop.
 
         Raises:
-            aiohttp.ClientError, OSError: No answer came; see `error_from_failure` for what each becomes.
+            aiohttp.ClientError, OSError: No response; `error_from_failure` maps them to backend errors.
         """
 
     async def aclose(self) -> None:
@@ -95,17 +95,17 @@ Holder = AsyncGenerator[HttpTransport]
 
 
 class LoopEndingError(RuntimeError):
-    """A request was made in an event loop that is ending."""
+    """A request was made in an event loop that is shutting down."""
 
 
 class LoopTransports:
-    """Pools by event loop; loops and threads may share it.
+    """One transport per event loop. Loops and threads may share it.
 
-    A loop closes the suspended async generators that are left when it ends, or that nobody refers to any more, so a
-    pool that is held in one is closed with it. (Weak references to loops would not do: a pool holds its loop.)
+    Each transport is held by a suspended async generator. A loop closes its suspended generators when it shuts down, so
+    the transport is closed with its loop. (Weak references to loops do not work: a pool refers to its loop.)
 
     Args:
-        make: Makes one pool, in the event loop that it is for.
+        make: Makes a transport in the event loop that uses it.
     """
 
     def __init__(self, make: Make) -> None:
@@ -115,70 +115,73 @@ class LoopTransports:
 
     @property
     def held(self) -> HttpTransport | None:
-        """The running loop's pool, or None where `current` has yet to make it."""
+        """The running loop's transport, or None before `current` has made it."""
         held = self._held.get(asyncio.get_running_loop())
         return None if held is None else held[1]
 
     async def current(self) -> HttpTransport:
-        """Return the running loop's pool.
+        """Return the running loop's transport.
 
         Raises:
-            LoopEndingError: The loop has closed its async generators, and so the pool: there will be no other.
+            LoopEndingError: The loop is shutting down and has closed its transport.
         """
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
             if loop in self._ending:
-                raise LoopEndingError("This event loop is ending and has closed its connections: nothing can be sent.")
+                raise LoopEndingError(
+                    "Cannot send a request: this event loop is shutting down and has closed its connections."
+                )
             self._forget_closed_loops()
             holder = _hold(self._make, weakref.ref(self), loop)
             held = self._held[loop] = (holder, await anext(holder))
         return held[1]
 
     async def aclose(self) -> None:
-        """Close the running loop's pool."""
+        """Close the running loop's transport."""
         held = self._held.pop(asyncio.get_running_loop(), None)
         if held is not None:
             await held[0].aclose()
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of the pool of a loop that closes it."""
-        if self._held.pop(loop, None) is not None:  # not by `aclose`, after which there may be another
+        """Forget the transport of a loop that is closing it."""
+        if self._held.pop(loop, None) is not None:  # not after `aclose`, which allows a new transport
             self._ending.add(loop)
 
     def _forget_closed_loops(self) -> None:
-        """Let go of loops that were closed without shutting their async generators down."""
+        """Forget loops that were closed without a shutdown of their async generators."""
         for loop in list(self._held):
             if loop.is_closed():
                 self._held.pop(loop, None)
 
 
 async def _hold(make: Make, owner: weakref.ref[LoopTransports], loop: asyncio.AbstractEventLoop) -> Holder:
-    # The owner weakly: in a reference cycle the pool's sockets would be collected before it could be closed.
-    carrier = make()
+    # A weak reference to the owner: in a reference cycle the sockets would be collected before they are closed.
+    transport = make()
     try:
-        yield carrier
+        yield transport
     finally:
-        if (pools := owner()) is not None:
-            pools.forget(loop)
-        await carrier.aclose()
+        if (transports := owner()) is not None:
+            transports.forget(loop)
+        await transport.aclose()
 
 
 KEEP_ALIVE_S = 3.0
-"""How long an idle connection is kept. Both engines close theirs after 5 s, and a request must not meet that."""
-_ALWAYS = {"Accept": "*/*", "Accept-Encoding": "identity"}
-"""A compressed answer costs both sides more than its bytes."""
+"""Seconds that an idle connection is kept. Both engines close idle connections after 5 s."""
+_DEFAULT_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
+"""Compression costs client and server more time than it saves."""
 
 
 class ConnectionPool:
-    """Connections of one event loop, in which it is made. Certificates are checked; proxies, redirects and cookies are
-    disabled. What aiohttp raises comes out as it is.
+    """aiohttp connections of one event loop, in which it must be made.
+
+    Certificates are checked; proxies, redirects and cookies are disabled. aiohttp's exceptions are raised unchanged.
 
     Args:
         socket: Path of a Unix socket, or None for hosts and ports.
-        limit: Most connections, past which requests wait; 0 for any number.
+        limit: Most connections; further requests wait. 0 for no limit.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        tls: How certificates are checked; by certifi's authorities when None.
+        tls: TLS context; None trusts certifi's authorities.
     """
 
     def __init__(
@@ -190,23 +193,22 @@ class ConnectionPool:
     ) -> None:
         self._session = aiohttp.ClientSession(
             connector=_connector(socket, limit, tls or known_authorities()),
-            headers=_ALWAYS,
+            headers=_DEFAULT_HEADERS,
             timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # `decode_pieces` does that, with a bound
+            auto_decompress=False,  # `decode_pieces` decompresses with a size limit
         )
+        self._session._retry_connection = False  # aiohttp would retry a GET; only the backend retries
 
-        self._session._retry_connection = False  # aiohttp would send a GET twice: retries have one owner, the backend
-
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
-        """See `Carrier`."""
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
+        """See `HttpTransport.send`."""
         data = (body or None) if isinstance(body, bytes) else _each(body)
         response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
         release = functools.partial(_release, response)
-        return Reply(response.status, _decoded(response.raw_headers), response.content.iter_any(), release)
+        return HttpResponse(response.status, _decoded(response.raw_headers), response.content.iter_any(), release)
 
     async def aclose(self) -> None:
-        """See `Carrier`."""
+        """See `HttpTransport.aclose`."""
         await self._session.close()
 
 
@@ -216,7 +218,7 @@ async def _release(response: aiohttp.ClientResponse) -> None:
 
 
 def _decoded(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return headers as text. aiohttp's own hold lone surrogates for what is not UTF-8, which nothing could print."""
+    """Return headers as text, as Latin-1 if not UTF-8; aiohttp's own have lone surrogates, which cannot be printed."""
     headers: dict[str, str] = {}
     for key, value in raw:
         name = key.decode("latin-1").lower()
@@ -235,27 +237,27 @@ async def _each(pieces: Pieces) -> AsyncIterator[bytes | memoryview]:
 
 @functools.cache
 def known_authorities() -> ssl.SSLContext:
-    """Return how certificates are checked; it reads them once, not for every event loop."""
+    """Return a TLS context that trusts certifi's authorities; cached, as reading them is slow."""
     return ssl.create_default_context(cafile=certifi.where())
 
 
-def _connector(socket: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.BaseConnector:  # for whom 0 is no limit
+def _connector(socket: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.BaseConnector:
     if socket is None:
         return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
     return aiohttp.UnixConnector(socket, limit=limit, keepalive_timeout=KEEP_ALIVE_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One POST, to a server at an http(s) address or behind a Unix socket.
+class BlockingPost:
+    """One POST without an event loop, to an http(s) address or a Unix socket.
 
     Attributes:
         root: The server's http(s) address.
         socket: Path of its Unix socket, or None.
-        path: Path of the call.
+        path: Path of the request.
         body: JSON.
-        headers: Authorization among them.
-        tls: Its certificates are checked by this.
+        headers: Headers, including Authorization.
+        tls: Makes the TLS context.
     """
 
     root: str
@@ -265,12 +267,12 @@ class Call:
     headers: Mapping[str, str]
     tls: Callable[[], ssl.SSLContext]
 
-    def post(self, timeout_s: float) -> None:
-        """Send it, without an event loop: where this is needed there may be none, and no threads any more."""
-        where = urlsplit(self.root)
-        connection = self._connection(where.hostname or "localhost", where.port, where.scheme == "https", timeout_s)
+    def send(self, timeout_s: float) -> None:
+        """Send the request and read the response. Works at interpreter exit, without event loops or threads."""
+        url = urlsplit(self.root)
+        connection = self._connection(url.hostname or "localhost", url.port, url.scheme == "https", timeout_s)
         try:
-            connection.request("POST", where.path + self.path, self.body, dict(self.headers))
+            connection.request("POST", url.path + self.path, self.body, dict(self.headers))
             connection.getresponse().read(ERROR_BYTES)
         finally:
             connection.close()

@@ -1,7 +1,4 @@
-"""Generations in flight: each is aborted on the engine when its answer is lost, whatever way that happens.
-
-When the process ends before they do, the engine is told to stop them.
-"""
+"""Run generations, and abort each on the engine if its answer is lost in any way, also at the end of the process."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from tito_core.backend.errors import BackendError, EngineTimeoutError
-from tito_core.backend.http.connections import Call, LoopEndingError
-from tito_core.backend.http.streaming import Gathering, StreamReader
-from tito_core.backend.http.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
+from tito_core.backend.http.connections import BlockingPost, LoopEndingError
+from tito_core.backend.http.streaming import StreamAssembler, StreamReader
+from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import OnChunk
 from tito_core.backend.retries import Attempt
@@ -27,163 +24,164 @@ from tito_core.backend.retries import Attempt
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
-"""Longest time that an abort may take, and that all of those at the end of a process may, in seconds."""
+"""Longest time for one abort, and for all aborts at the end of a process, in seconds."""
 
 
 class InFlightRequests:
-    """The running ids of one backend. Threads and event loops may share it.
+    """The ids of one backend's running generations. Threads and event loops may share it.
 
     Args:
-        call: Gives the call that aborts an id.
+        abort_post: Returns the request that aborts an id.
     """
 
-    def __init__(self, call: Callable[[str], Call]) -> None:
-        self._call = call
+    def __init__(self, abort_post: Callable[[str], BlockingPost]) -> None:
+        self._abort_post = abort_post
         self._running: set[str] = set()
-        _all.add(self)
+        _instances.add(self)
 
     def add(self, running: str) -> None:
-        """Count an id as running, until it is answered, known not to run, or aborted."""
+        """Register an id as running."""
         self._running.add(running)
 
     def discard(self, running: str) -> None:
-        """Count it no longer."""
+        """Remove an id that was answered, is known not to run, or was aborted."""
         self._running.discard(running)
 
     def abort_without_loop(self, running: str) -> None:
-        """Abort what was lost together with its event loop. It does not wait, where a thread can still be had."""
+        """Abort a generation whose event loop is gone: in a thread if one can still be started, else blocking."""
         self._running.discard(running)
-        call = self._call(running)
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending
-            threading.Thread(target=_post, args=(call, ABORT_WITHIN_S), name="tito-abort").start()
+        post = self._abort_post(running)
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+            threading.Thread(target=_post, args=(post, ABORT_WITHIN_S), name="tito-abort").start()
             return
-        _post(call, ABORT_WITHIN_S)
+        _post(post, ABORT_WITHIN_S)
 
     def abort_all(self, until: float) -> None:
-        """Tell the engine to stop all of them, as far as time is left."""
+        """Abort all running generations, until the time `until` of `time.monotonic`."""
         for running in list(self._running):
             if (left := until - time.monotonic()) <= 0:
                 return
-            _post(self._call(running), left)
+            _post(self._abort_post(running), left)
 
 
-def _post(call: Call, timeout_s: float) -> None:
-    with contextlib.suppress(Exception):  # no caller is left to report a failure to
-        call.post(timeout_s)
+def _post(post: BlockingPost, timeout_s: float) -> None:
+    with contextlib.suppress(Exception):  # there is no caller to report a failure to
+        post.send(timeout_s)
 
 
-_all: weakref.WeakSet[InFlightRequests] = weakref.WeakSet()
+_instances: weakref.WeakSet[InFlightRequests] = weakref.WeakSet()
 
 
 @atexit.register
 def _at_exit() -> None:
     until = time.monotonic() + ABORT_WITHIN_S
-    for outstanding in list(_all):
-        outstanding.abort_all(until)
+    for requests in list(_instances):
+        requests.abort_all(until)
 
 
-class Answer(msgspec.Struct, Generic[T], frozen=True):
-    """A decoded answer, how long it took, and the id under which the engine ran it."""
+class DecodedResponse(msgspec.Struct, Generic[T], frozen=True):
+    """A decoded response, its latency in seconds, and the id under which the engine ran the request."""
 
     value: T
     latency_s: float
     request_id: str
 
 
-class Exchanges:
-    """Runs the generations of one backend. It does not know the backend: in a cycle of references its sockets would be
-    collected before they could be closed.
+class GenerationRunner:
+    """Runs the generations of one backend, with retries and aborts.
+
+    It has no reference to the backend: in a reference cycle the sockets would be collected before they are closed.
 
     Args:
         http: Sends the requests.
-        abort_call: Gives the call that stops a generation, for when there is no event loop any more.
+        abort_request: Returns the request that stops a generation, used without an event loop.
     """
 
-    def __init__(self, http: EngineHttp, abort_call: Callable[[str], HttpRequest]) -> None:
+    def __init__(self, http: EngineHttp, abort_request: Callable[[str], HttpRequest]) -> None:
         self.http = http
-        self._aborting: set[asyncio.Task[None]] = set()
-        self._outstanding = InFlightRequests(lambda running: http.without_loop(abort_call(running)))
+        self._abort_tasks: set[asyncio.Task[None]] = set()
+        self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
 
     async def run(
         self,
         request_id: str,
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
-        gather: Callable[[], Gathering[T]] | None,
+        assembler: Callable[[], StreamAssembler[T]] | None,
         on_chunk: OnChunk | None,
         abort: Abort,
         prompt: IdText | None,
-    ) -> Answer[T]:
-        """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
+    ) -> DecodedResponse[T]:
+        """Send a generation. If a try is lost, it is aborted on the engine before anything else happens.
 
         Args:
-            request_id: Ours.
+            request_id: Our request id.
             prepare: Builds the request for one try from that try's own id.
-            kind: Type of the answer.
-            gather: Begins to put the answer together where it streams.
-            on_chunk: Is given what comes of a stream; None where the answer comes in one body.
+            kind: Type of the response.
+            assembler: Makes the assembler of a streamed response.
+            on_chunk: Called with each chunk of a stream; None for a response in one body.
             abort: Stops a generation on the engine.
-            prompt: The prompt, where its echo is asked for: one that is the same is not decoded.
+            prompt: The prompt's text if its echo is requested: an equal echo is not decoded.
         """
 
-        async def one_try(attempt: Attempt) -> Answer[T]:
+        async def one_try(attempt: Attempt) -> DecodedResponse[T]:
             running, started = attempt.name(request_id), time.perf_counter()
-            asked = prepare(running)
+            request = prepare(running)
             reader = None
-            if gather is not None and on_chunk is not None:
-                url, hide = self.http.base_url + asked.path, self.http.hide_key
-                reader = StreamReader(gather, on_chunk, self.http.backend, url, request_id, hide, asked.size)
-            self._outstanding.add(running)
+            if assembler is not None and on_chunk is not None:
+                url, hide = self.http.base_url + request.path, self.http.hide_key
+                reader = StreamReader(assembler, on_chunk, self.http.backend, url, request_id, hide, request.size)
+            self._in_flight.add(running)
             try:
                 if reader is not None:
-                    value = await self.http.reading(asked, reader, request_id=request_id)
+                    value = await self.http.reading(request, reader, request_id=request_id)
                 else:
-                    raw = await self.http.send_once(asked, request_id=request_id)
+                    raw = await self.http.send_once(request, request_id=request_id)
                     if prompt is not None:
-                        raw = HttpAnswer(prompt.without_echo(raw.body), raw.content_type)
+                        raw = ResponseBody(prompt.without_echo(raw.body), raw.content_type)
                     value = decoded(self.http, raw, kind, request_id)
-            except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
+            except GeneratorExit:  # a closed coroutine cannot await, and its event loop may be gone
                 try:
                     self._abort_quietly(running, abort, asyncio.get_running_loop())
                 except RuntimeError:
-                    self._outstanding.abort_without_loop(running)
+                    self._in_flight.abort_without_loop(running)
                 raise
             except BaseException as lost:
                 if isinstance(lost, BackendError):
                     lost.shown = reader is not None and reader.shown
                 if _may_still_run(lost):
-                    # A second cancellation goes through at once.
+                    # Shielded, so that a second cancellation is not delayed.
                     await asyncio.shield(self._abort_quietly(running, abort, asyncio.get_running_loop()))
                 else:
-                    self._outstanding.discard(running)
+                    self._in_flight.discard(running)
                 raise
-            self._outstanding.discard(running)
-            return Answer(value, time.perf_counter() - started, running)
+            self._in_flight.discard(running)
+            return DecodedResponse(value, time.perf_counter() - started, running)
 
         return await self.http.retrying(one_try)
 
     def _abort_quietly(self, request_id: str, abort: Abort, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        """Start an abort, which runs to its end whatever becomes of who waits for it."""
+        """Start an abort as a task of its own, so that it completes even if its caller is cancelled."""
 
-        # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
+        # Failures are ignored: the caller must see the error that lost the generation.
         async def stop() -> None:
             try:
                 async with asyncio.timeout(ABORT_WITHIN_S):
                     await abort(request_id)
             except (GeneratorExit, LoopEndingError) as ending:
-                self._outstanding.abort_without_loop(request_id)
+                self._in_flight.abort_without_loop(request_id)
                 if isinstance(ending, GeneratorExit):
                     raise
             except Exception:
                 pass
-            self._outstanding.discard(request_id)
+            self._in_flight.discard(request_id)
 
-        stopping = loop.create_task(stop())
-        self._aborting.add(stopping)
-        stopping.add_done_callback(self._aborting.discard)
-        return stopping
+        task = loop.create_task(stop())
+        self._abort_tasks.add(task)
+        task.add_done_callback(self._abort_tasks.discard)
+        return task
 
 
 def _may_still_run(lost: BaseException) -> bool:
-    """Return whether the engine may be at work on a request that ended so, which no answer did."""
+    """Return whether the engine may still be working on a request that failed with this error."""
     return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)

@@ -1,6 +1,6 @@
-"""Answers that stream: what comes is given on event by event, and the whole is then read as if it had come at once.
+"""Streamed responses: pass new tokens on event by event, then return the response as if it had come in one body.
 
-So nothing that a stream says is believed sooner, or checked less, than what one body says.
+So a streamed response goes through the same checks as one that comes in one body.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy.typing as npt
 
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http.bodies import ERROR_BYTES, AnswerSize, BodyTooLargeError
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.http.errors import error_from_status
 from tito_core.backend.protocol import NOTHING, OnChunk, TokenChunk
 
 DONE = b"[DONE]"
-"""What both engines send as the last event's data."""
+"""Data of the last event on both engines."""
 
 
 class EventReader:
-    """Cuts a body into events. Keeps only what is not yet a whole event.
+    """Cuts a body into server-sent events. Keeps only the incomplete last event.
 
     Args:
-        size: Most bytes of an event, and of the stream.
+        size: Size limits of an event and of the stream.
 
     Attributes:
-        done: Whether the last event, `[DONE]`, has come.
+        done: Whether the last event, `[DONE]`, has arrived.
     """
 
     __slots__ = ("_length", "_read", "_rest", "_size", "done")
@@ -43,15 +43,15 @@ class EventReader:
         self.done = False
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Take the next bytes; return the data of each event that they complete. What follows `[DONE]` is ignored.
+        """Take the next bytes; return the data of each completed event. Events after `[DONE]` are ignored.
 
         Raises:
-            BodyTooLargeError: A line, or the stream, is longer than it may be.
+            BodyTooLargeError: A line or the stream exceeds its limit.
         """
         self._read += len(piece)
         if self._read > self._size.stream:
             raise BodyTooLargeError(self._size.stream)
-        # A line may end in \r\n, and the piece between the two: then \r stays in the rest until \n is there.
+        # If a piece ends between \r and \n, the \r stays in the rest until the \n arrives.
         lines = piece.split(b"\n")
         self._length += len(lines[0])
         if self._length > self._size.body:
@@ -68,7 +68,7 @@ class EventReader:
         found: list[bytes] = []
         for line in lines:
             if not line.startswith(b"data:"):
-                continue  # a blank line between events, a comment that keeps the connection, a field of no use here
+                continue  # a blank line, a keep-alive comment or another field
             data = line[5:].strip()
             if data == DONE:
                 self.done = True
@@ -80,52 +80,52 @@ class EventReader:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S", bound=msgspec.Struct)
-_SAID_ONCE = ("prompt", "input", "weight")
-"""How the names of lists begin that an event does not go on with: the last one that comes is all of it."""
+_NOT_EXTENDED = ("prompt", "input", "weight")
+"""Prefixes of the names of lists that each event repeats whole."""
 
 
 TokenArray = npt.NDArray[np.int64]
 
 
 class StreamError(ValueError):
-    """Events do not go on where the ones before them ended: one was lost, came twice, or in another order."""
+    """An event does not continue the previous one: an event was lost, duplicated or reordered."""
 
 
-class Gathering(Protocol[T_co]):
-    """Puts one answer together from its events."""
+class StreamAssembler(Protocol[T_co]):
+    """Assembles one response from its events."""
 
-    def take(self, event: bytes) -> Sequence[int]:
-        """Take the next event; give the ids that are new.
+    def add(self, event: bytes) -> Sequence[int]:
+        """Add the next event; return the new ids.
 
         Raises:
-            msgspec.DecodeError: It does not have the shape of this engine's events.
-            StreamError: It does not continue the event before.
+            msgspec.DecodeError: The event has an unknown shape.
+            StreamError: The event does not continue the previous one.
         """
 
-    def whole(self) -> T_co:
-        """Return the answer as it would have come in one body.
+    def result(self) -> T_co:
+        """Return the response as it would have come in one body.
 
         Raises:
-            msgspec.DecodeError: The events do not make one.
+            msgspec.DecodeError: The events are incomplete.
         """
 
 
 @dataclass(slots=True)
 class StreamReader(Generic[T]):
-    """Reads one try's answer.
+    """Reads one try's streamed response.
 
     Attributes:
-        gather: Begins to put the answer together.
-        on_chunk: Is given what comes.
+        assembler: Makes the assembler of the response.
+        on_chunk: Called with each chunk.
         backend: Name for errors.
         url: Address for errors.
-        request_id: Ours, for errors.
-        hide: Takes secrets out of what a server said.
-        size: Bounds on the answer.
-        shown: Whether anything has been given on.
+        request_id: Our request id, for errors.
+        hide: Removes secrets from a server's text.
+        size: Size limits of the response.
+        shown: Whether `on_chunk` has been called.
     """
 
-    gather: Callable[[], Gathering[T]]
+    assembler: Callable[[], StreamAssembler[T]]
     on_chunk: OnChunk
     backend: str
     url: str
@@ -134,26 +134,26 @@ class StreamReader(Generic[T]):
     size: AnswerSize
     shown: bool = False
 
-    async def __call__(self, reply: Reply) -> T:
+    async def __call__(self, response: HttpResponse) -> T:
         """Read a 200 to its end.
 
         Raises:
-            EngineConnectionError: It broke off before its end.
-            ProtocolViolationError: An event has another shape, or does not continue the one before.
-            BodyTooLargeError: It, or one of its events, is longer than `size` allows.
-            BackendError: The server ended it with an error of its own.
+            EngineConnectionError: The stream broke off.
+            ProtocolViolationError: An event has an unknown shape, or does not continue the previous one.
+            BodyTooLargeError: The stream or an event exceeds `size`.
+            BackendError: The server ended the stream with an error event.
         """
-        if "event-stream" not in reply.kind:
-            problem = f"its content type is {reply.kind!r}, though a stream was asked for"
-            self._refuse(await reply.text(ERROR_BYTES), problem)
-        events, gathering = EventReader(self.size), self.gather()
-        async for piece in reply.pieces():
+        if "event-stream" not in response.kind:
+            problem = f"its content type is {response.kind!r} instead of text/event-stream"
+            self._refuse(await response.text(ERROR_BYTES), problem)
+        events, assembler = EventReader(self.size), self.assembler()
+        async for piece in response.pieces():
             for event in events.feed(piece):
-                self._show(self._taken(gathering, event))
+                self._show(self._add(assembler, event))
         if not events.done:
             raise self._broken_off()
         try:
-            return gathering.whole()
+            return assembler.result()
         except UNREADABLE as error:
             self._refuse("", str(error), error)
 
@@ -163,32 +163,32 @@ class StreamReader(Generic[T]):
         self.shown = True
         try:
             self.on_chunk(TokenChunk(ids))
-        except BackendError as error:  # the core's, of an id that is not a token
-            error.sent = True  # the engine goes on with what is no longer read: it is aborted
+        except BackendError as error:  # from the core, about an invalid token id
+            error.sent = True  # the engine is still generating: abort it
             raise
 
-    def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
+    def _add(self, assembler: StreamAssembler[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
-            raise self._said(event)
+            raise self._error_event(event)
         try:
-            return np.asarray(gathering.take(event), np.int64)
+            return np.asarray(assembler.add(event), np.int64)
         except (*UNREADABLE, StreamError, OverflowError) as error:
             self._refuse(event[:2000].decode(errors="replace"), str(error), error)
 
-    def _said(self, event: bytes) -> BackendError:
-        """Return the error that a server ends a stream with, whose status came too early to tell."""
+    def _error_event(self, event: bytes) -> BackendError:
+        """Return the error of an error event; the HTTP status of its stream was already 200."""
         try:
             code = msgspec.json.decode(event, type=_Failure).error.code
         except UNREADABLE:
             code = None
         status = code if code is not None and 400 <= code < 600 else 500
-        said = self.hide(event.decode(errors="replace"))
-        return error_from_status(self.backend, status, said, {}, url=self.url, request_id=self.request_id)
+        body = self.hide(event.decode(errors="replace"))
+        return error_from_status(self.backend, status, body, {}, url=self.url, request_id=self.request_id)
 
     def _broken_off(self) -> EngineConnectionError:
         error = EngineConnectionError(
-            f"The stream of {self.backend} at {self.url} broke off before its end, so nothing of it is kept. "
-            "Is the server still running? Its log may say why it hung up.",
+            f"The stream of {self.backend} at {self.url} broke off before its end; the answer was discarded. "
+            "Check that the server is still running, and its log.",
             backend=self.backend,
             request_id=self.request_id,
         )
@@ -196,46 +196,46 @@ class StreamReader(Generic[T]):
         error.reason = "closed"
         return error
 
-    def _refuse(self, said: str, problem: str, cause: Exception | None = None) -> NoReturn:
-        shown = self.hide(said[:2000])
+    def _refuse(self, content: str, problem: str, cause: Exception | None = None) -> NoReturn:
+        shown = self.hide(content[:2000])
         error = ProtocolViolationError(
             f"Law 4: {self.backend} at {self.url} answered 200, but {problem}"
-            f"{f': it says {shown[:80]!r}' if shown else ''}. Nothing of it is kept.",
+            f"{f': {shown[:80]!r}' if shown else ''}. The answer was discarded.",
             backend=self.backend,
             status=200,
             body=shown,
             request_id=self.request_id,
         )
-        error.sent = True  # it may go on with what we no longer read
+        error.sent = True  # the engine may still be generating
         raise error from cause
 
 
 def same_echo(before: msgspec.Raw, echo: msgspec.Raw) -> msgspec.Raw:
-    """Return the echo of the prompt that events have so far, undecoded; the core compares it with what was sent.
+    """Return the undecoded echo of the prompt after one more event; the core compares it with the ids sent.
 
     Raises:
-        StreamError: One event echoes another prompt than those before, which a later echo would hide (law 4).
+        StreamError: The event echoes another prompt than the previous events, which would hide theirs (law 4).
     """
     if echo == NOTHING or before == echo:
         return before
     if before != NOTHING:
-        raise StreamError("an event echoes another prompt than the events before it")
+        raise StreamError("an event echoes another prompt than the previous events")
     return echo
 
 
-def go_on(before: S, event: S) -> None:
-    """Let an answer go on with an event of its own type: lists get longer, and of anything else the latest counts.
+def merge_event(before: S, event: S) -> None:
+    """Merge an event into a response of the same type: extend lists, and replace all other fields.
 
     Raises:
-        StreamError: It echoes another prompt; see `same_echo`.
+        StreamError: The event echoes another prompt; see `same_echo`.
     """
     for name in before.__struct_fields__:
         old, new = getattr(before, name), getattr(event, name)
         if new is None:
             continue
         if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
-            go_on(old, new)
-        elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_SAID_ONCE):
+            merge_event(old, new)
+        elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_NOT_EXTENDED):
             old.extend(new)
         elif isinstance(old, msgspec.Raw):
             setattr(before, name, same_echo(old, new))

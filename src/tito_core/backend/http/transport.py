@@ -1,4 +1,4 @@
-"""HTTP to an engine: one pooled client per event loop, typed errors, bounded retries, answers decoded."""
+"""HTTP to an engine: one transport per event loop, typed errors, bounded retries, decoded responses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tito_core.backend.errors import (
 from tito_core.backend.http import address
 from tito_core.backend.http.bodies import ERROR_BYTES, INFO_BYTES, AnswerSize, BodyTooLargeError, UndecodableBodyError
 from tito_core.backend.http.connections import (
-    Call,
+    BlockingPost,
     ConnectionPool,
+    HttpResponse,
     HttpTransport,
     LoopTransports,
-    Reply,
     known_authorities,
 )
 from tito_core.backend.http.errors import error_from_failure, error_from_status, speaks_tls, wants_tls
@@ -36,20 +36,20 @@ from tito_core.backend.typed_values import at_least, positive_seconds
 
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], HttpTransport]
-"""Makes what carries requests, in the event loop that it is for."""
+"""Makes a transport in the event loop that uses it."""
 _TLS_WITHIN_S = 1.0
-"""Longest wait for a TLS handshake with a server that hung up on plain HTTP, in seconds."""
+"""Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """What one try sends, and how much may come back.
+    """One request, and the size limits of its response.
 
     Attributes:
-        path: After the server's address.
-        body: In one piece, or one piece after the other.
-        headers: Its own. Only printable ASCII is sent.
-        size: Bounds on the answer. The default, 4 MiB, is too small for a generation: give it `answer_size`.
+        path: Path, appended to the server's address.
+        body: In one piece or several.
+        headers: Additional headers; values must be printable ASCII.
+        size: Size limits. The default, 4 MiB, is too small for a generation: use `answer_size`.
     """
 
     path: str
@@ -58,25 +58,25 @@ class HttpRequest(msgspec.Struct, frozen=True):
     size: AnswerSize = _INFO
 
 
-class HttpAnswer(msgspec.Struct, frozen=True):
-    """The body of a 200, and what it says that it is."""
+class ResponseBody(msgspec.Struct, frozen=True):
+    """The body of a 200, and its content type."""
 
     body: bytes
     content_type: str
 
 
 class EngineHttp:
-    """Sends requests to one server. Stateless but for its connections; threads and event loops may share it.
+    """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
     Args:
         backend: Name for errors.
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
-        timeout_s: Longest wait for a whole answer, in seconds.
+        timeout_s: Longest wait for a whole response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Most connections of one event loop, past which requests wait; 0 for any number.
-        max_attempts: Tries for connection failures, 429, 503 and other 5xx; never for another 4xx.
-        http_transport: Makes what carries the requests; aiohttp's `Pool` when None, as users have it.
+        max_connections: Most connections per event loop; further requests wait. 0 for no limit.
+        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        http_transport: Makes the transport; `ConnectionPool` when None.
         sleep: Waits between tries.
     """
 
@@ -104,81 +104,81 @@ class EngineHttp:
         self._api_key = address.api_key(api_key, backend=backend)
         limit = at_least("max_connections", max_connections, 0)
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
-        self._carriers = LoopTransports(http_transport or pool)
+        self._transports = LoopTransports(http_transport or pool)
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """Do work, again while it fails in a way that may pass.
+        """Call `work`, and retry transient failures.
 
         Raises:
-            BackendError: What the last try raised.
+            BackendError: The error of the last try.
         """
         return await self._retries(work)
 
-    async def send(self, request: HttpRequest, *, method: str = "POST") -> HttpAnswer:
-        """Send one request with retries; give the 200."""
+    async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
+        """Send one request with retries; return the 200."""
         return await self.retrying(lambda attempt: self.send_once(request, method=method))
 
     async def send_once(
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
-    ) -> HttpAnswer:
-        """Send one request without retries; give the 200, whole. The errors are those of `reading`."""
+    ) -> ResponseBody:
+        """Send one request without retries; return the 200. Errors: see `reading`."""
 
-        async def whole(reply: Reply) -> HttpAnswer:
-            return HttpAnswer(await reply.whole(request.size.body), reply.kind)
+        async def read(response: HttpResponse) -> ResponseBody:
+            return ResponseBody(await response.read(request.size.body), response.kind)
 
-        return await self.reading(request, whole, method=method, request_id=request_id)
+        return await self.reading(request, read, method=method, request_id=request_id)
 
     async def reading(
         self,
         request: HttpRequest,
-        read: Callable[[Reply], Awaitable[T]],
+        read: Callable[[HttpResponse], Awaitable[T]],
         *,
         method: str = "POST",
         request_id: str | None = None,
     ) -> T:
-        """Send one request without retries, and read the body of its 200 in the time that is allowed for all of it.
+        """Send one request without retries, and read the body of its 200 with `read`, all within `timeout_s`.
 
         Raises:
-            BackendError: The subclass tells what happened.
+            BackendError: Its subclass says what failed.
         """
         shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
-        carrier = self._carriers.held or await self._carriers.current()
+        transport = self._transports.held or await self._transports.current()
         if not isinstance(body, bytes):
             headers["Content-Length"] = str(sum(map(len, body)))
-        deadline = asyncio.timeout(self.timeout_s)  # of the whole answer: a slow drip never idles
+        deadline = asyncio.timeout(self.timeout_s)  # for the whole response, which may arrive slowly but never idle
         try:
             async with deadline:
-                reply = await carrier.send(method, self._where.root + request.path, headers, body)
+                response = await transport.send(method, self._where.root + request.path, headers, body)
                 self._may_be_tls = False
                 try:
-                    if reply.status == 200:
-                        return await read(reply)
-                    said = await reply.text(ERROR_BYTES)
+                    if response.status == 200:
+                        return await read(response)
+                    text = await response.text(ERROR_BYTES)
                 finally:
-                    await reply.aclose()
+                    await response.aclose()
         except BackendError as error:
             self._hidden(error)
             raise
         except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
-                raise self._late(shown, request_id) from None
+                raise self._timed_out(shown, request_id) from None
             raise self._hidden(await self._failed(failure, shown, request_id)) from failure
         finally:
-            del deadline  # which knows the task, whose error knows this frame
-        headers = {name.lower(): self.hide_key(value) for name, value in reply.headers.items()}
-        hidden = self.hide_key(said)  # before it is cut, which could leave half of a key
-        raise error_from_status(self.backend, reply.status, hidden, headers, url=shown, request_id=request_id)
+            del deadline  # it refers to the task, whose error refers to this frame
+        headers = {name.lower(): self.hide_key(value) for name, value in response.headers.items()}
+        hidden = self.hide_key(text)  # before it is shortened, which could leave half of a key
+        raise error_from_status(self.backend, response.status, hidden, headers, url=shown, request_id=request_id)
 
-    def _late(self, shown: str, request_id: str | None) -> EngineTimeoutError:
+    def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(
-            f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was given up and "
-            "the server told to abort it; raise timeout_s if answers take longer.",
+            f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was aborted. Raise "
+            "timeout_s if answers take longer.",
             backend=self.backend,
             request_id=request_id,
         )
 
     async def _failed(self, failure: Exception, shown: str, request_id: str | None) -> BackendError:
-        """Return the error for a request without a whole answer; of a server that never gave one, look for TLS."""
+        """Return the error for a request without a whole response; before the first response, check for TLS."""
         error = error_from_failure(
             self.backend,
             failure,
@@ -198,8 +198,8 @@ class EngineHttp:
         for name, value in request.headers.items():
             if not (value.isascii() and value.isprintable()):
                 raise BadRequestError(
-                    f"The header {name} cannot be sent: {value!r} holds a character that is not printable ASCII. Was "
-                    "it a session_id or a request_id? Give one without it.",
+                    f"The header {name} cannot be sent: {value!r} contains a character that is not printable ASCII. "
+                    "Change the session_id or request_id.",
                     backend=self.backend,
                 )
         headers = {"Content-Type": "application/json", **request.headers}
@@ -207,33 +207,33 @@ class EngineHttp:
             headers["Authorization"] = f"Bearer {self._api_key}"
         return headers
 
-    def without_loop(self, request: HttpRequest) -> Call:
-        """Return a POST as a call that needs no event loop, for the end of one."""
+    def blocking_post(self, request: HttpRequest) -> BlockingPost:
+        """Return a POST that needs no event loop, for the end of a loop or process."""
         where, body = self._where, request.body if isinstance(request.body, bytes) else b"".join(request.body)
-        return Call(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
+        return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 
     def hide_key(self, text: str) -> str:
-        """Take the API key out of what a server said."""
+        """Replace the API key in a server's text."""
         if not self._api_key:
             return text
         return re.sub(rf"(?<![\w-]){re.escape(self._api_key)}(?![\w-])", "<API key>", text)
 
     def _hidden(self, error: BackendError) -> BackendError:
-        """Take the API key out of an error, whatever part of an answer holds it."""
+        """Replace the API key in an error's message and body."""
         error.args = (self.hide_key(str(error)), *error.args[1:])
         error.body = self.hide_key(error.body)
         return error
 
     async def aclose(self) -> None:
-        """Close the running loop's client. Loops that end close theirs by themselves."""
-        await self._carriers.aclose()
+        """Close the running loop's transport. A loop that shuts down closes its own."""
+        await self._transports.aclose()
 
 
-def decoded(http: EngineHttp, raw: HttpAnswer, kind: type[T], request_id: str | None = None) -> T:
-    """Decode JSON into a wire type, which skips what it does not name.
+def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str | None = None) -> T:
+    """Decode JSON into a wire type; unknown fields are ignored.
 
     Raises:
-        ProtocolViolationError: Not JSON, or not of this shape.
+        ProtocolViolationError: Not JSON, or another shape.
     """
     try:
         if raw.body and raw.content_type and "json" not in raw.content_type:
@@ -245,8 +245,8 @@ def decoded(http: EngineHttp, raw: HttpAnswer, kind: type[T], request_id: str | 
         start = max(0, int(at[1]) - 40) if at else 0
         shown = http.hide_key(raw.body[start : start + 80].decode(errors="replace"))
         raise ProtocolViolationError(
-            f"{http.backend} at {http.base_url} answered 200, {http.hide_key(problem)}: it says {shown!r}. "
-            f"Is this a {http.backend} server, and no proxy's page?",
+            f"{http.backend} at {http.base_url} answered 200, {http.hide_key(problem)}: {shown!r}. "
+            f"Check that this is a {http.backend} server and not a proxy.",
             backend=http.backend,
             status=200,
             body=http.hide_key(raw.body[:2000].decode(errors="replace")),

@@ -1,4 +1,4 @@
-"""What a server says enters errors without the API key and without what steers a terminal; its counts are checked."""
+"""Server messages in errors have no API key and no control characters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("where", ANSWERS)
-async def test_no_part_of_an_answer_brings_the_key_into_an_error(where: str) -> None:
+async def test_the_key_is_hidden_in_errors(where: str) -> None:
     with RawServer(ANSWERS[where] % KEY.encode()) as server:
         http = EngineHttp("vllm", server.url, api_key=KEY, max_attempts=1)
         with pytest.raises(BackendError) as caught:
@@ -38,7 +38,7 @@ async def test_no_part_of_an_answer_brings_the_key_into_an_error(where: str) -> 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_content_type_does_not_bring_the_key_into_an_error(kind: Kind, streams: bool) -> None:
+async def test_the_key_is_hidden_in_a_content_type(kind: Kind, streams: bool) -> None:
     backend = backend_of(engine_of(kind, fault=always(Fault(content_type=f"text/{KEY}", body=b"x"))), api_key=KEY)
     backend._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(ProtocolViolationError) as caught:
@@ -48,18 +48,18 @@ async def test_a_content_type_does_not_bring_the_key_into_an_error(kind: Kind, s
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_is_named_by_where_it_leads(status: int) -> None:
+def test_a_redirect_error_has_the_location(status: int) -> None:
     assert "http://x" in str(error_of(status, "no", {"location": "http://x"}))
 
 
 @given(status=st.integers(400, 599), words=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1))
-def test_only_a_redirect_is_one(status: int, words: str) -> None:
+def test_a_location_header_matters_only_for_a_redirect(status: int, words: str) -> None:
     plain = error_of(status, words, {})
     assert str(error_of(status, words, {"location": "/login"})) == str(plain)
 
 
 @given(st.text())
-def test_nothing_that_a_server_says_steers_a_terminal(words: str) -> None:
+def test_server_messages_cannot_control_a_terminal(words: str) -> None:
     said = str(error_of(400, words, {}))
     assert said.isprintable()
 
@@ -72,13 +72,13 @@ async def test_a_closed_endpoint_may_be_a_restart() -> None:
     open_to_all = backend_of(engine_of("vllm", scale_out=True))
     restarted = backend_of(engine_of("vllm", scale_out=False))
     restarted._info = await open_to_all.connect()
-    with pytest.raises(AuthenticationError, match="restarted without this endpoint: connect again"):
+    with pytest.raises(AuthenticationError, match="restarted without it: connect again"):
         await generate(restarted, request_of())
 
 
 @pytest.mark.parametrize("count", [-1, 2**63, 2**70])
 @pytest.mark.parametrize("kind", WIRES)
-async def test_cached_tokens_that_are_no_count_are_a_violation(kind: Kind, count: int) -> None:
+async def test_invalid_cached_tokens_are_a_violation(kind: Kind, count: int) -> None:
     def edit(answer: Any) -> None:
         if "usage" in answer:
             answer["usage"]["prompt_tokens_details"] = {"cached_tokens": count}
@@ -92,7 +92,7 @@ async def test_cached_tokens_that_are_no_count_are_a_violation(kind: Kind, count
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_of_many_served_models_an_error_lists_a_few(kind: Kind) -> None:
+async def test_an_error_lists_only_a_few_served_models(kind: Kind) -> None:
     served = {"data": [{"id": f"model-{n}-{'x' * 500}"} for n in range(1000)]}
     backend = answering(kind, lambda request: http_response(200, json=served), model="other")
     with pytest.raises(BadRequestError, match=r"'other'.*and 995 more") as caught:

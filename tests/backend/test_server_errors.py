@@ -1,4 +1,4 @@
-"""Every sentence about servers, word for word: those that are late, without the model, or not alike."""
+"""Errors about servers: late answers, a missing model, and servers that differ."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ from tito_core.backend.replicas import agreed
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_answer_that_does_not_come_in_time(kind: Kind) -> None:
-    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.5)
+async def test_a_late_answer(kind: Kind) -> None:
+    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.1)
     with pytest.raises(EngineTimeoutError) as caught:
         await generate(backend, request_of())
     path = {"vllm": "/inference/v1/generate", "sglang": "/generate"}[kind]
-    assert str(caught.value) == (
-        f"{kind} at http://scripted{path} did not answer within 0.5 s. The request was given up and the server told "
-        "to abort it; raise timeout_s if answers take longer."
-    )
+    assert f"{kind} at http://scripted{path} did not answer within 0.1 s" in str(caught.value)
+    assert "timeout_s" in str(caught.value)
     assert (caught.value.backend, caught.value.request_id) == (kind, "r")
 
 
@@ -51,37 +49,24 @@ def serving(models: list[dict[str, Any]], **options: Any) -> Any:
 
 
 MODELS: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
-    ([], {}, "The vllm server at http://scripted serves no model: start it with one."),
-    (
-        [{"id": "m", "owned_by": "sglang"}],
-        {},
-        "The server at http://scripted says that it is sglang, not vllm: use backend='sglang'.",
-    ),
-    (
-        [{"id": "m"}, {"id": "n"}],
-        {"model": "x"},
-        "The vllm server at http://scripted does not serve 'x'; it serves 'm', 'n'. Give one of these as model_id, or "
-        "leave it out.",
-    ),
+    ([], {}, "vllm server at http://scripted serves no model"),
+    ([{"id": "m", "owned_by": "sglang"}], {}, "at http://scripted .*backend='sglang'"),
+    ([{"id": "m"}, {"id": "n"}], {"model": "x"}, "'x'.*'m', 'n'.*model_id"),
 ]
 
 
-@pytest.mark.parametrize(("models", "options", "sentence"), MODELS)
-async def test_a_server_without_the_model(models: Any, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(BadRequestError) as caught:
+@pytest.mark.parametrize(("models", "options", "pattern"), MODELS)
+async def test_a_server_without_the_model(models: Any, options: dict[str, Any], pattern: str) -> None:
+    with pytest.raises(BadRequestError, match=pattern) as caught:
         await serving(models, **options).connect()
-    assert (str(caught.value), caught.value.backend) == (sentence, "vllm")
+    assert caught.value.backend == "vllm"
 
 
 async def test_a_text_of_another_prompt_is_not_sent() -> None:
     engine = engine_of("vllm")
     other = request_of((1, 2, 3))
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError, match=r"Law 4.*3 ids.*5 input ids.*`text`") as caught:
         await generate(backend_of(engine), replace(request_of(), text=IdText.of(other.input_ids)))
-    assert str(caught.value) == (
-        "Law 4: the text that was kept of a prompt, of 3 ids, is not that of its 5 ids, so it was not sent. Leave "
-        "`text` out of the request and it is written anew."
-    )
     assert (caught.value.backend, caught.value.request_id) == ("vllm", "r")
 
 
@@ -90,18 +75,16 @@ def several(*engines: Any) -> Any:
     return create_backend("vllm", addresses, http_transport=over_sockets(engines), sleep=Waits())
 
 
-async def test_servers_that_are_not_alike() -> None:
+async def test_servers_that_differ_are_refused() -> None:
     backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm", vocab_size=50, model="other"))
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(
+        BadRequestError, match=r"'scripted' at http://server0 .*'other' at http://server2.*base_url"
+    ) as caught:
         await backend.connect()
-    assert str(caught.value) == (
-        "The vllm servers are not alike, so a rollout cannot move from one to another: model is 'scripted' at "
-        "http://server0 and 'other' at http://server2. Start them alike, or leave one out of base_url."
-    )
     assert caught.value.backend == "vllm"
 
 
-async def test_what_was_found_of_each_server_must_be_alike() -> None:
+async def test_facts_of_each_server_must_agree() -> None:
     backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm"))
     infos = iter(
         [EngineInfo("vllm", "m", None, version) for version in ("1", "1", "2", None, "1", "2", "1", None, "1")]
@@ -113,14 +96,10 @@ async def test_what_was_found_of_each_server_must_be_alike() -> None:
     def facts(info: EngineInfo) -> Mapping[str, object]:
         return {"model": info.model, "version": info.version}
 
-    with pytest.raises(BadRequestError) as caught:
+    with pytest.raises(BadRequestError, match=r"version is '1' on server 1 and '2' on server 3.*base_url") as caught:
         await agreed(backend, ask, facts)
-    assert str(caught.value) == (
-        "The vllm servers are not alike: version is '1' on number 1 of them and '2' on number 3. Start them alike, or "
-        "leave one out of base_url."
-    )
     assert caught.value.backend == "vllm"
-    with pytest.raises(BadRequestError, match="version is '1' on number 2 of them and '2' on number 3"):
+    with pytest.raises(BadRequestError, match="version is '1' on server 2 and '2' on server 3"):
         await agreed(backend, ask, facts)
     assert [info.version for info in await agreed(backend, ask, facts)] == ["1", None, "1"]
     infos = iter([EngineInfo("vllm", "alone", None, "1")])
@@ -129,7 +108,7 @@ async def test_what_was_found_of_each_server_must_be_alike() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_cannot_be_scored_is_told_of_its_own_backend(kind: Kind) -> None:
+async def test_a_sequence_that_cannot_be_scored_is_an_error_of_its_backend(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=8)
     backend = backend_of(engine)
     most = (await backend.connect()).max_model_len or 0

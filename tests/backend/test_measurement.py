@@ -1,4 +1,4 @@
-"""What the measurement at connect asks, and what it makes of any numbers that come back."""
+"""The measurement at connect: its requests, and its results for any numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tito_core.backend import (
     EngineInfo,
     ProtocolViolationError,
     SamplingParams,
-    semantics,
+    measurement,
 )
-from tito_core.backend.measurement import measure, of_all
+from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.semantics import semantics_of
@@ -88,12 +88,12 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
         return await backend.score(token_ids.tolist())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(semantics, "generate_whole", given)
-        patch.setattr(semantics, "score", scores)
+        patch.setattr(measurement, "generate_whole", given)
+        patch.setattr(measurement, "score", scores)
         return asyncio.run(measure(backend, info, IDS))
 
 
-def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the_free_one() -> None:
+def test_it_samples_with_top_k_2_and_without_and_scores_the_latter() -> None:
     backend = Asked([-1.0] * 32, [-2.0] * 32)
     assert found(backend).processed_logprobs is True
     cut, free = backend.requests
@@ -115,7 +115,7 @@ def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the
     assert backend.sequences == [[*PROMPT, *range(32)]]
 
 
-def test_a_short_context_is_filled_and_one_too_short_is_left_alone() -> None:
+def test_a_short_context_is_filled_and_a_too_short_one_is_not_measured() -> None:
     backend = Asked([-1.0] * 8, [-2.0] * 8)
     found(backend, EngineInfo("fake", "m", 14, "1"))
     assert [request.sampling.max_new_tokens for request in backend.requests] == [8, 8]
@@ -128,9 +128,7 @@ def test_a_short_context_is_filled_and_one_too_short_is_left_alone() -> None:
 @pytest.mark.parametrize("apart", [0.0, 0.01, 0.05, 0.19, 0.21, 1.0])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_they_are_far(
-    apart: float, spread: float, sign: float
-) -> None:
+def test_logprobs_near_the_scores_are_raw_and_far_ones_are_processed(apart: float, spread: float, sign: float) -> None:
     scored = [-5.0 - spread, -5.0 + spread] * 8
     info = found(Asked([value + sign * apart for value in scored], scored))
     if apart > max(0.2, 0.1 * spread):
@@ -142,7 +140,7 @@ def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_the
     assert info.truncated_logprobs is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=20)
 @given(
     st.integers(0, 2**32 - 1),
     st.floats(0.5, 8.0),
@@ -150,7 +148,7 @@ def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_the
     st.sampled_from([40, 1000, 30000]),
     st.floats(0.0, 1.0),
 )
-def test_no_policy_makes_a_server_be_taken_for_the_other_kind(
+def test_raw_and_processed_logprobs_are_never_confused(
     seed: int, scale: float, noise: float, vocabulary: int, certain: float
 ) -> None:
     """Logits of any scale, a share of places where one token is certain, numbers as inexact as bfloat16 makes them.
@@ -169,9 +167,9 @@ def test_no_policy_makes_a_server_be_taken_for_the_other_kind(
         assert found(Asked(told.tolist(), scored.tolist())).processed_logprobs in (processes, None)
 
 
-@settings(max_examples=200)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.floats(0.2, 2.0), st.floats(0.0, 0.35), st.sampled_from([40, 1000, 30000]))
-def test_a_few_tokens_far_below_the_others_make_no_processed_logprobs_raw(
+def test_a_few_very_unlikely_tokens_do_not_make_processed_logprobs_raw(
     seed: int, scale: float, certain: float, vocabulary: int
 ) -> None:
     """Nearly undecided in most places, and in some nearly sure of a token that is not sampled all the same."""
@@ -186,7 +184,7 @@ def test_a_few_tokens_far_below_the_others_make_no_processed_logprobs_raw(
         assert info.processed_logprobs in (processes, None)
 
 
-def test_three_tokens_far_below_the_others_are_no_spread() -> None:
+def test_three_very_unlikely_tokens_are_no_spread() -> None:
     """Of 32: else what lies 0.3 nats apart in most places would count as the same."""
     scored = [*np.linspace(-10.6, -9.4, 29).tolist(), -24.0, -24.0, -24.0]
     said = [value + 0.3 for value in scored[:29]] + [-12.5] * 3
@@ -194,7 +192,7 @@ def test_three_tokens_far_below_the_others_are_no_spread() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
-def test_a_policy_of_a_wide_spread_is_decided_also_in_bfloat16(noise: float) -> None:
+def test_a_policy_of_wide_spread_is_measured_also_in_bfloat16(noise: float) -> None:
     draws = np.random.default_rng(3)
     scored = draws.normal(-12, 4, 32)
     raw = scored + draws.normal(0, noise, 32)
@@ -202,7 +200,7 @@ def test_a_policy_of_a_wide_spread_is_decided_also_in_bfloat16(noise: float) -> 
     assert found(Asked((raw / 2 - 1).tolist(), scored.tolist())).processed_logprobs is True
 
 
-def test_what_is_left_open_is_asked_again_at_another_temperature_without_what_can_be_wanted() -> None:
+def test_an_open_result_is_measured_again_at_temperature_1() -> None:
     backend = Asked([-1.1] * 32, [-1.0] * 32, even=([-1.0] * 31, [-1.0] * 31))
     assert found(backend).processed_logprobs is True
     _, free, even = backend.requests
@@ -229,7 +227,7 @@ def test_what_is_left_open_is_asked_again_at_another_temperature_without_what_ca
         (0.0, 0.0, 0.0, None),
     ],
 )
-def test_what_is_left_open_is_told_by_how_exact_a_servers_numbers_are(
+def test_an_open_result_is_decided_by_the_noise_of_the_server(
     apart: float, spread: float, noise: float, processed: bool | None
 ) -> None:
     """`spread` as a standard deviation, of numbers of which half lie at each end."""
@@ -263,7 +261,7 @@ class Policy(Asked):
         return whole
 
 
-@settings(max_examples=100)
+@settings(max_examples=15)
 @given(
     st.integers(0, 2**32 - 1),
     st.floats(0.0, 8.0),
@@ -271,7 +269,7 @@ class Policy(Asked):
     st.sampled_from([40, 1000, 5000]),
     st.floats(0.0, 1.0),
 )
-def test_no_policy_is_taken_for_the_other_kind_when_it_is_asked_again(
+def test_raw_and_processed_are_not_confused_in_the_second_measurement(
     seed: int, scale: float, noise: float, vocabulary: int, certain: float
 ) -> None:
     draws = np.random.default_rng(seed)
@@ -281,9 +279,9 @@ def test_no_policy_is_taken_for_the_other_kind_when_it_is_asked_again(
         assert found(Policy(logits, processes, noise, draws)).processed_logprobs in (processes, None)
 
 
-@settings(max_examples=100)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 8.0), st.floats(0.0, 1e-4), st.sampled_from([1000, 5000]))
-def test_a_server_of_exact_numbers_is_always_told(seed: int, scale: float, noise: float, vocabulary: int) -> None:
+def test_a_server_of_exact_numbers_is_always_measured(seed: int, scale: float, noise: float, vocabulary: int) -> None:
     """SGLang draws anew at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
     draws = np.random.default_rng(seed)
     logits = draws.normal(0, scale, (32, vocabulary))
@@ -291,14 +289,14 @@ def test_a_server_of_exact_numbers_is_always_told(seed: int, scale: float, noise
         assert found(Policy(logits, processes, noise, draws)).processed_logprobs is processes
 
 
-def test_what_one_of_several_servers_does_not_tell_is_not_known_of_all() -> None:
+def test_a_field_unknown_for_one_server_is_unknown_for_all() -> None:
     true = replace(INFO, processed_logprobs=True, truncated_logprobs=False)
-    assert of_all([true]) is of_all([true, true]) is true
+    assert common_measurement([true]) is common_measurement([true, true]) is true
     open_ = replace(true, processed_logprobs=None)
-    assert of_all([true, open_, true]) == of_all([open_, true]) == open_
+    assert common_measurement([true, open_, true]) == common_measurement([open_, true]) == open_
     cut = replace(true, truncated_logprobs=None)
-    assert of_all([true, true, cut]) == of_all([cut, true]) == cut
-    assert of_all([cut, open_]) == INFO
+    assert common_measurement([true, true, cut]) == common_measurement([cut, true]) == cut
+    assert common_measurement([cut, open_]) == INFO
 
 
 def masses(first: tuple[float, float], rest: tuple[float, float], places: int = 8) -> bool | None:
@@ -333,7 +331,7 @@ CUT: list[tuple[tuple[float, float], tuple[float, float], bool | None]] = [
 
 
 @pytest.mark.parametrize(("first", "rest", "truncated"), CUT)
-def test_a_truncation_shows_where_two_tokens_have_all_and_freely_have_not(
+def test_a_truncation_shows_in_the_mass_of_the_top_two(
     first: tuple[float, float], rest: tuple[float, float], truncated: bool | None
 ) -> None:
     assert masses(first, rest) is truncated
@@ -354,9 +352,7 @@ def left(*logits: float, of: int) -> tuple[float, float]:
         ((4.0, 3.5, 3.5, 3.5, 3.5, -4.0), 5),
     ],
 )
-def test_a_server_that_leaves_tokens_as_likely_as_the_second_is_not_taken_for_one_that_cuts_nothing_off(
-    logits: tuple[float, ...], stay: int
-) -> None:
+def test_a_server_that_keeps_tied_tokens_is_not_taken_for_untruncated(logits: tuple[float, ...], stay: int) -> None:
     """As both engines do with top_k, and of bfloat16's logits many are equal."""
     cut, free = left(*logits, of=stay), left(*logits, of=len(logits))
     assert found(Asked([-1.0] * 8, [-1.0] * 8, (cut, free))).truncated_logprobs is None
@@ -364,7 +360,7 @@ def test_a_server_that_leaves_tokens_as_likely_as_the_second_is_not_taken_for_on
     assert found(Asked([-1.0] * 8, [-1.0] * 8, (left(*logits, of=2), free))).truncated_logprobs is True
 
 
-def test_what_one_of_them_came_without_tells_nothing() -> None:
+def test_without_top_logprobs_truncation_stays_unknown() -> None:
     class Half(Asked):
         async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
             self.top = ((0.75, 0.25), (0.2, 0.2)) if request.sampling.top_k == 2 else None
@@ -376,7 +372,7 @@ def test_what_one_of_them_came_without_tells_nothing() -> None:
 REFUSED = BadRequestError("no", backend="fake")
 
 
-def test_what_a_server_refuses_together_is_sampled_without() -> None:
+def test_refused_optional_outputs_are_left_out() -> None:
     for error in (REFUSED, ProtocolViolationError("no", backend="fake")):
         backend = Asked([-1.0] * 8, [-2.0] * 8, refuses=[error, None, error])
         before = Capabilities(top_logprobs=7, prompt_logprobs=True)
@@ -392,7 +388,7 @@ def test_what_a_server_refuses_together_is_sampled_without() -> None:
         assert len(backend.sequences) == 1
 
 
-def test_a_server_that_will_not_sample_freely_still_tells_what_it_gives() -> None:
+def test_a_server_that_requires_top_k_still_has_capabilities() -> None:
     backend = Asked([-1.0] * 8, [], ((0.5, 0.5), (0.5, 0.5)), refuses=[None, REFUSED, REFUSED])
     info = found(backend)
     assert info.capabilities == Capabilities(None, prompt_logprobs=False, routed_experts=False, sampling_mask=False)
@@ -404,7 +400,7 @@ NAMES = {"top_ids": "top_logprobs", **{name: name for name in ("prompt_logprobs"
 
 @pytest.mark.parametrize("came", [(), *[(name,) for name in NAMES], tuple(NAMES)])
 @pytest.mark.parametrize("free", [True, False])
-def test_what_came_is_what_a_server_gives(came: tuple[str, ...], free: bool) -> None:
+def test_returned_columns_are_capabilities(came: tuple[str, ...], free: bool) -> None:
     class Gives(Asked):
         async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
             response = await super().generate(request)
@@ -446,7 +442,7 @@ SEMANTICS: list[tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("processed", "truncated", "sampling", "expected"), SEMANTICS)
-def test_what_logprobs_of_a_request_mean(
+def test_semantics_of_requests(
     processed: Any, truncated: Any, sampling: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     info = EngineInfo("fake", "m", None, "1", processed_logprobs=processed, truncated_logprobs=truncated)

@@ -1,4 +1,4 @@
-"""Every sentence about what an answer says beside its tokens, word for word, and what is read of it."""
+"""Validation of optional outputs: each wrong value is refused, and right values become columns."""
 
 from __future__ import annotations
 
@@ -32,167 +32,105 @@ def npy(array: Any) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def columns(optional_outputs: Any, delta_start: int = 0, top_k: int = -1, **said: Any) -> Any:
-    if isinstance(rows := said.get("top"), list | tuple):
-        said["top"] = lambda: rows
-    asked = request(optional_outputs, delta_start=delta_start, top_k=top_k)
+def columns(optional_outputs: Any, delta_start: int = 0, top_k: int = -1, **values: Any) -> Any:
+    if isinstance(rows := values.get("top"), list | tuple):
+        values["top"] = lambda: rows
+    sent = request(optional_outputs, delta_start=delta_start, top_k=top_k)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
-    raw = RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, **{NAMES[name]: said[name] for name in said})
-    return ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(raw)
+    raw = RawResponse(
+        finish="stop", output_ids=OUTPUT, logprobs=logprobs, **{NAMES[name]: values[name] for name in values}
+    )
+    return ColumnValidation(READER, sent, np.array(OUTPUT, np.int32), logprobs).columns(raw)
 
 
 ALL = {"top_logprobs": 2, "prompt_logprobs": True, "routed_experts": (2, 2), "sampling_mask": True}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_was_wanted_must_come(name: str) -> None:
-    sentence = f"Law 4: the answer holds no {name}, though they were asked for."
-    refused(sentence, lambda: columns({name: ALL[name]}, top_k=2))
+def test_a_requested_output_must_be_present(name: str) -> None:
+    refused(f"Law 4.*no {name}", lambda: columns({name: ALL[name]}, top_k=2))
 
 
-def test_what_was_not_wanted_is_left() -> None:
+def test_an_output_that_was_not_requested_is_ignored() -> None:
     assert dict(columns(None, top=TOP, prompt=[(1, 0.5)], experts="?", mask=[[]])) == {}
 
 
-BESIDE: list[tuple[str, dict[str, Any], str]] = [
-    ("top_logprobs", {"top": TOP[:2]}, "Law 2: 3 output ids, but top_logprobs of 2 tokens."),
-    (
-        "top_logprobs",
-        {"top": [*TOP[:2], [(2, -3.0)]]},
-        "Law 2: 2 top_logprobs a token were asked for, output token 2 has 1.",
-    ),
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("top_logprobs", {"top": TOP[:2]}, "Law 2.*3 output ids.*top_logprobs of 2 "),
+    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0)]]}, "Law 2.*2 top_logprobs.*output token 2 has 1"),
     (
         "top_logprobs",
         {"top": [*TOP[:2], [(2, -3.0), (5, -0.1), (5, -0.2)]]},
-        "Law 4: output token 2 has a top id with two logprobs: [(2, -3.0), (5, -0.1), (5, -0.2)].",
+        r"Law 4.*output token 2 .*two logprobs.*\(5, -0\.1\), \(5, -0\.2\)",
     ),
-    (
-        "top_logprobs",
-        {"top": [*TOP[:2], [(2, -3.0), ("x", -0.1)]]},
-        "Law 2: Invalid token id 'x' in the optional outputs of output token 2.",
-    ),
-    (
-        "top_logprobs",
-        {"top": [*TOP[:2], [(2, -3.0), (2**31, -0.1)]]},
-        "Law 2: Invalid token id 2147483648 in the optional outputs of output token 2.",
-    ),
-    (
-        "top_logprobs",
-        {"top": [*TOP[:2], [(2, -3.0), (-1, -0.1)]]},
-        "Law 2: Invalid token id -1 in the optional outputs of output token 2.",
-    ),
-    (
-        "top_logprobs",
-        {"top": [*TOP[:2], [(2, -3.0), (5, 0.5)]]},
-        "Law 4: a top logprob is 0.5, which is not a log-probability.",
-    ),
+    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), ("x", -0.1)]]}, "Law 2.*'x'.*output token 2"),
+    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), (2**31, -0.1)]]}, "Law 2.*2147483648.*output token 2"),
+    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), (-1, -0.1)]]}, "Law 2.*-1.*output token 2"),
+    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), (5, 0.5)]]}, r"Law 4.*0\.5"),
     (
         "top_logprobs",
         {"top": [TOP[0], [(22, -2.5), (30, -0.5)], TOP[2]]},
-        "Law 4: output id 22 at offset 1 has logprob -2.0 and among the likeliest another: [(30, -0.5), (22, -2.5)].",
+        r"Law 4.*id 22 at offset 1 .*-2\.0.*another: \[\(30, -0\.5\), \(22, -2\.5\)\]",
     ),
     (
         "top_logprobs",
         {"top": [TOP[0], [(31, -2.5), (30, -0.5)], TOP[2]]},
-        "Law 4: output id 22 at offset 1 has logprob -2.0, which is among the likeliest, and is not one of them: "
-        "[(30, -0.5), (31, -2.5)].",
+        r"Law 4.*id 22 at offset 1 .*-2\.0.*missing.*: \[\(30, -0\.5\), \(31, -2\.5\)\]",
     ),
-    (
-        "prompt_logprobs",
-        {"prompt": [(12, -1.0)] * 3},
-        "Law 2: prompt_logprobs of 4 tokens from offset 1 were asked for, the server gave 3.",
-    ),
+    ("prompt_logprobs", {"prompt": [(12, -1.0)] * 3}, "Law 2.*4 tokens from offset 1.* 3"),
     (
         "prompt_logprobs",
         {"prompt": [(12, -1.0), (13, -1.0), (99, -1.0), (15, -1.0)]},
-        "Law 4: prompt id 14 at offset 3 was sent, the server scored 99.",
+        "Law 4.*prompt id 14 at offset 3.* 99",
     ),
     (
         "prompt_logprobs",
         {"prompt": [(12, -1.0), (13, -1.0), (14, None), (15, -1.0)]},
-        "Law 4: prompt token 3 has no logprob (id 14).",
+        r"Law 4.*prompt token 3 \(id 14\)",
     ),
     (
         "prompt_logprobs",
         {"prompt": [(12, -1.0), (13, 0.5), (14, -1.0), (15, -1.0)]},
-        "Law 4: the answer: logprob 0.5 at output offset 1 is not a log-probability.",
+        r"Law 4.*0\.5 at output offset 1",
     ),
-    (
-        "routed_experts",
-        {"experts": "?"},
-        "Law 2: routed_experts cannot be read: ",
-    ),
-    (
-        "routed_experts",
-        {"experts": base64.b64encode(b"abc").decode()},
-        "Law 2: routed_experts cannot be read: ",
-    ),
-    (
-        "routed_experts",
-        {"experts": packed(range(6))},
-        "Law 2: routed_experts have shape (1, 6), expected (7, 2, 2).",
-    ),
-    (
-        "routed_experts",
-        {"experts": packed(range(24))},
-        "Law 2: routed_experts have 6 rows, expected 7, or 7 from 0 on.",
-    ),
-    (
-        "routed_experts",
-        {"experts": npy(np.zeros((7, 2, 3), np.uint8))},
-        "Law 2: routed_experts have shape (7, 2, 3), expected (7, 2, 2).",
-    ),
-    (
-        "routed_experts",
-        {"experts": npy(np.zeros((7, 2, 2), np.float32))},
-        "Law 2: routed_experts cannot be read: 112 bytes are no float32 of shape (7, 2, 2).",
-    ),
-    ("sampling_mask", {"mask": [[21], [22]]}, "Law 2: 3 output ids, but sampling_mask of 2 tokens."),
-    (
-        "sampling_mask",
-        {"mask": [[21, 5], [5, 6], [2]]},
-        "Law 4: output id 22 at offset 1 is not among the 2 ids that its sampling_mask says it was chosen from.",
-    ),
-    (
-        "sampling_mask",
-        {"mask": [[21, 5], [22, 5, 5], [2]]},
-        "Law 4: the sampling_mask of output token 1 holds an id twice.",
-    ),
-    (
-        "sampling_mask",
-        {"mask": [[21, 5], [22, -3], [2]]},
-        "Law 2: Invalid token id -3 in the optional outputs of output token 1.",
-    ),
+    ("routed_experts", {"experts": "?"}, "Law 2.*routed_experts cannot be read"),
+    ("routed_experts", {"experts": base64.b64encode(b"abc").decode()}, "Law 2.*routed_experts cannot be read"),
+    ("routed_experts", {"experts": packed(range(6))}, r"Law 2.*\(1, 6\).*\(7, 2, 2\)"),
+    ("routed_experts", {"experts": packed(range(24))}, "Law 2.*6 rows.* 7"),
+    ("routed_experts", {"experts": npy(np.zeros((7, 2, 3), np.uint8))}, r"Law 2.*\(7, 2, 3\).*\(7, 2, 2\)"),
+    ("routed_experts", {"experts": npy(np.zeros((7, 2, 2), np.float32))}, r"Law 2.*112 bytes.*float32.*\(7, 2, 2\)"),
+    ("sampling_mask", {"mask": [[21], [22]]}, "Law 2.*3 output ids.*sampling_mask of 2 "),
+    ("sampling_mask", {"mask": [[21, 5], [5, 6], [2]]}, "Law 4.*id 22 at offset 1.*2 ids"),
+    ("sampling_mask", {"mask": [[21, 5], [22, 5, 5], [2]]}, "Law 4.*output token 1 .*twice"),
+    ("sampling_mask", {"mask": [[21, 5], [22, -3], [2]]}, "Law 2.*-3.*output token 1"),
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "sentence"), BESIDE)
-def test_what_may_not_be_said_beside(name: str, said: dict[str, Any], sentence: str) -> None:
-    refused(sentence, lambda: columns({name: ALL[name]}, top_k=2, **said))
+@pytest.mark.parametrize(("name", "values", "pattern"), WRONG)
+def test_wrong_optional_outputs_are_refused(name: str, values: dict[str, Any], pattern: str) -> None:
+    refused(pattern, lambda: columns({name: ALL[name]}, top_k=2, **values))
 
 
-def test_a_shape_that_was_not_said_is_read_from_the_rows() -> None:
+def test_an_unknown_expert_shape_is_read_from_the_array() -> None:
     refused(
-        "Law 2: routed_experts have shape (7, 4), expected (7, layers, experts).",
+        r"Law 2.*\(7, 4\).*\(7, layers, experts\)",
         lambda: columns({"routed_experts": True}, experts=packed(FLAT)),
     )
     found = columns({"routed_experts": True}, experts=npy(np.reshape(FLAT, (7, 2, 2))))["routed_experts"]
     assert (found.start, found.shape) == (0, (7, 2, 2))
 
 
-def test_rows_that_were_asked_for_from_the_delta_on() -> None:
+def test_rows_requested_from_the_delta_on() -> None:
     def experts(text: str) -> Any:
         return lambda: columns({"routed_experts": (2, 2)}, delta_start=3, experts=text)
 
-    refused("Law 2: routed_experts have shape (1, 6), expected (5, 2, 2).", experts(packed(range(6))))
-    refused("Law 2: routed_experts have 6 rows, expected 7, or 5 from 2 on.", experts(packed(range(24))))
+    refused(r"Law 2.*\(1, 6\).*\(5, 2, 2\)", experts(packed(range(6))))
+    refused("Law 2.*6 rows.* 7 or .*2.* 5", experts(packed(range(24))))
     large = npy(np.full((5, 2, 2), 2**40))
-    refused(
-        "Law 2: an optional column holds 1099511627776 to 1099511627776, outside the range of int32.", experts(large)
-    )
+    refused("Law 2.*1099511627776.*int32", experts(large))
 
 
-def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() -> None:
+def test_bare_rows_of_an_unknown_shape_have_the_largest_possible_count() -> None:
     asked = replace(request({"routed_experts": True}, delta_start=3), lenient=True)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     for rows in (7, 5):
@@ -205,17 +143,17 @@ def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() ->
         assert column.values.ravel().tolist() == list(range(rows * 4))[-20:]
 
 
-def test_top_logprobs_that_cannot_be_decoded_are_named() -> None:
+def test_top_logprobs_that_cannot_be_decoded_are_refused() -> None:
     def decoded() -> Any:
         return msgspec.json.decode(b"[1,", type=list[int])
 
     refused(
-        "Law 2: top_logprobs cannot be read: Input data was truncated.",
+        "Law 2.*top_logprobs cannot be read.*truncated",
         lambda: columns({"top_logprobs": 2}, top=decoded),
     )
 
 
-def test_the_likeliest_come_first_and_what_was_masked_last() -> None:
+def test_top_tokens_are_sorted_and_masked_ones_come_last() -> None:
     lowest = float(np.finfo(np.float32).min)
     rows = [
         [(30, -1.5), (40, -1.0), (21, -1.0), (7, -5.0)],
@@ -228,7 +166,7 @@ def test_the_likeliest_come_first_and_what_was_masked_last() -> None:
     assert np.nan_to_num(found["top_logprobs"].values, nan=9.0).tolist() == [[-1.0, -1.0], [-2.0, 9.0], [-3.0, 9.0]]
 
 
-def test_the_sampled_token_may_be_less_likely_than_all_that_are_told() -> None:
+def test_the_sampled_token_may_be_less_likely_than_the_top_list() -> None:
     found = columns({"top_logprobs": 1}, top=[[(5, -0.5)], [(6, -1.9999)], [(2, -3.0)]])
     assert found["top_ids"].values.tolist() == [[5], [6], [2]]
 
@@ -240,9 +178,7 @@ def test_prompt_logprobs_begin_where_the_delta_does() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("packing", ["bare", "npy", "old npy", "fortran"])
-def test_routed_experts_begin_one_before_the_delta_whether_the_server_cut_them_or_not(
-    whole: bool, packing: str
-) -> None:
+def test_routed_experts_begin_one_before_the_delta_whether_whole_or_cut(whole: bool, packing: str) -> None:
     table = np.reshape(FLAT, (7, 2, 2))
     sent = table if whole else table[2:]
     if packing == "bare":
@@ -275,13 +211,13 @@ def test_an_id_that_is_listed_twice_with_one_logprob_counts_once() -> None:
     assert columns({"top_logprobs": 2}, top=everywhere)["top_ids"].values.shape == (3, 2)
 
 
-def test_rows_of_different_lengths_are_cut_at_the_likeliest() -> None:
+def test_rows_of_different_lengths_keep_the_top_k() -> None:
     found = columns({"top_logprobs": 2}, top=[[(40, -4.0), (21, -1.0), (30, -1.5), (31, None)], *TOP[1:]])
     assert found["top_ids"].values.tolist() == [[21, 30], [30, 22], [31, 2]]
     assert found["top_logprobs"].values.tolist() == np.float32([[-1.0, -1.5], [-0.5, -2.0], [-0.1, -3.0]]).tolist()
 
 
-def test_what_is_wanted_comes_together() -> None:
+def test_all_optional_outputs_together() -> None:
     said: dict[str, Any] = {
         "prompt": [(12, -1.0), (13, -1.0), (14, -1.0), (15, -1.0)],
         "mask": [[21, 30], [22, 30], [2, 31]],

@@ -1,0 +1,89 @@
+"""Server-sent events of an SGLang server (0.5.23).
+
+Each event holds the whole answer so far, or with `--incremental-streaming-output` only new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tito_core.backend.http.bodies import BodyTooLargeError
+from tito_core.backend.http.streaming import StreamError, merge_event, same_echo
+from tito_core.backend.protocol import NOTHING, TokenRequest
+from tito_sglang.wire import Generation
+
+_REPEATED = 1024
+"""Most ids and logprobs that an event may repeat per new token."""
+
+
+def stream_interval(request: TokenRequest) -> int:
+    """Return the number of new tokens per event. Each event repeats the prompt's echo and all earlier tokens.
+
+    With one token per event, streaming 1,000 tokens after a prompt of 32,000 would transfer 32 million ids.
+    """
+    repeated = len(request.input_ids) + request.sampling.max_new_tokens // 2
+    return 1 + repeated // _REPEATED
+
+
+def stream_events(request: TokenRequest) -> int:
+    """Return an upper bound on the number of events."""
+    return 8 + request.sampling.max_new_tokens // stream_interval(request)
+
+
+class _Count(msgspec.Struct):
+    completion_tokens: int
+
+
+class _Event(msgspec.Struct):
+    """The fields that are decoded of every event; the others are decoded only of events that are kept."""
+
+    output_ids: list[int]
+    meta_info: _Count
+    prompt_token_ids: msgspec.Raw = NOTHING
+
+
+class EventAssembler:
+    """Assembles one response. The count of tokens in each event reveals lost, duplicated and reordered events.
+
+    Args:
+        limit: Most bytes of the kept events, which hold the answer once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._length = 0
+        self._ids: list[int] = []
+        self._kept: list[bytes] = []
+        self._echo = NOTHING
+
+    def add(self, event: bytes) -> Sequence[int]:
+        """See `StreamAssembler.add`."""
+        decoded, before = msgspec.json.decode(event, type=_Event), len(self._ids)
+        self._echo = same_echo(self._echo, decoded.prompt_token_ids)
+        count, ids = decoded.meta_info.completion_tokens, decoded.output_ids
+        if len(ids) == count and ids[:before] == self._ids:  # cumulative: it replaces the events before
+            self._kept, self._length, new = [event], len(event), ids[before:]
+        elif before and before + len(ids) == count:
+            self._kept.append(event)
+            self._length += len(event)
+            if self._length > self._limit:
+                raise BodyTooLargeError(self._limit)
+            new = ids
+        else:
+            raise StreamError(
+                f"an event of {len(ids)} ids reports {count} tokens after {before} earlier ones: it neither "
+                "repeats nor continues them"
+            )
+        self._ids += new
+        return new
+
+    def result(self) -> Generation:
+        """See `StreamAssembler.result`."""
+        if not self._kept:
+            raise msgspec.DecodeError("the stream had no event")
+        first, *more = (msgspec.json.decode(event, type=Generation) for event in self._kept)
+        for event in more:
+            merge_event(first, event)
+        return first

@@ -1,0 +1,172 @@
+"""Validation of raw responses and scores: each wrong value is refused, and the nearest right value is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.backends import EOS
+from support.reported import OUTPUT, raw, refused, reported, request
+from tito_core.backend import EngineInfo, RawResponse, RawScores, TokenRequest
+from tito_core.backend.checked import validated_scores
+from tito_core.backend.protocol import NOTHING
+from tito_core.backend.validation import validated
+from tito_core.ledger.turn import Finish, VersionSpan
+
+INFO = EngineInfo("sglang", "m", None, None)
+
+
+def validate(response: RawResponse, sent: TokenRequest | None = None) -> Any:
+    return validated(replace(response, latency_s=0.5, request_id="r7-retry1"), sent or request(), INFO)
+
+
+def test_a_right_answer_is_kept_whole() -> None:
+    response = validate(reported(message="said", versions=[(0, 2, "a"), (2, 3, None)]))
+    assert response.output_ids.tolist() == list(OUTPUT)
+    assert response.logprobs.tolist() == [-1.0, -2.0, -3.0]
+    assert (response.output_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
+    assert (response.finish, response.stop, response.message) == (Finish.STOP, EOS, None)
+    assert (response.prompt_length, response.cached_tokens) == (5, 4)
+    assert (response.latency_s, response.request_id) == (0.5, "r7-retry1")
+    assert response.versions == (VersionSpan(0, 2, "a"), VersionSpan(2, 3, None))
+    assert dict(response.columns) == {}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"finish": "error"}, "Law 4.*'error'.*'abort'"),
+    ({"finish": None}, "Law 4.*None"),
+    ({"prompt_tokens": None}, "Law 4.*prompt_tokens=None.* 5"),
+    ({"prompt_tokens": 4}, "Law 4.*prompt_tokens=4.* 5"),
+    ({"completion_tokens": 2}, "Law 4.*completion_tokens=2.* 3"),
+    ({"output_ids": None}, "Law 4.*no output ids"),
+    ({"logprobs": None}, "Law 4.*no logprobs"),
+    ({"output_ids": [21, 22]}, "Law 2.*2 output ids.*3 logprobs"),
+    ({"output_ids": [], "logprobs": []}, "Law 4.*no output ids"),
+    ({"output_ids": [21, -1, EOS]}, "Law 2.*output id -1 "),
+    ({"output_ids": [21, 2**31, EOS]}, "Law 2.*output id 2147483648 "),
+    ({"output_ids": [2**31, -7, EOS]}, "Law 2.*output id -7 "),
+    ({"logprob_ids": [21, 22]}, "Law 4.*3 output ids.*2 ids"),
+    ({"logprob_ids": [21, "x", EOS]}, "Law 4.*id 22 at offset 1.*x"),
+    ({"logprobs": [-1.0, -2.0, None]}, r"Law 4.*output token 2 \(id 2\)"),
+    ({"logprobs": [-1.0, 0.5, -3.0]}, r"Law 4.*0\.5 at output offset 1"),
+    ({"logprobs": [-1e300, -1, -1]}, "Law 4.*-inf at output offset 0"),
+    ({"stop": 77}, "Law 4.*stop token 77.* 2"),
+    ({"finish": "length"}, "Law 4.*'length'.*3 of 8"),
+    ({"versions": [(0, 2, "a")]}, "Law 10.* 2.* 3 tokens"),
+    ({"echoed": raw(["x"])}, "Law 4.*echo"),
+    ({"echoed": raw(None)}, "Law 4.*not echo.*proxy"),
+    ({"echoed": raw([11, 12, 13, 14])}, "Law 4.*5 prompt ids.* 4"),
+    ({"echoed": raw([11, 12, 13, 14, 9])}, "Law 4.*prompt id 15 at offset 4.* 9"),
+]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(("changes", "pattern"), WRONG)
+def test_a_wrong_answer_is_refused(changes: dict[str, Any], pattern: str, kept: bool) -> None:
+    refused(pattern, lambda: validate(reported(**changes), request(kept=kept)))
+
+
+TOKENS = st.tuples(st.integers(0, 2**31 - 1).filter(lambda token: token != EOS), st.floats(-9998, 0))
+
+
+@given(
+    tokens=st.lists(TOKENS, max_size=40), wrong=st.one_of(st.integers(max_value=-1), st.integers(2**31)), data=st.data()
+)
+def test_ids_and_logprobs_are_kept_and_one_wrong_id_is_found_anywhere(
+    tokens: list[tuple[int, float]], wrong: int, data: st.DataObject
+) -> None:
+    ids, logprobs = [*(token for token, _ in tokens), EOS], [*(logprob for _, logprob in tokens), -1.0]
+    sent = request(max_new_tokens=64)
+
+    def of(output: list[int]) -> RawResponse:
+        return reported(output_ids=output, logprob_ids=output, logprobs=logprobs, completion_tokens=len(output))
+
+    response = validate(of(ids), sent)
+    assert response.output_ids.tolist() == ids
+    assert response.logprobs.tobytes() == np.array(logprobs, np.float32).tobytes()
+    at = data.draw(st.integers(0, len(tokens)))
+    refused(f"Law 2.*output id {wrong} ", lambda: validate(of([*ids[:at], wrong, *ids[at + 1 :]]), sent))
+
+
+def test_values_at_the_edge_are_accepted() -> None:
+    assert validate(reported(echoed=msgspec.Raw(b"[11, 12, 13, 14, 15]")), request(kept=True)).prompt_length == 5
+    assert (
+        validate(reported(output_ids=[0, 2**31 - 1, EOS], logprob_ids=[0, 2**31 - 1, EOS])).output_ids[1] == 2**31 - 1
+    )
+    assert validate(reported(logprobs=(0.0, -9998.0, -1.0))).logprobs.tolist() == [0.0, -9998.0, -1.0]
+    assert validate(reported(stop="word", output_ids=[21, 22, 23], logprob_ids=[21, 22, 23])).stop == "word"
+    assert validate(reported(finish="length", stop=9), request(max_new_tokens=3)).stop is None
+    assert validate(reported(versions=[])).versions == (VersionSpan(0, 3, None),)
+
+
+def test_more_tokens_than_requested_are_refused() -> None:
+    refused("Law 4.*2 tokens.* 3", lambda: validate(reported(), request(max_new_tokens=2)))
+    assert len(validate(reported(), request(max_new_tokens=3)).output_ids) == 3
+
+
+def test_a_stop_token_before_the_end_is_named_with_its_offset() -> None:
+    ids = [EOS, EOS, EOS, 21, EOS]
+    answer = reported(output_ids=ids, logprob_ids=ids, logprobs=[-1.0] * 5, completion_tokens=5)
+    for least, at in ((0, 0), (1, 1), (2, 2)):
+        pattern = f"Law 4.*stop token 2 at output offset {at} .* 5 tokens"
+        refused(pattern, lambda least=least: validate(answer, request(min_new_tokens=least)))
+    for sent in (request(min_new_tokens=3), request(ignore_eos=True), request(stop_token_ids=(9,))):
+        assert validate(answer, sent).output_ids.tolist() == ids
+
+
+def test_an_echo_that_was_not_requested_is_compared_if_present() -> None:
+    assert validate(reported(echoed=NOTHING), request(echo=False)).prompt_length == 5
+    refused(WRONG[-1][1], lambda: validate(reported(echoed=raw([11, 12, 13, 14, 9])), request(echo=False)))
+
+
+def test_a_request_aborted_in_the_queue_reports_nothing() -> None:
+    never = {"output_ids": [], "logprobs": [], "logprob_ids": [], "completion_tokens": 0, "echoed": NOTHING}
+    answer = reported(finish="abort", prompt_tokens=None, cached_tokens=None, message="paused", **never)
+    response = validate(answer, request({"top_logprobs": 2}))
+    assert (response.finish, response.stop, response.message, len(response.output_ids)) == ("abort", None, "paused", 0)
+    assert dict(response.columns) == {}
+    refused(
+        "Law 4.*completion_tokens=1.* 0",
+        lambda: validate(reported(**{**never, "finish": "abort", "completion_tokens": 1})),
+    )
+    # one that ran is held to all of it, and may not hide a stop in its last place
+    stopped = reported(finish="abort", stop=9)
+    refused("Law 4.*stop token 2 at output offset 2 .* 3 tokens", lambda: validate(stopped))
+    assert validate(stopped, request(stop_token_ids=(9,))).stop is None
+    refused(WRONG[2][1], lambda: validate(reported(finish="abort", prompt_tokens=None), request(stop_token_ids=())))
+
+
+SCORES: list[tuple[list[Any], str]] = [
+    ([(7, None), (8, -1.0)], "Law 4.*3 ids.* 2"),
+    ([(7, None), (8, -1.0), (10, -1.0)], "Law 4.*id 9 at offset 2.* 10"),
+    ([(7, None), (None, -1.0), (9, -1.0)], "Law 4.*id 8 at offset 1.*None"),
+    ([(8, None), (8, -1.0), (9, -1.0)], "Law 4.*id 7 at offset 0.* 8"),
+    ([(7, -1.0), (8, -1.0), (9, -1.0)], r"Law 4.*id 7 at offset 0 with -1\.0"),
+    ([(7, None), (8, None), (9, -1.0)], "Law 4.*id 8 at offset 1 with None"),
+    ([(7, None), (8, -1.0), (9, 1.0)], r"Law 4.*1\.0 at output offset 2"),
+]
+
+
+def scores(pairs: list[Any]) -> RawScores:
+    return RawScores(
+        logprobs=[logprob for _, logprob in pairs], token_ids=[token for token, _ in pairs], request_id="r7"
+    )
+
+
+@pytest.mark.parametrize(("scored", "pattern"), SCORES)
+def test_wrong_scores_are_refused(scored: list[Any], pattern: str) -> None:
+    refused(pattern, lambda: validated_scores(scores(scored), np.array([7, 8, 9], np.int32), INFO))
+
+
+@pytest.mark.parametrize("first", [7, None])
+def test_scores_begin_with_none(first: int | None) -> None:
+    found = validated_scores(scores([(first, None), (8, -1.5), (9, -2.5)]), np.array([7, 8, 9], np.int32), INFO)
+    assert found.dtype == np.float32
+    assert np.isnan(found[0])
+    assert found[1:].tolist() == [-1.5, -2.5]
