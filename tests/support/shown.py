@@ -57,7 +57,7 @@ class Texts(TokenTexts):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
-        self._named = TokenText(tokenizer)
+        self._override = TokenText(tokenizer)
 
 
 def real(kind: str) -> Rollouts:

@@ -67,7 +67,7 @@ def filed(folder: Path, *paths: Path, numbers: tuple[int, ...] = (1,), texts: An
     """Write a page to a file, and give its address."""
     with Rollouts(paths) as rollouts:
         site = Site(rollouts, texts or Texts(tokenizer()), Pictures())
-        content = site.two(*numbers) if len(numbers) == 2 else site.one(*numbers)
+        content = site.comparison(*numbers) if len(numbers) == 2 else site.rollout(*numbers)
     out = folder / "page.html"
     out.write_bytes(content)
     return out.as_uri()

@@ -58,7 +58,7 @@ def test_the_frame_of_a_hostile_ledger_is_one_element() -> None:
 
 
 def test_a_long_one_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook, "SHOWN_TOKENS", 13)
+    monkeypatch.setattr(notebook, "MAX_TOKENS", 13)
     shown = hostile()._repr_html_()
     assert "<iframe" not in shown
     assert "&lt;/script&gt;" in shown

@@ -67,12 +67,12 @@ def site(rollouts: Rollouts) -> Site:
 
 def test_a_table_reads_no_ledger_and_a_page_reads_one(tmp_path: Path, loads: list[str]) -> None:
     pages = site(Rollouts([collected(tmp_path / "c", 6), written(tmp_path, *(ledger_of() for _ in range(5)))]))
-    table = rows(pages.all())
+    table = rows(pages.collection())
     assert loads == []
     assert [row["number"] for row in table] == list(range(1, 12))
     assert [row["reward"] for row in table[:6]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "an index says it"
     assert table[6]["reward"] is None, "a file does not, until its ledger is read"
-    shown = data_of(pages.one(8))
+    shown = data_of(pages.rollout(8))
     assert loads == [shown["uuid"]] == [table[7]["ledger"]]
 
 
@@ -117,7 +117,7 @@ def test_rollouts_that_come_later_have_the_next_numbers(tmp_path: Path) -> None:
     first = [rollouts.place(number).ledger for number in (1, 2, 3)]
     late = ledger_of()
     store.append(file, [late])
-    assert len(rows(site(rollouts).all())) == 4
+    assert len(rows(site(rollouts).collection())) == 4
     assert [rollouts.place(number).ledger for number in (1, 2, 3, 4)] == [*first, late.uuid]
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_rollout_says_so(tmp_path: Path) -> None:
 
 def test_two_rollouts_of_two_engines_are_one_page() -> None:
     both = Rollouts([real("vllm").place(1).file, real("sglang").place(1).file])
-    data = data_of(Site(both, Texts(tokenizer()), Pictures()).two(1, 4))
+    data = data_of(Site(both, Texts(tokenizer()), Pictures()).comparison(1, 4))
     backends = [dict(side["turns"][0]["record"])["backend"] for side in data["sides"]]
     assert backends == ["vllm", "sglang"]
 
@@ -174,7 +174,7 @@ def test_ten_thousand_rollouts_are_listed_within_two_seconds(tmp_path: Path) -> 
     took = []
     for _ in range(3):  # other work shares the machine
         began = time.perf_counter()
-        page = site(Rollouts([folder])).all()
+        page = site(Rollouts([folder])).collection()
         took.append(time.perf_counter() - began)
     assert len(data_of(page)["rows"]) == 10_000
     assert min(took) < 2, took
