@@ -49,9 +49,16 @@ class Retries:
     Args:
         max_attempts: Tries in all.
         sleep: Waits between them.
+        may_retry: Returns whether an error is retried.
     """
 
-    def __init__(self, max_attempts: int = 4, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        max_attempts: int = 4,
+        sleep: Sleep = asyncio.sleep,
+        may_retry: Callable[[BaseException], bool] | None = None,
+    ) -> None:
+        self._may_retry = may_retry or may_pass
         self.max_attempts = at_least("max_attempts", max_attempts, 1)
         self._sleep = sleep
 
@@ -64,11 +71,11 @@ class Retries:
         try:
             return await work(Attempt(0))
         except BackendError as error:
-            if not may_pass(error):
+            if not self._may_retry(error):
                 raise
             first = error
         tries = AsyncRetrying(  # made only now: most requests never need it
-            retry=retry_if_exception(may_pass),
+            retry=retry_if_exception(self._may_retry),
             stop=stop_after_attempt(self.max_attempts),
             wait=_wait,
             sleep=self._sleep,

@@ -201,7 +201,8 @@ def _one_line(text: str) -> str:
 # Both engines speak of too long a prompt in these words (vLLM 0.32, SGLang 0.5.23); "must not exceed" of a sampling
 # parameter is something else, so it has to be the context's length.
 _TOO_LONG = re.compile(
-    r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length",
+    r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length|"
+    r"exceeds the maximum number of tokens|exceeds the KV memory budget",
     re.IGNORECASE,
 )
 _OUT_OF_VOCABULARY = re.compile(r"\bout of vocabulary\b", re.IGNORECASE)
