@@ -38,7 +38,7 @@ async def chromium() -> AsyncIterator[Tab]:
 
 @fixture(loop_scope="module")
 async def page(chromium: Tab) -> AsyncIterator[Tab]:
-    """A page of which nobody complains."""
+    """A page on which no browser error may occur."""
     for kept in (chromium.requests, chromium.complaints, chromium.dialogs):
         kept.clear()
     await chromium.look()
