@@ -1,8 +1,8 @@
-"""Real servers that stay up from test to test, and the order in which tests need the fewest starts of them.
+"""Real servers shared by tests, and the test order that needs the fewest server starts.
 
-A start takes a minute of a core, so tests that take a server as it is share one; each process keeps one of each engine.
-Under pytest-xdist (`--dist loadscope`) one process has vLLM's tests and the other SGLang's: two servers at most are
-busy at once, each on a core of its own.
+A start takes a minute of a core, so tests that need no options share one server per engine and process. Under
+pytest-xdist (`--dist loadscope`) one process runs vLLM's tests and the other SGLang's, so that at most two servers are
+busy, each on a core of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BOTH = "both"
 
 
 class Keeper:
-    """Keeps the last server of each engine up until another model is asked for."""
+    """Keeps the last server of each engine running until a test needs another model."""
 
     def __init__(self) -> None:
         self._up: dict[str, tuple[str, ExitStack, Served]] = {}
 
     def served(self, kind: str, model: str = "smollm2") -> Served:
-        """Give a server of a model, as it is started by default."""
+        """Return a server of a model with default options."""
         if kind in self._up and self._up[kind][0] != model:
             self.stop(kind)
         if kind not in self._up:
@@ -43,7 +43,7 @@ class Keeper:
 
 
 def engine_of(nodeid: str) -> str:
-    """Name the engine that a test needs, from the parameters in its id."""
+    """Return the engine that a test needs, from the parameters in its id."""
     found = re.search(rf"\[(?:.*[- ])?({'|'.join(ENGINES)})\b", nodeid)
     return found[1] if found else BOTH
 
@@ -56,7 +56,7 @@ class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def arrange(items: list[Any]) -> None:
-    """Put real engines' tests in order, engine by engine; those that start servers of their own before any is kept."""
+    """Sort the tests of real engines by engine; tests that start their own server come before those that share one."""
     ours = [(place, item) for place, item in enumerate(items) if item.get_closest_marker("engine")]
     ordered = sorted((item for _, item in ours), key=_order)
     for (place, _), item in zip(ours, ordered, strict=True):
@@ -64,5 +64,5 @@ def arrange(items: list[Any]) -> None:
 
 
 def _order(item: Any) -> tuple[int, int]:
-    kept = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
-    return (*ENGINES, BOTH).index(engine_of(item.nodeid)), kept
+    shared = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
+    return (*ENGINES, BOTH).index(engine_of(item.nodeid)), shared
