@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _DEFAULT_FORMAT = "hermes"
-"""Whose control tokens content may not write, where the user's parser names no format."""
+"""Content may not produce the control tokens of this format, if the user's parser extends none."""
 
 
 def resolve(parser: ToolParser | str | None) -> tuple[str, ToolParser | None]:
@@ -57,24 +57,26 @@ def resolve(parser: ToolParser | str | None) -> tuple[str, ToolParser | None]:
 
 
 def with_text_parser(policy: Policy, parser: ToolParser) -> Policy:
-    """Return a policy whose calls are found by a user's parser; everything else is shared."""
+    """Return a copy of a policy in which a user's parser finds the calls."""
     name = type(parser).__name__
     detected = Detected(name, f"The user's {name}.parse finds calls in the text of an answer.")
-    return replace(policy, parser=TextCallParser(parser, policy.parser, policy.tokenizer), detected=detected)
+    grammars = policy.parser if isinstance(parser, FormatToolParser) else None
+    return replace(policy, parser=TextCallParser(parser, grammars, policy.tokenizer), detected=detected)
 
 
 class TextCallParser(TurnParser):
-    """Reads reasoning by token id and leaves the calls to a user's parser, which gets the rest as text.
+    """Parses reasoning by token id, and passes the rest as text to a user's parser, which finds the calls.
 
     Args:
-        parser: The user's.
-        grammars: A parser of the core, for the grammars of forced calls.
-        tokenizer: The policy's.
+        parser: The user's parser.
+        grammars: The core's parser of the format that it extends, for the grammars of forced calls; None if it
+            extends none.
+        tokenizer: The policy's tokenizer.
     """
 
     preview = None  # type: ignore[assignment]  # text is not streamed: a call may be found anywhere in it
 
-    def __init__(self, parser: ToolParser, grammars: CoreToolParser, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, parser: ToolParser, grammars: CoreToolParser | None, tokenizer: PreTrainedTokenizerBase) -> None:
         start = getattr(parser, "think_start_token", ToolParser.DEFAULT_THINK_START_TOKEN)
         end = getattr(parser, "think_end_token", ToolParser.DEFAULT_THINK_END_TOKEN)
         super().__init__(tokenizer, CallFormat(), ReasoningTags(start, end))
@@ -87,8 +89,12 @@ class TextCallParser(TurnParser):
         return _TextSession(self, self._opened(prompt_tail), tools)
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
-        """Return the grammar of a forced call in the format that the user's parser extends."""
-        return self._grammars.call_grammar(tools, name, prompt_tail)
+        """Return the grammar of a forced call in the format that the user's parser extends.
+
+        Raises:
+            NoCallGrammarError: It extends none.
+        """
+        return (self._grammars or super()).call_grammar(tools, name, prompt_tail)
 
 
 class _TextSession(TurnSession):

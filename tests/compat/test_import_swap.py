@@ -288,6 +288,13 @@ class Upper(HermesToolParser):
         return [ToolParseResult(each.id, each.name.lower(), each.input, each.raw) for each in super().parse(text)]
 
 
+class Same(HermesToolParser):
+    """Hermes with a `parse` of its own."""
+
+    def parse(self, text: str) -> list[ToolParseResult]:
+        return super().parse(text)
+
+
 async def test_a_parser_of_the_users_own_finds_the_calls_and_ids_stay_exact() -> None:
     text = 'Well. [add {"a": 2, "b": 3}]'
     model = named("sglang", Says(f"<think>[add draft]</think>{text}", "It is 5."), tool_parser=Bracket())
@@ -324,6 +331,25 @@ async def test_a_subclass_of_a_format_takes_its_calls_out_of_the_text() -> None:
     assert record.name == "add"
     assert tokenizer().decode(ids).strip().startswith("<tool_call>")
     assert agent.messages[1]["content"][0] == {"text": "Well."}
+
+
+@pytest.mark.parametrize("parser", [Bracket(), HermesToolParser(), Same()])
+async def test_structured_output_and_streaming_work_with_any_parser(parser: ToolParser) -> None:
+    def answer(request: Any) -> str:
+        if not request.grammar:
+            return "Five."
+        return call("Total", '{"value": 5}') if "structural_tag" in str(request.grammar) else '{"value": 5}'
+
+    model = named("sglang", Says(answer), tool_parser=parser, stream=True)
+    result = await agent_of(model).invoke_async("2 + 3?", structured_output_model=Total)
+    assert result.structured_output == Total(value=5)
+    check_ledger(model.ledger)
+
+
+async def test_a_call_cannot_be_forced_in_a_format_without_a_grammar() -> None:
+    model = named("sglang", Says("Five."), tool_parser=Bracket())
+    with pytest.raises(ValueError, match="tool_choice"):
+        [event async for event in model.stream(MESSAGES, [add.tool_spec], tool_choice={"any": {}})]
 
 
 async def test_a_registered_parser_is_found_by_its_name() -> None:
