@@ -172,7 +172,7 @@ def _settings(config: Mapping[str, Any]) -> Settings:
     params = {**(config.get("params") or {}), **(config.get("sampling_params") or {})}
     if params:
         if config.get("sampling"):
-            raise ValueError("sampling and sampling_params are both set. Pass one of the two.")
+            raise ValueError("sampling and sampling_params both set sampling parameters. Use one of the two.")
         choices["sampling"] = neutral_sampling(params, renamed=_RENAMED, passed=_PASSED)
     scores_prompts = config.get("return_logprob", config.get("return_logprobs"))
     experts = config.get("return_routed_experts")

@@ -218,6 +218,8 @@ class VLLMModel(LazyModel):
         unknown = set(params["extra_body"]) - set(_IGNORED) - {"response_format", "timeout"}
         sampling = neutral_sampling(given, renamed=_RENAMED, ignored=_IGNORED, passed={"logit_bias", *unknown})
         if sampling:
+            if choices.get("sampling"):
+                raise ValueError("sampling and params both set sampling parameters. Use one of the two.")
             choices["sampling"] = sampling
         runs_calls = not self._disable_tools and tool_choice != "none"
         return replace(Settings.of(**choices), reports_ids=self._return_token_ids, runs_calls=runs_calls)

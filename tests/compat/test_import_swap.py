@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from strands import Agent, tool
 from strands.types.exceptions import ContextWindowOverflowException
 
 import tito_sglang.sglang
+from strands_tito.export.sample import samples_of
 from strands_tito.testing import Fault, always, first
 from support.names import client_of, named
 from support.scripted import BACKENDS, Says, call, engine_of, ids_of, tokenizer
@@ -103,6 +105,8 @@ async def test_routed_experts_are_flat_until_the_shape_is_known() -> None:
     assert np.array_equal(decoded, shaped.trajectory.column("routed_experts", 255)[: tokens - 1])
     assert flat.routed_experts == shaped.routed_experts
     assert flat.trajectory.column("routed_experts", 255).shape == (tokens, 6)
+    with pytest.raises(ValueError, match=r"routed_experts=\(layers"):
+        samples_of(flat.ledger)
     with pytest.raises(ValueError, match="reshape"):
         decode_routed_experts(flat.routed_experts, seq_len=tokens, num_layers=5, top_k=2)
 
@@ -205,7 +209,7 @@ async def test_a_value_that_is_changed_in_config_is_sent() -> None:
         assert [request.temperature for request in script.requests] == [0.1, 0.2]
         assert model.ledger[1].draft.sampling["stop"] == ["zz", "yy"]
         assert model.context_window_limit == 900
-        model.config[key] = {"temperature": 0.3}
+        model.config[key] = MappingProxyType({"temperature": 0.3})
         model.update_config(context_window_limit=800)
         await events_of(model)
         assert script.requests[-1].temperature == 0.3

@@ -7,7 +7,6 @@ import threading
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
@@ -115,7 +114,7 @@ class LazyModel(TITOModel):
         if self.is_connected:
             values = self._described(values)
         if values != self._applied_config:
-            self._applied_config = deepcopy(values)
+            self._applied_config = _copied(values)
             for name in self._config.keys() - values.keys():
                 del self._config[name]
             self._config.update(values)
@@ -278,6 +277,13 @@ class LazyModel(TITOModel):
                 for turn in path[self._rollout_turns :]:
                     self._rollout.add_turn(turn)
                 self._rollout_turns = len(path)
+
+
+def _copied(value: Any) -> Any:
+    """Copy dicts and lists, so that later changes of the original can be found."""
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _rollouts(ledger: Ledger) -> list[Rollout]:

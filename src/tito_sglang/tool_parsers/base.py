@@ -50,6 +50,9 @@ class ToolParseResult:
         return json.dumps(self.input) if self.raw is None else self.raw
 
 
+_TOKENS = ("tool_start_token", "tool_end_token", "think_start_token", "think_end_token")
+
+
 class ToolParser(ABC):
     """Finds the tool calls in a text. A subclass implements `parse`.
 
@@ -102,15 +105,21 @@ class FormatToolParser(ToolParser):
 
     name: ClassVar[str]
 
-    def __init__(self, **tokens: str) -> None:
+    def __init__(
+        self,
+        tool_start_token: str | None = None,
+        tool_end_token: str | None = None,
+        think_start_token: str | None = None,
+        think_end_token: str | None = None,
+    ) -> None:
         """Check the tokens.
 
         Raises:
             ValueError: A token differs from the format's, and the class has no `parse` of its own.
         """
-        super().__init__(**tokens)
-        for token, value in tokens.items():
-            if not parses_text(self) and value != getattr(self, f"DEFAULT_{token.upper()}"):
+        super().__init__(tool_start_token, tool_end_token, think_start_token, think_end_token)
+        for token in () if parses_text(self) else _TOKENS:
+            if (value := getattr(self, token)) != getattr(self, f"DEFAULT_{token.upper()}"):
                 raise ValueError(
                     f"{token}={value!r} is not part of the format {self.name!r}. Implement parse in a subclass, or "
                     "register the format with tito_core.parsing.register_format and pass its name as tool_parser."
