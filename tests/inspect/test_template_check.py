@@ -91,7 +91,7 @@ def test_arguments_parser_and_content_tokens_are_on_the_certificate(folder: str,
     assert "('enable_thinking', False)" in found.arguments
     assert "('style', 'plain')" in found.arguments
     assert found.content_tokens == "as-template"
-    assert "as-template: content may write tokens" in output_of(folder, "--as-template")
+    assert "as-template: content may write tokens" in output_of(folder, *options)
     assert "KEY=JSON" in output_of(folder, "--argument", "enable_thinking", status=2)
 
 
