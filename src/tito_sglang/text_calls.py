@@ -94,7 +94,9 @@ class TextCallParser(TurnParser):
         Raises:
             NoCallGrammarError: It extends none.
         """
-        return (self._grammars or super()).call_grammar(tools, name, prompt_tail)
+        if self._grammars is None:
+            return super().call_grammar(tools, name, prompt_tail)
+        return self._grammars.call_grammar(tools, name, prompt_tail)
 
 
 class _TextSession(TurnSession):
