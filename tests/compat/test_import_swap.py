@@ -199,9 +199,10 @@ async def test_a_value_that_is_changed_in_config_is_sent() -> None:
     for kind, key in (("sglang", "sampling_params"), ("vllm", "params")):
         script = Says("Five.", "Six.", "Seven.")
         model: Any = named(kind, script, **{key: {"temperature": 0.5, "stop": ["zz"]}})
-        model.config[key]["temperature"] = 0.1
+        held = model.config[key]
+        held["temperature"] = 0.1
         await events_of(model)
-        model.config[key]["temperature"] = 0.2
+        held["temperature"] = 0.2
         model.config[key]["stop"].append("yy")
         model.config["context_window_limit"] = 900
         assert model.config[key]["temperature"] == 0.2, "reading does not undo a change"

@@ -46,6 +46,7 @@ class LazyModel(TITOModel):
         self._rollout_turns = 0  # turns that it holds
         self._is_rollout_shared = False  # the user has a reference to it, so it grows with each turn
         self._standalone: set[int] = set()  # turns of `structured_output`, which are not part of `rollout`
+        self._config_lock = threading.RLock()
         self._config: dict[str, Any] = {}
         self._applied_config: dict[str, Any] = {}
         self.rollout_history: list[Rollout] = []
@@ -87,8 +88,9 @@ class LazyModel(TITOModel):
     @property
     def config(self) -> TITOConfig:
         """The configuration, a live dict: a value that is changed in it takes effect, or raises, at the next turn."""
-        if not self._config_changes():
-            self.publish_config()
+        with self._config_lock:
+            if not self._config_changes():
+                self.publish_config()
         return cast(TITOConfig, self._config)
 
     def update_config(self, **model_config: Any) -> None:
@@ -97,8 +99,9 @@ class LazyModel(TITOModel):
         Raises:
             ValueError: An unknown name, a bad value, or an option that is fixed for a rollout. Nothing is changed.
         """
-        self._apply_changes({**self._config_changes(), **model_config})
-        self.publish_config()
+        with self._config_lock:
+            self._apply_changes({**self._config_changes(), **model_config})
+            self.publish_config()
 
     @abstractmethod
     def _apply_changes(self, changes: Mapping[str, Any]) -> None:
@@ -110,14 +113,17 @@ class LazyModel(TITOModel):
 
     def publish_config(self) -> None:
         """Write the applied configuration into the dict that `config` returns."""
-        values = self._user_config()
-        if self.is_connected:
-            values = self._described(values)
-        if values != self._applied_config:
-            self._applied_config = _copied(values)
-            for name in self._config.keys() - values.keys():
-                del self._config[name]
-            self._config.update(values)
+        with self._config_lock:
+            values = self._user_config()
+            if self.is_connected:
+                values = self._described(values)
+            if values != self._applied_config:
+                self._applied_config = _copied(values)
+                for name in self._config.keys() - values.keys():
+                    del self._config[name]
+                for name, value in values.items():
+                    if name not in self._config or self._config[name] != value:  # else keep a dict that the user holds
+                        self._config[name] = value
 
     def _described(self, values: dict[str, Any]) -> dict[str, Any]:
         """Add what is known of a connected model; a subclass decides which side wins."""
@@ -132,8 +138,9 @@ class LazyModel(TITOModel):
         return {**changed, **dict.fromkeys(applied.keys() - live.keys())}
 
     def _apply_config(self) -> None:
-        if self._config_changes():
-            self.update_config()
+        with self._config_lock:
+            if self._config_changes():
+                self.update_config()
 
     def _use_settings(self, settings: Settings) -> None:
         """Use other settings from the next turn on.
