@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
@@ -18,17 +17,18 @@ from tito_core.backend.protocol import Backend
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.model import Policy
 from tito_core.settings import RolloutOptions, Settings
+from tito_vllm.openai_params import (
+    IGNORED,
+    RENAMED,
+    check_unsupported,
+    merged_params,
+    openai_tool_choice,
+    response_grammar,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RENAMED = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-}
-_IGNORED = ("logprobs", "stream", "stream_options", "return_token_ids", "chat_template_kwargs", "extra_body", "user")
-"""Names that are always set here or read elsewhere. vLLM 0.32 reads no `user`."""
 _SHARED = SharedPolicies()
 
 
@@ -106,7 +106,7 @@ class VLLMModel(LazyModel):
         self._disable_tools = disable_tools
         self._return_token_ids = return_token_ids
         self._choices = choices
-        self._params = _merged(params, return_token_ids, disable_tools)
+        self._params = merged_params(params, return_token_ids, disable_tools)
         self._tokenizer = model_id if tokenizer is None else tokenizer
         self._policy_options: dict[str, Any] = {
             "backend": backend or "vllm",
@@ -138,7 +138,7 @@ class VLLMModel(LazyModel):
             raise ValueError(f"{', '.join(sorted(fixed))} cannot change during a rollout: make a new model.")
         if unknown := set(options) - {"params", *RolloutOptions.__annotations__}:
             raise ValueError(f"Unknown setting {', '.join(sorted(unknown))}. Sampling parameters go into params.")
-        params = _merged(options.pop("params", self._params), self._return_token_ids, self._disable_tools)
+        params = merged_params(options.pop("params", self._params), self._return_token_ids, self._disable_tools)
         if (params["extra_body"].get("chat_template_kwargs") or {}) != self._policy_options["template_arguments"]:
             raise ValueError("chat_template_kwargs cannot change during a rollout: make a new model.")
         before = self._choices
@@ -196,7 +196,7 @@ class VLLMModel(LazyModel):
             **self._params,
         }
         if tool_choice is not None:
-            request["tool_choice"] = _openai_tool_choice(tool_choice)
+            request["tool_choice"] = openai_tool_choice(tool_choice)
         return request
 
     def _settings_of(self, params: Mapping[str, Any]) -> Settings:
@@ -210,13 +210,13 @@ class VLLMModel(LazyModel):
             )
         if (timeout := given.pop("timeout", None)) is not None:
             choices.setdefault("turn_timeout_s", timeout)
-        if grammar := _response_grammar(given.pop("response_format", None)):
+        if grammar := response_grammar(given.pop("response_format", None)):
             given = {**given, **grammar}
-        _check_unsupported(given)
+        check_unsupported(given)
         if top := given.pop("top_logprobs", None):
             choices["optional_outputs"] = {"top_logprobs": top, **dict(choices.get("optional_outputs") or {})}
-        unknown = set(params["extra_body"]) - set(_IGNORED) - {"response_format", "timeout"}
-        sampling = neutral_sampling(given, renamed=_RENAMED, ignored=_IGNORED, passed={"logit_bias", *unknown})
+        unknown = set(params["extra_body"]) - set(IGNORED) - {"response_format", "timeout"}
+        sampling = neutral_sampling(given, renamed=RENAMED, ignored=IGNORED, passed={"logit_bias", *unknown})
         if sampling:
             if choices.get("sampling"):
                 raise ValueError("sampling and params both set sampling parameters. Use one of the two.")
@@ -252,63 +252,3 @@ def make_vllm_openai_model(
         disable_tools=disable_tools,
         **options,
     )
-
-
-def _merged(params: Mapping[str, Any] | None, return_token_ids: bool, disable_tools: bool) -> dict[str, Any]:
-    """Return the parameters, with those that other arguments imply."""
-    merged = dict(params or {})
-    body = dict(merged.get("extra_body") or {})
-    if return_token_ids:
-        body.setdefault("return_token_ids", True)
-    if disable_tools:
-        merged.setdefault("tool_choice", "none")
-    return {**merged, "extra_body": body}
-
-
-def _response_grammar(response_format: Any) -> dict[str, Any]:
-    """Return OpenAI's `response_format` as a parameter of `neutral_sampling`.
-
-    Raises:
-        ValueError: An unknown type, or no schema.
-    """
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
-    if kind in (None, "text"):
-        return {}
-    if kind == "json_object":
-        return {"json_schema": {"type": "object"}}
-    schema = (response_format.get("json_schema") or {}).get("schema") if kind == "json_schema" else None
-    if not isinstance(schema, Mapping):
-        raise ValueError(
-            f"response_format={response_format!r} is not supported. Use {{'type': 'text'}}, {{'type': 'json_object'}} "
-            "or {'type': 'json_schema', 'json_schema': {'schema': ...}}."
-        )
-    return {"json_schema": dict(schema)}
-
-
-def _check_unsupported(params: dict[str, Any]) -> None:
-    """Remove parameters that ask for nothing, and refuse those that would be ignored.
-
-    Raises:
-        ValueError: `parallel_tool_calls` is False, or there are `extra_headers`.
-    """
-    if params.pop("parallel_tool_calls", None) is False:
-        raise ValueError(
-            "parallel_tool_calls=False is not supported: the server does not parse calls. Use the hook "
-            "LoopLimiter(max_parallel_tool_calls=1)."
-        )
-    if headers := params.pop("extra_headers", None):
-        raise ValueError(
-            f"extra_headers ({', '.join(map(str, headers))}) are not supported. Use api_key for authentication, or "
-            "pass backend=VLLMBackend(..., http_transport=...) to send headers of your own."
-        )
-
-
-def _openai_tool_choice(choice: ToolChoice) -> Any:
-    match json.loads(json.dumps(choice)):
-        case {"auto": _}:
-            return "auto"
-        case {"any": _}:
-            return "required"
-        case {"tool": {"name": name}}:
-            return {"type": "function", "function": {"name": name}}
-    return "auto"

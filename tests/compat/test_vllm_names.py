@@ -149,6 +149,7 @@ async def test_parameters_by_openais_names_and_extra_body_are_sent() -> None:
         ({"params": {"parallel_tool_calls": False}}, "parallel_tool_calls=False.*max_parallel_tool_calls=1"),
         ({"params": {"extra_headers": {"X-A": "b"}}}, "extra_headers.*X-A.*http_transport"),
         ({"params": {"response_format": {"type": "xml"}}}, "response_format.*xml.*json_schema"),
+        ({"params": {"response_format": "json_schema"}}, "response_format.*json_schema"),
         ({"params": {"timeout": -1}}, "turn_timeout_s.*-1"),
         ({"params": {"top_k": 3}, "sampling": {"top_k": 4}}, "sampling.*params"),
         ({"client": object()}, "client=.*base_url"),

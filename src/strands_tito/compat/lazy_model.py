@@ -14,6 +14,7 @@ from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
+from strands_tito.compat.live_config import LiveConfig
 from strands_tito.compat.rollout import Rollout
 from tito_core.backend.errors import BackendError
 from tito_core.ledger.ledger import Ledger
@@ -46,9 +47,7 @@ class LazyModel(TITOModel):
         self._rollout_turns = 0  # turns that it holds
         self._is_rollout_shared = False  # the user has a reference to it, so it grows with each turn
         self._standalone: set[int] = set()  # turns of `structured_output`, which are not part of `rollout`
-        self._config_lock = threading.RLock()
-        self._config: dict[str, Any] = {}
-        self._applied_config: dict[str, Any] = {}
+        self._live_config = LiveConfig()
         self.rollout_history: list[Rollout] = []
 
     if not TYPE_CHECKING:
@@ -88,10 +87,10 @@ class LazyModel(TITOModel):
     @property
     def config(self) -> TITOConfig:
         """The configuration, a live dict: a value that is changed in it takes effect, or raises, at the next turn."""
-        with self._config_lock:
-            if not self._config_changes():
+        with self._live_config.lock:
+            if not self._live_config.changes():
                 self.publish_config()
-        return cast(TITOConfig, self._config)
+        return cast(TITOConfig, self._live_config.values)
 
     def update_config(self, **model_config: Any) -> None:
         """Change the configuration by name.
@@ -99,8 +98,8 @@ class LazyModel(TITOModel):
         Raises:
             ValueError: An unknown name, a bad value, or an option that is fixed for a rollout. Nothing is changed.
         """
-        with self._config_lock:
-            self._apply_changes({**self._config_changes(), **model_config})
+        with self._live_config.lock:
+            self._apply_changes({**self._live_config.changes(), **model_config})
             self.publish_config()
 
     @abstractmethod
@@ -113,34 +112,12 @@ class LazyModel(TITOModel):
 
     def publish_config(self) -> None:
         """Write the applied configuration into the dict that `config` returns."""
-        with self._config_lock:
-            values = self._user_config()
-            if self.is_connected:
-                values = self._described(values)
-            if values != self._applied_config:
-                self._applied_config = _copied(values)
-                for name in self._config.keys() - values.keys():
-                    del self._config[name]
-                for name, value in values.items():
-                    if name not in self._config or self._config[name] != value:  # else keep a dict that the user holds
-                        self._config[name] = value
+        values = self._user_config()
+        self._live_config.publish(self._described(values) if self.is_connected else values)
 
     def _described(self, values: dict[str, Any]) -> dict[str, Any]:
         """Add what is known of a connected model; a subclass decides which side wins."""
         return {**values, **super().config}
-
-    def _config_changes(self) -> dict[str, Any]:
-        """Return the values that the user changed in the live dict; None for those that were deleted."""
-        live, applied = self._config, self._applied_config
-        if live == applied:
-            return {}
-        changed = {name: value for name, value in live.items() if name not in applied or value != applied[name]}
-        return {**changed, **dict.fromkeys(applied.keys() - live.keys())}
-
-    def _apply_config(self) -> None:
-        with self._config_lock:
-            if self._config_changes():
-                self.update_config()
 
     def _use_settings(self, settings: Settings) -> None:
         """Use other settings from the next turn on.
@@ -227,7 +204,8 @@ class LazyModel(TITOModel):
     async def _run_turn(
         self, messages: Messages, tool_specs: list[ToolSpec] | None, system_prompt: str | None, options: dict[str, Any]
     ) -> AsyncGenerator[StreamEvent]:
-        self._apply_config()
+        if self._live_config.changes():
+            self.update_config()
         is_standalone = options.pop("standalone", False)
         state = dict(options.get("model_state") or {})
         before = state.get(STATE_KEY)
@@ -284,13 +262,6 @@ class LazyModel(TITOModel):
                 for turn in path[self._rollout_turns :]:
                     self._rollout.add_turn(turn)
                 self._rollout_turns = len(path)
-
-
-def _copied(value: Any) -> Any:
-    """Copy dicts and lists, so that later changes of the original can be found."""
-    if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _rollouts(ledger: Ledger) -> list[Rollout]:
