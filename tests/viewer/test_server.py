@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,20 @@ from strands_tito.viewer.token_text import TokenTexts
 from support.shown import REAL, data_of, real
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(lambda home: Site(real("vllm"), TokenTexts(), Pictures(), home=home)) as made:
-        thread = threading.Thread(target=made.serve_forever)
+@contextmanager
+def running(rollouts: Rollouts) -> Iterator[Server]:
+    with rollouts, Server(lambda home: Site(rollouts, TokenTexts(), Pictures(), home=home)) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
         yield made
         made.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running(real("vllm")) as made:
+        yield made
 
 
 def send(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -103,12 +110,8 @@ def test_other_methods_are_refused(server: Server, method: str) -> None:
 def test_a_file_damaged_later_is_an_error_on_its_page(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     path.write_bytes((REAL / "vllm.tito").read_bytes())
-    with Server(lambda home: Site(Rollouts([path]), TokenTexts(), Pictures(), home=home)) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
+    with running(Rollouts([path])) as made:
         path.write_bytes(b"\0" * path.stat().st_size)
         status, _, body = send(made, made.home + "rollout/1")
-        made.shutdown()
-        thread.join()
     assert status == 500
     assert b"SchemaError" in body
