@@ -51,7 +51,7 @@ def build(**changes: Any) -> TITOModel:
             InvalidValueError,
             "top_logprobs must be greater than or equal to 0, not -1",
         ),
-        ({"optional_outputs": {"routed_experts": 5}}, InvalidValueError, "a valid boolean or be a list, not 5"),
+        ({"optional_outputs": {"routed_experts": 5}}, InvalidValueError, "routed_experts .*'flat'.*, not 5"),
         ({"optional_outputs": "all"}, InvalidValueError, "wanted must be a dict"),
         ({"stream": "no"}, InvalidValueError, "stream must be True or False, not 'no'"),
         ({"tokenizer": None}, TokenizerError, "tokenizer is None: give a model's name"),
