@@ -129,11 +129,13 @@ def test_the_page_on_migrating_runs_with_only_the_import_changed(
 
 
 def test_the_page_on_migrating_puts_our_package_in_the_others_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("strands_sglang", "strands_sglang.tool_parsers"):
+    modules = ("client", "exceptions", "limiter", "rollout", "sglang", "tool_parsers", "tool_parsers.base", "utils")
+    for name in ("strands_sglang", *(f"strands_sglang.{module}" for module in modules)):
         monkeypatch.setitem(sys.modules, name, None)
     names: dict[str, Any] = {}
     exec(snippets("docs/migrating.md")[4], names)
     assert names["SGLangModel"].__module__ == "tito_sglang.sglang"
+    assert sys.modules["strands_sglang.tool_parsers.base"] is sys.modules["tito_sglang.tool_parsers.base"]
 
 
 def test_every_parser_is_on_the_page_on_tool_calls() -> None:

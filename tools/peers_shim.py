@@ -29,9 +29,10 @@ def _install() -> None:
     for theirs, ours in ALIASES.items():
         package = importlib.import_module(ours)
         sys.modules[theirs] = package
-        for module in pkgutil.iter_modules(package.__path__):
-            if module.name not in ("engine", "standins"):
-                sys.modules[f"{theirs}.{module.name}"] = importlib.import_module(f"{ours}.{module.name}")
+        for module in pkgutil.walk_packages(package.__path__, f"{ours}."):
+            if not module.name.startswith((f"{ours}.engine", f"{ours}.standins")):
+                name = module.name.removeprefix(ours)
+                sys.modules[f"{theirs}{name}"] = importlib.import_module(module.name)
     _stand_in("limiter", LoopLimiter=_limiter())
     _stand_in("client", SGLangClient=_client(), NON_RETRYABLE_STATUS_CODES=(401, 403, 404))
 
@@ -75,9 +76,8 @@ def _limiter() -> type:
 def _client() -> type:
     from tito_core.backend.errors import BackendError
     from tito_core.backend.http.errors import error_from_status
-    from tito_core.backend.retries import may_pass
     from tito_sglang import SGLangClient, SGLangHTTPError
-    from tito_sglang.exceptions import known
+    from tito_sglang.exceptions import as_sglang_error
 
     class Sent(SGLangClient):
         """Sends through a session that a test puts in the place of `_get_session`."""
@@ -87,12 +87,12 @@ def _client() -> type:
 
         @staticmethod
         def _classify_http_error(status: int, body: str) -> BackendError:
-            return known(error_from_status("sglang", status, body, {}, url="", request_id=None))
+            return as_sglang_error(error_from_status("sglang", status, body, {}, url="", request_id=None))
 
         def _is_retryable_error(self, error: BaseException) -> bool:
             if type(error) is SGLangHTTPError:
                 error = self._classify_http_error(error.status or 0, error.body)
-            return may_pass(error)
+            return bool(self.backend.http.may_retry(error))
 
     return Sent
 

@@ -1,4 +1,4 @@
-"""SGLang as a backend, and the names that users of strands-sglang import: `from tito_sglang import SGLangModel`."""
+"""The SGLang backend, and the names that users of strands-sglang import: `from tito_sglang import SGLangModel`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = [
     "get_tool_parser",
 ]
 
-_HOMES = {
+_MODULES = {
     "Rollout": "rollout",
     "SGLangClient": "client",
     "SGLangModel": "sglang",
@@ -64,10 +64,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used: a backend alone needs neither Strands nor pydantic."""
+    """Import a name when it is first used, so that importing the package alone is cheap."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'limiter')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'limiter')}"), name)
 
 
 def __dir__() -> list[str]:

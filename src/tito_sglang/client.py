@@ -1,4 +1,4 @@
-"""`SGLangClient`: one server's address and patience, and the policies that its models share."""
+"""`SGLangClient`: the connection to one server, and the policies that its models share."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from strands_tito.compat.shared_policies import SharedPolicies
-from tito_core.backend.errors import BackendError
+from tito_core.backend.errors import UNREADABLE, BackendError, EngineTimeoutError, ProtocolViolationError
 from tito_core.backend.http.bodies import AnswerSize, size_of
-from tito_core.backend.http.transport import HttpRequest, HttpTransportFactory, decoded
+from tito_core.backend.http.transport import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, OptionalOutputs
+from tito_core.backend.retries import is_transient
 from tito_sglang.backend import SGLangBackend
-from tito_sglang.exceptions import known
+from tito_sglang.exceptions import as_sglang_error
 
 T = TypeVar("T")
 DEFAULT_MAX_CONNECTIONS = 1000
 _DEFAULT_NEW_TOKENS = 4096
-"""Counted where a raw request leaves the number to the server, whose own default is 128."""
-_FOREVER_S = 30 * 86400.0
+"""Assumed bound on new tokens of a raw request that sets none; the server's default is 128."""
+_NO_TIMEOUT_S = 30 * 86400.0
+"""Stands for no timeout: a month."""
 
 
-class _Length(msgspec.Struct):
+class _ModelLength(msgspec.Struct):
     max_model_len: int | None = None
 
 
-class _Served(msgspec.Struct):
-    data: list[_Length] = []
+class _ServedModels(msgspec.Struct):
+    data: list[_ModelLength] = []
 
 
 class SlimeArguments(Protocol):
-    """Those of slime's training arguments that say where its router is, and how much it takes."""
+    """The training arguments of slime that this module reads."""
 
     sglang_router_ip: str
     sglang_router_port: int
@@ -44,20 +46,45 @@ class SlimeArguments(Protocol):
     rollout_num_gpus_per_engine: int
 
 
+class _ClientHttp(EngineHttp):
+    """HTTP with the retries of strands-sglang's client. JSON is read whatever its content type is."""
+
+    @staticmethod
+    def may_retry(error: BaseException) -> bool:
+        """Return whether a request is sent again after an error: also after a timeout, a 408 or a 200 without JSON."""
+        if isinstance(error, ProtocolViolationError):
+            cause = error.__cause__
+            return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
+        if isinstance(error, BackendError) and (isinstance(error, EngineTimeoutError) or error.status == 408):
+            return not error.shown
+        return is_transient(error)
+
+    async def send_once(
+        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
+    ) -> ResponseBody:
+        """Send one request without retries; see `EngineHttp.send_once`."""
+        answer = await super().send_once(request, method=method, request_id=request_id)
+        return ResponseBody(answer.body, "application/json")
+
+
+class _ClientBackend(SGLangBackend):
+    http_type = _ClientHttp
+
+
 class SGLangClient:
-    """Speaks to one SGLang server; event loops and threads may share it, and nothing is sent until it is used.
+    """A client of one SGLang server. Event loops and threads may share it. It connects when it is first used.
 
     Args:
-        base_url: Such as "http://localhost:30000", or "unix:///run/sglang.sock".
-        max_connections: Most connections of one event loop; further requests wait.
-        timeout: Longest wait for an answer, in seconds; None for a month. The request is then aborted on the server,
-            and not sent again.
-        connect_timeout: Longest wait for a connection, in seconds.
-        max_retries: How often what may pass is tried again: connection failures, 429, 503 and other 5xx. Never
-            another 4xx: the same request would be refused again.
-        retry_delay: Longest wait between two tries, in seconds.
-        api_key: The server's, if it has one.
-        http_transport: Makes what carries the requests; scripted engines put theirs here.
+        base_url: Such as "http://localhost:30000" or "unix:///run/sglang.sock".
+        max_connections: Most connections per event loop; further requests wait.
+        timeout: Longest wait for an answer in seconds; None for no limit. The request is aborted on the server and
+            retried.
+        connect_timeout: Longest wait for a connection in seconds.
+        max_retries: Retries after a connection failure, a timeout, 408, 429, 503, another 5xx, or a 200 that is not
+            JSON. Another 4xx is not retried.
+        retry_delay: Longest wait between two tries in seconds.
+        api_key: The server's API key, if it has one.
+        http_transport: Makes the HTTP transport; for tests with scripted servers.
     """
 
     def __init__(
@@ -79,10 +106,10 @@ class SGLangClient:
         async def wait(seconds: float) -> None:
             await asyncio.sleep(min(seconds, self.retry_delay))
 
-        self.backend = SGLangBackend(
+        self.backend = _ClientBackend(
             self.base_url,
             api_key=api_key,
-            timeout_s=_FOREVER_S if timeout is None else timeout,
+            timeout_s=_NO_TIMEOUT_S if timeout is None else timeout,
             connect_timeout_s=connect_timeout,
             max_connections=max_connections,
             max_attempts=max_retries + 1,
@@ -91,34 +118,34 @@ class SGLangClient:
         )
         self.policies = SharedPolicies()
         self._length: int | None = None
-        self._asked_length = False
+        self._is_length_known = False
         self._takes_images: bool | None = None
 
     @classmethod
     def from_slime_args(cls, args: SlimeArguments, **options: Any) -> SGLangClient:
-        """Make the client of slime's router, with as many connections as slime itself would open."""
+        """Make a client of slime's router, with as many connections as slime would open."""
         return cls(slime_address(args), max_connections=slime_connections(args), **options)
 
     async def generate(self, input_ids: Sequence[int], **fields: Any) -> dict[str, Any]:
-        """POST `/generate` and give the answer as it came: nothing is checked, and no ledger holds it.
+        """POST `/generate` and return the answer unchecked. No ledger records it.
 
         Raises:
-            SGLangClientError: One of its subclasses. A request that is given up is aborted on the server.
+            SGLangClientError: One of its subclasses. A request without an answer is aborted on the server.
         """
         body = {**fields, "input_ids": list(input_ids), "stream": False}
         size = _size(len(body["input_ids"]), fields)
 
-        def prepare(running: str) -> HttpRequest:
-            return HttpRequest("/generate", json.dumps({"rid": running, **body}).encode(), size=size)
+        def prepare(request_id: str) -> HttpRequest:
+            return HttpRequest("/generate", json.dumps({"rid": request_id, **body}).encode(), size=size)
 
         try:
             answer = await self.backend.send_generation(uuid.uuid4().hex, prepare, dict[str, Any])
         except BackendError as error:
-            raise known(error) from error.__cause__
+            raise as_sglang_error(error) from error.__cause__
         return answer.value
 
     async def health(self) -> bool:
-        """Return whether the server says that it is well, in one try."""
+        """Return whether the server reports that it is healthy; no retries."""
         try:
             await self.backend.http.send_once(HttpRequest("/health"), method="GET")
         except BackendError:
@@ -126,25 +153,25 @@ class SGLangClient:
         return True
 
     async def model_info(self) -> dict[str, Any] | None:
-        """Return what `/model_info` says, in one try; None where that fails."""
-        return await self._told("/model_info", dict[str, Any])
+        """Return the answer of `/model_info`, or None if that fails; no retries."""
+        return await self._get_or_none("/model_info", dict[str, Any])
 
     async def is_multimodal(self) -> bool:
-        """Return whether the model takes images, asked until it is known. `SGLangModel` refuses them so far."""
+        """Return whether the model takes images. `SGLangModel` does not support them yet."""
         if self._takes_images is None and (info := await self.model_info()) is not None:
             self._takes_images = bool(info.get("has_image_understanding"))
         return bool(self._takes_images)
 
     async def max_model_len(self) -> int | None:
-        """Return the context length that the server reports, asked once; None where it does not say."""
-        if not self._asked_length:
-            served = await self._told("/v1/models", _Served)
+        """Return the context length that the server reports, or None. The first answer is cached."""
+        if not self._is_length_known:
+            served = await self._get_or_none("/v1/models", _ServedModels)
             lengths = (model.max_model_len for model in (served.data if served else ()))
-            self._length, self._asked_length = next(filter(None, lengths), None), True
+            self._length, self._is_length_known = next(filter(None, lengths), None), True
         return self._length
 
     async def close(self) -> None:
-        """Close this event loop's connections; a later request opens others."""
+        """Close this event loop's connections. A later request opens new ones."""
         await self.backend.aclose()
 
     async def __aenter__(self) -> SGLangClient:
@@ -155,7 +182,7 @@ class SGLangClient:
     ) -> None:
         await self.close()
 
-    async def _told(self, path: str, kind: type[T]) -> T | None:
+    async def _get_or_none(self, path: str, kind: type[T]) -> T | None:
         try:
             answer = await self.backend.http.send_once(HttpRequest(path), method="GET")
             return decoded(self.backend.http, answer, kind)
@@ -164,7 +191,7 @@ class SGLangClient:
 
 
 def _size(prompt: int, fields: Mapping[str, Any]) -> AnswerSize:
-    """Return the bounds on the answer to fields of `/generate`, as if all optional outputs were asked for."""
+    """Return the size bounds of the answer of `/generate`."""
     sampling = fields.get("sampling_params") or {}
     optional_outputs = OptionalOutputs(
         top_logprobs=min(int(fields.get("top_logprobs_num") or 0), MOST_TOP_LOGPROBS),
@@ -181,5 +208,5 @@ def slime_address(args: SlimeArguments) -> str:
 
 
 def slime_connections(args: SlimeArguments) -> int:
-    """Return how many requests slime has in flight: those of a server, times the servers."""
+    """Return slime's number of concurrent requests: those per server, times the servers."""
     return int(args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine)

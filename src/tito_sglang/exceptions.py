@@ -1,4 +1,4 @@
-"""An engine's errors under the names that users of strands-sglang catch; each is one of the core's, too."""
+"""The engine's errors by the names that users of strands-sglang catch. Each is also an error of the core."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tito_core.backend.errors import (
 
 
 class SGLangClientError(BackendError):
-    """The server could not be used as asked."""
+    """A request to the server failed."""
 
 
 class SGLangHTTPError(SGLangClientError):
-    """The server answered with an error: `status` and `body` are its own."""
+    """The server answered with an error; `status` and `body` hold its answer."""
 
 
 class SGLangContextLengthError(SGLangHTTPError, ContextLengthError):
-    """Prompt, or prompt and answer, do not fit; by the server's own sentence, not by a word in it."""
+    """The prompt, or prompt and answer, exceed the context length or the server's memory."""
 
 
 class SGLangThrottledError(SGLangHTTPError, ThrottledError):
-    """429 or 503, through every retry."""
+    """429 or 503 on every try."""
 
 
 class SGLangBadRequestError(SGLangHTTPError, BadRequestError):
-    """Another 4xx, which is never sent again."""
+    """Another 4xx. Only a 408 is retried."""
 
 
 class SGLangAuthenticationError(SGLangHTTPError, AuthenticationError):
@@ -42,30 +42,30 @@ class SGLangAuthenticationError(SGLangHTTPError, AuthenticationError):
 
 
 class SGLangServerError(SGLangHTTPError, ServerError):
-    """Another 5xx, through every retry."""
+    """Another 5xx on every try."""
 
 
 class SGLangConnectionError(SGLangClientError, EngineConnectionError):
-    """Nothing answers, or the connection broke."""
+    """No connection, or the connection broke."""
 
 
 class SGLangTimeoutError(SGLangConnectionError, EngineTimeoutError):
-    """No answer in the time allowed; the server was told to abort."""
+    """No answer within the timeout on every try. The request was aborted on the server."""
 
 
 class SGLangDecodingError(SGLangClientError, ProtocolViolationError):
-    """The answer is no JSON, or not what SGLang says."""
+    """The answer is not JSON, or not an answer of SGLang."""
 
 
 class SGLangAbortedError(SGLangClientError, GenerationAbortedError):
-    """The server was told to abort, and the answer was discarded."""
+    """The server aborted the generation, and the answer was discarded."""
 
 
 class SGLangUnsupportedError(SGLangClientError, UnsupportedByServerError):
-    """The server was not started to give what is asked for."""
+    """The server was not started with the option that the request needs."""
 
 
-_KNOWN: tuple[tuple[type[BackendError], type[SGLangClientError]], ...] = (
+_TYPES: tuple[tuple[type[BackendError], type[SGLangClientError]], ...] = (
     (ContextLengthError, SGLangContextLengthError),
     (ThrottledError, SGLangThrottledError),
     (BadRequestError, SGLangBadRequestError),
@@ -79,11 +79,11 @@ _KNOWN: tuple[tuple[type[BackendError], type[SGLangClientError]], ...] = (
 )
 
 
-def known(error: BackendError) -> BackendError:
-    """Return an error of the core under its known name, with everything it says."""
+def as_sglang_error(error: BackendError) -> BackendError:
+    """Return an error of the core as its SGLang type, with the same message and attributes."""
     if isinstance(error, SGLangClientError):
         return error
-    kind = next((name for of, name in _KNOWN if isinstance(error, of)), SGLangClientError)
-    named = kind(*error.args)
-    named.__dict__.update(error.__dict__)
-    return named.with_traceback(error.__traceback__)
+    kind = next((sglang_type for core_type, sglang_type in _TYPES if isinstance(error, core_type)), SGLangClientError)
+    translated = kind(*error.args)
+    translated.__dict__.update(error.__dict__)
+    return translated.with_traceback(error.__traceback__)

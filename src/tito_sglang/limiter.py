@@ -1,4 +1,4 @@
-"""Limits of an agent's loop, by the names that users of strands-sglang know."""
+"""Limits of an agent's loop, by the names that users of strands-sglang import."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ToolLimiter = LoopLimiter
 
 
 class ToolIterationLimiter(LoopLimiter):
-    """A limiter of iterations alone, by its oldest name, which slime's example imports.
+    """Limit tool iterations only, by the oldest name, which slime's example imports.
 
     Args:
-        max_iterations: `max_tool_iters` of `LoopLimiter`.
+        max_iterations: See `max_tool_iters` of `LoopLimiter`.
     """
 
     def __init__(self, max_iterations: int | None = None) -> None:
@@ -35,5 +35,5 @@ class ToolIterationLimiter(LoopLimiter):
 
     @property
     def iteration_count(self) -> int:
-        """Answers so far that call tools."""
+        """Tool iterations so far."""
         return self.tool_iter_count

@@ -1,4 +1,4 @@
-"""The rollout as lists, by the name that users of strands-sglang know."""
+"""The rollout as lists, by the name that users of strands-sglang import."""
 
 from strands_tito.compat.rollout import Rollout
 

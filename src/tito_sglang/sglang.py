@@ -1,9 +1,9 @@
-"""`SGLangModel`: the core's model by the name and the arguments that users of strands-sglang know."""
+"""`SGLangModel`: a `TITOModel` by the name and with the arguments that users of strands-sglang know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from strands.types.content import Messages
 from strands.types.tools import ToolSpec
@@ -15,29 +15,34 @@ from tito_core.backend.optional_outputs import OptionalOutputs
 from tito_core.backend.typed_values import refuse_unknown
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.model import Policy
-from tito_core.settings import RolloutOptions, Settings, TITOConfig
+from tito_core.settings import RolloutOptions, Settings
 from tito_sglang.client import SGLangClient
-from tito_sglang.exceptions import known
-from tito_sglang.tool_parsers import ToolParser, format_of
+from tito_sglang.exceptions import as_sglang_error
+from tito_sglang.text_calls import resolve, with_text_parser
+from tito_sglang.tool_parsers import ToolParser
+from tito_sglang.utils import get_client
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_OTHER_NAMES = {"sampling_seed": "seed"}
+DEFAULT_BASE_URL = "http://localhost:30000"
+_RENAMED = {"sampling_seed": "seed"}
 _PASSED = ("logit_bias", "custom_params")
 
 
 class SGLangConfig(RolloutOptions, total=False):
-    """What may be chosen for one rollout, beside what `TITOModel` says of its own.
+    """The options of one rollout, in addition to those of `RolloutOptions`.
 
     Attributes:
-        sampling_params: Parameters by SGLang's names. Those that are not there have `SamplingParams`' defaults,
-            whatever the server's own are.
-        return_logprob: Whether prompt tokens get logprobs, too; sampled ones always have theirs.
-        return_routed_experts: (layers, experts a token), as the model's configuration has them, to get the experts
-            that each token went through: SGLang does not say the shape.
-        enable_thinking: The chat template's argument of that name, fixed for the rollout.
-        params: `sampling_params`, by their older name.
+        sampling_params: Sampling parameters by SGLang's names. A parameter that is not set has the default of
+            `SamplingParams`, whatever the server's default is.
+        return_logprob: Whether prompt tokens get logprobs, too. Default: True. Sampled tokens always have theirs.
+        return_routed_experts: Whether to record the experts of each token. SGLang does not report their shape: pass
+            (layers, experts per token) to get it in `trajectory`, or True for flat rows, which `decode_routed_experts`
+            can shape.
+        enable_thinking: The chat template's argument of that name, fixed for the rollout. Default: True.
+        params: Older name of `sampling_params`.
+        return_logprobs: Older name of `return_logprob`.
         model_id: Ignored: a server has one model.
     """
 
@@ -46,61 +51,77 @@ class SGLangConfig(RolloutOptions, total=False):
     return_routed_experts: bool | tuple[int, int] | None
     enable_thinking: bool | None
     params: Mapping[str, Any] | None
-    model_id: str
+    return_logprobs: bool | None
+    model_id: str | None
+
+
+_Config = SGLangConfig
 
 
 class SGLangModel(LazyModel):
-    """A Strands model over one SGLang server. Nothing is asked of the server before the first turn.
+    """A Strands model over one SGLang server, which it connects to at the first turn.
 
-    All models of one client, tokenizer and format share what is costly, so make one a rollout.
+    All models with the same client, tokenizer and format share one policy, so make one model per rollout.
 
     Args:
-        client: The server's.
-        tokenizer: The model's, or its name.
-        tool_parser: The format of tool calls, or its name; None takes the one that the chat template shows.
-        **config: See `SGLangConfig`; a name that is not there is refused.
+        client: The server's client.
+        tokenizer: The model's tokenizer, or its name.
+        tool_parser: The format of tool calls, its name, or a `ToolParser` with a `parse` of its own. None detects the
+            format from the chat template.
+        base_url: Address of the server, in place of `client`. Models with the same address share one client.
+            Default: "http://localhost:30000".
+        timeout: Longest wait for an answer in seconds, with `base_url`; None for no limit.
+        tool_call_parser: Older name of `tool_parser`.
+        **config: See `SGLangConfig`. Unknown names are refused.
 
     Raises:
-        TemplateError, DetectionError, UnknownParserError, ValueError: What is given cannot work; each a sentence.
+        TemplateError, DetectionError: The tokenizer's chat template cannot be used; see `Policy.connect`.
+        UnknownParserError, ValueError: A bad argument.
     """
+
+    SGLangConfig: TypeAlias = _Config
 
     def __init__(
         self,
-        *,
-        client: SGLangClient,
         tokenizer: PreTrainedTokenizerBase | str,
+        tool_call_parser: ToolParser | str | None = None,
+        client: SGLangClient | None = None,
+        *,
         tool_parser: ToolParser | str | None = None,
-        **config: Unpack[SGLangConfig],
+        base_url: str | None = None,
+        timeout: float | None = 900.0,
+        **config: Unpack[_Config],
     ) -> None:
-        self.client = client
+        self.client = _client(client, base_url, timeout)
         self.tokenizer = tokenizer
-        self.tool_parser = tool_parser
-        self._format = format_of(tool_parser)
-        self._given: dict[str, Any] = dict(config)
-        thinking = self._given.get("enable_thinking")
-        self._arguments: dict[str, Any] = {"enable_thinking": thinking is None or bool(thinking)}
-        chosen = _settings(self._given)
-        check_tokenizer(tokenizer, self._format, self._arguments)
-        super().__init__(self._shared_policy, chosen)
+        self.tool_parser = tool_call_parser if tool_parser is None else tool_parser
+        self._format, self._text_parser = resolve(self.tool_parser)
+        self._options: dict[str, Any] = dict(config)
+        thinking = self._options.get("enable_thinking")
+        self._template_arguments: dict[str, Any] = {"enable_thinking": thinking is None or bool(thinking)}
+        settings = _settings(self._options)
+        check_tokenizer(tokenizer, self._format, self._template_arguments)
+        super().__init__(self._shared_policy, settings)
+        self.publish_config()
+
+    def _user_config(self) -> dict[str, Any]:
+        return dict(self._options)
+
+    def _apply_changes(self, changes: Mapping[str, Any]) -> None:
+        fixed = self._options.get("enable_thinking")
+        if changes.get("enable_thinking", fixed) != fixed:
+            raise ValueError("enable_thinking cannot change during a rollout: make a new model.")
+        options = {**self._options, **changes}
+        self._use_settings(_settings(options))
+        self._options = options
 
     @property
-    def config(self) -> TITOConfig:
-        """What was chosen, and once connected what came of it."""
-        given: Any = dict(self._given)
-        return {**given, **super().config} if self.is_connected else given
+    def routed_experts(self) -> str | None:
+        """The routed experts of the rollout so far, int32 rows in base64; None if there are none.
 
-    def update_config(self, **model_config: Any) -> None:
-        """Change what was chosen.
-
-        Raises:
-            ValueError: A bad value or an unknown name, or what cannot change in a rollout; nothing is changed.
+        `decode_routed_experts` gives them their shape.
         """
-        fixed = self._given.get("enable_thinking")
-        if model_config.get("enable_thinking", fixed) != fixed:
-            raise ValueError("enable_thinking is the same in each turn of a rollout: make a new model.")
-        changed = {**self._given, **model_config}
-        self._choose(_settings(changed))
-        self._given = changed
+        return self.rollout.joined_routed_experts()
 
     @staticmethod
     def format_messages(messages: Messages, system_prompt: str | None = None) -> list[dict[str, Any]]:
@@ -111,41 +132,53 @@ class SGLangModel(LazyModel):
 
     @staticmethod
     def format_tool_specs(tool_specs: list[ToolSpec]) -> list[dict[str, Any]]:
-        """Give tool specifications as chat templates read them."""
+        """Return tool specifications as chat templates read them."""
         return template_tools(tool_specs) or []
 
     def _shared_policy(self) -> Policy:
         loaded = self.tokenizer if isinstance(self.tokenizer, str) else id(self.tokenizer)
-        key = (loaded, self._format, *self._arguments.items())
-        return self.client.policies.get(key, self._policy)
+        key = (loaded, self._format, *self._template_arguments.items())
+        policy = self.client.policies.get(key, self._connect_policy)
+        return policy if self._text_parser is None else with_text_parser(policy, self._text_parser)
 
-    def _policy(self) -> Policy:
+    def _connect_policy(self) -> Policy:
         return Policy.connect(
             backend=self.client.backend,
             tokenizer=self.tokenizer,
             parser=self._format,
-            template_arguments=self._arguments,
+            template_arguments=self._template_arguments,
         )
 
-    def _told(self, error: BackendError) -> BackendError:
-        return known(error)
+    def _translate(self, error: BackendError) -> BackendError:
+        return as_sglang_error(error)
+
+
+def _client(client: SGLangClient | None, base_url: str | None, timeout: float | None) -> SGLangClient:
+    if client is None:
+        return get_client((base_url or DEFAULT_BASE_URL).rstrip("/"), timeout=timeout)
+    if base_url is not None and base_url.rstrip("/") != client.base_url:
+        raise ValueError(f"base_url={base_url!r} is not the client's address {client.base_url!r}. Pass one of the two.")
+    return client
 
 
 def _settings(config: Mapping[str, Any]) -> Settings:
-    """Read a configuration.
+    """Return the settings that a configuration stands for.
 
     Raises:
-        ValueError: A bad value, or an unknown name.
+        ValueError: An unknown name or a bad value.
     """
     refuse_unknown("SGLangModel setting", dict(config), SGLangConfig.__annotations__)
     choices: Any = {name: config[name] for name in RolloutOptions.__annotations__ if name in config}
-    by_name = {**(config.get("params") or {}), **(config.get("sampling_params") or {})}
-    if by_name:
-        choices["sampling"] = neutral_sampling(by_name, renamed=_OTHER_NAMES, passed=_PASSED)
-    scores_prompts = config.get("return_logprob")
+    params = {**(config.get("params") or {}), **(config.get("sampling_params") or {})}
+    if params:
+        if config.get("sampling"):
+            raise ValueError("sampling and sampling_params both set sampling parameters. Use one of the two.")
+        choices["sampling"] = neutral_sampling(params, renamed=_RENAMED, passed=_PASSED)
+    scores_prompts = config.get("return_logprob", config.get("return_logprobs"))
+    experts = config.get("return_routed_experts")
     optional_outputs = {
         **({"prompt_logprobs": True} if scores_prompts is None or scores_prompts else {}),
-        **({"routed_experts": config["return_routed_experts"]} if config.get("return_routed_experts") else {}),
+        **({"routed_experts": "flat" if experts is True else experts} if experts else {}),
         **OptionalOutputs.of(config.get("optional_outputs")).model_dump(exclude_unset=True),
     }
     return Settings.of(**{**choices, "optional_outputs": optional_outputs})

@@ -1,4 +1,4 @@
-"""Limits of an agent's loop, by the older names that slime's example imports."""
+"""Limits of an agent's loop, by the older module name that slime's example imports."""
 
 from tito_sglang.limiter import (
     MaxToolCallsReachedError,

@@ -1,4 +1,4 @@
-"""Clients and tokenizers that a whole run shares, by the names that users of strands-sglang know."""
+"""Cached clients and tokenizers, by the names that users of strands-sglang import."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def get_client(
     max_retries: int = 60,
     retry_delay: float = 1.0,
 ) -> SGLangClient:
-    """Return the one client of a server with these settings; see `SGLangClient`."""
+    """Return the cached client of a server with these settings; see `SGLangClient`."""
     return SGLangClient(
         base_url,
         max_connections=max_connections,
@@ -50,7 +50,7 @@ def get_client_from_slime_args(
     max_retries: int = 60,
     retry_delay: float = 1.0,
 ) -> SGLangClient:
-    """Return the one client of slime's router; see `SGLangClient`."""
+    """Return the cached client of slime's router; see `SGLangClient`."""
     return get_client(
         slime_address(args),
         max_connections=slime_connections(args),
@@ -63,9 +63,9 @@ def get_client_from_slime_args(
 
 @cache
 def get_tokenizer(tokenizer_path: str) -> PreTrainedTokenizerBase:
-    """Return the one tokenizer of a name or folder. No code of a model's repository is run.
+    """Return the cached tokenizer of a name or folder. Code of a model's repository is never run.
 
     Raises:
-        TokenizerError: Nothing loads under the name.
+        TokenizerError: The tokenizer cannot be loaded.
     """
     return load_tokenizer(tokenizer_path)

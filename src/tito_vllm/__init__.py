@@ -1,4 +1,4 @@
-"""vLLM as a backend, and the names that users of strands-vllm import: `from tito_vllm import VLLMModel`."""
+"""The vLLM backend, and the names that users of strands-vllm import: `from tito_vllm import VLLMModel`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "make_vllm_openai_model",
 ]
 
-_HOMES = {
+_MODULES = {
     "Token": "token",
     "TokenManager": "token",
     "VLLMTokenRecorder": "recorder",
@@ -30,10 +30,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used: a backend alone needs neither Strands nor pydantic."""
+    """Import a name when it is first used, so that importing the package alone is cheap."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'vllm')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'vllm')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The ids of each turn as callbacks get them, by the name that users of strands-vllm know."""
+"""A callback handler that records token ids, by the name that users of strands-vllm import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opentelemetry import trace
 
 
 class RecordedTurn(TypedDict):
-    """One answer: the whole prompt's ids, the sampled ids, and their logprobs; None for what its model did not say."""
+    """The ids of the whole prompt, the sampled ids and their logprobs; None for fields that the event lacks."""
 
     prompt_token_ids: list[int] | None
     token_ids: list[int] | None
@@ -17,19 +17,19 @@ class RecordedTurn(TypedDict):
 
 
 class VLLMTokenRecorder:
-    """A callback handler that keeps what each answer of a `VLLMModel` with `return_token_ids=True` was made of.
+    """A callback handler that records the ids of each turn of a `VLLMModel` with `return_token_ids=True`.
 
-    Each prompt begins with the prompt and the answer before it, unless the agent's history was changed. The model's
-    own ledger holds the same, with its mask and branches, and needs no recorder.
+    Each prompt starts with the prompt and the answer before it, unless the agent's history changed. `model.ledger`
+    holds the same ids, with mask and branches, and needs no recorder.
 
     Args:
-        inner: A callback handler that gets everything first.
-        add_to_span: Whether the current OpenTelemetry span gets the ids, as Agent Lightning 0.3 reads them.
+        inner: A callback handler that is called first with every event.
+        add_to_span: Whether to set the ids on the current OpenTelemetry span, as Agent Lightning 0.3 reads them.
 
     Attributes:
-        prompt_token_ids: The last prompt.
-        token_ids: The last answer.
-        history: Every answer, in order.
+        prompt_token_ids: Ids of the last prompt.
+        token_ids: Ids of the last answer.
+        history: Every turn, in order.
     """
 
     def __init__(self, inner: Callable[..., Any] | None = None, add_to_span: bool = True) -> None:
@@ -38,13 +38,13 @@ class VLLMTokenRecorder:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all recorded turns."""
         self.prompt_token_ids: list[int] | None = None
         self.token_ids: list[int] | None = None
         self.history: list[RecordedTurn] = []
 
     def __call__(self, **kwargs: Any) -> None:
-        """Take one event of an agent."""
+        """Handle one event of an agent."""
         if self.inner is not None:
             self.inner(**kwargs)
         event = kwargs.get("event")
@@ -61,11 +61,11 @@ class VLLMTokenRecorder:
         self.token_ids = turn["token_ids"] or self.token_ids
         self.history.append(turn)
         if self.add_to_span:
-            _tell(turn)
+            _set_span_attributes(turn)
 
 
-def _tell(turn: RecordedTurn) -> None:
-    """Set the attributes on the current span, if it is recorded."""
+def _set_span_attributes(turn: RecordedTurn) -> None:
+    """Set the ids on the current span, if it is recording."""
     span = trace.get_current_span()
     if not span.is_recording():
         return

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a rollout's turns, with token ids by the names of strands-vllm and Agent Lightning."""
+"""OpenTelemetry spans of a rollout's turns, with the attribute names of strands-vllm and Agent Lightning."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 SPAN = "openai.chat.completion"
-"""The name under which Agent Lightning 0.3's `TracerTraceToTriplet` finds a model's answer."""
+"""The span name that Agent Lightning 0.3's `TracerTraceToTriplet` looks for."""
 Attributes = dict[str, str | int | list[int]]
 
 
 def attributes_of(trained: TrainedTurn, *, logprobs: bool = True) -> Attributes:
-    """Return a turn's attributes.
+    """Return the span attributes of a turn.
 
     Returns:
         `llm.token_count.prompt`, `llm.token_count.completion`, `llm.hosted_vllm.prompt_token_ids` and
@@ -27,7 +27,7 @@ def attributes_of(trained: TrainedTurn, *, logprobs: bool = True) -> Attributes:
     """
     draft = trained.turn.draft
     prompt, output = trained.prompt_ids.tolist(), draft.output_ids.tolist()
-    found: Attributes = {
+    attributes: Attributes = {
         "llm.token_count.prompt": len(prompt),
         "llm.token_count.completion": len(output),
         "llm.hosted_vllm.prompt_token_ids": prompt,
@@ -37,8 +37,8 @@ def attributes_of(trained: TrainedTurn, *, logprobs: bool = True) -> Attributes:
         "gen_ai.response.id": draft.engine.request_id,
     }
     if logprobs:
-        found["logprobs.content"] = json.dumps([{"logprob": value} for value in draft.logprobs.tolist()])
-    return found
+        attributes["logprobs.content"] = json.dumps([{"logprob": value} for value in draft.logprobs.tolist()])
+    return attributes
 
 
 def emit_spans(
@@ -49,20 +49,20 @@ def emit_spans(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> int:
-    """Emit a span for each trained turn, a path's one after the other.
+    """Emit one span for each trained turn, path by path.
 
     Args:
         rollout: The rollout.
-        tracer: Whose spans they are.
-        temperature: What the trainer divides its logits by.
+        tracer: The tracer that starts the spans.
+        temperature: The temperature by which the trainer divides its logits.
         logprobs: See `LogprobPolicy`.
-        train_constrained: Whether turns under a grammar are trained, and so emitted.
+        train_constrained: Whether to include turns that were sampled under a grammar.
 
     Returns:
         The number of spans.
 
     Raises:
-        LogprobMismatchError: A turn's logprobs are another quantity than the trainer's.
+        LogprobMismatchError: The semantics of a turn's logprobs differ from the trainer's.
     """
     count = 0
     for trained in trained_turns(

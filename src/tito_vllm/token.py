@@ -1,4 +1,4 @@
-"""The rollout as lists, by the names that users of strands-vllm know."""
+"""The rollout as lists, by the names that users of strands-vllm import."""
 
 from strands_tito.compat.rollout import Rollout, Token
 

@@ -1,4 +1,4 @@
-"""The guard before every tool, by the name that users of strands-vllm know."""
+"""Validation of tool calls, by the name that users of strands-vllm import."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class VLLMToolValidationHooks(ToolCallGuard):
     """`ToolCallGuard` with strands-vllm's arguments.
 
     Args:
-        include_allowed_tools_in_errors: Whether the result of a call of no tool says which there are.
-        max_allowed_tools_in_error: How many of them it says.
-        validate_input_shape: Whether arguments are held to the tool's JSON Schema, all of it.
+        include_allowed_tools_in_errors: Whether the error about an unknown tool lists the tools.
+        max_allowed_tools_in_error: Most tools that it lists.
+        validate_input_shape: Whether arguments must match the tool's whole JSON Schema.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class VLLMToolValidationHooks(ToolCallGuard):
         self.validate_input_shape = validate_input_shape
 
     def before_tool_call(self, event: BeforeToolCallEvent) -> None:
-        """Refuse a call that cannot be meant, by its `cancel_tool`."""
+        """Cancel an invalid call by setting `cancel_tool`."""
         self.check_call(event)
 
     def check_call(self, event: BeforeToolCallEvent) -> None:
-        """Refuse a call that cannot be meant."""
+        """Cancel an invalid call."""
         if event.selected_tool is not None and not self.validate_input_shape:
             return
         if event.selected_tool is not None and not isinstance(event.tool_use["input"], Mapping):

@@ -172,7 +172,7 @@ def test_the_renderer_tokenizer_raises_on_unsupported_calls() -> None:
     inert = RendererTokenizer(shared(), template_of("byte level").encoder)
     with pytest.raises(NotImplementedError) as refused:
         inert("a", return_offsets_mapping=True)
-    assert str(refused.value) == "This tokenizer gives ids only."
+    assert str(refused.value) == "This tokenizer returns ids only."
     assert inert("a", return_offsets_mapping=False) == {"input_ids": shared().encode("a", add_special_tokens=False)}
 
 

@@ -1,12 +1,12 @@
-"""Rollouts as lists: they are the ledger's trajectories, whatever an agent does, and go wherever lists go."""
+"""Rollouts as lists: they equal the ledger's trajectories, and can be pickled and written as JSON."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import pickle
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,8 @@ def agent_of(model: Any) -> Agent:
     return Agent(model=model, tools=[add], callback_handler=None, conversation_manager=NullConversationManager())
 
 
-def is_of(rollout: Rollout, trajectory: Trajectory) -> None:
-    """Every list equals its column; prompt tokens have the engine's own scores of them, where it gave any."""
+def expect_equal(rollout: Rollout, trajectory: Trajectory) -> None:
+    """Every list equals its column; prompt logprobs are merged into `logprobs`."""
     assert rollout.token_ids == trajectory.token_ids.tolist()
     assert rollout.loss_mask == rollout.output_mask == trajectory.loss_mask.tolist()
     prompt = np.full(len(trajectory), np.nan, np.float32)
@@ -63,7 +63,7 @@ def is_of(rollout: Rollout, trajectory: Trajectory) -> None:
     assert len(rollout) == len(trajectory)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6)
 @given(
     kind=st.sampled_from(BACKENDS),
     answers=st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=5),
@@ -71,7 +71,7 @@ def is_of(rollout: Rollout, trajectory: Trajectory) -> None:
     forgets=st.booleans(),
     held=st.booleans(),
 )
-async def test_views_are_the_trajectories_of_the_ledger_whatever_happens(
+async def test_rollouts_equal_the_trajectories_of_any_conversation(
     kind: str, answers: list[str], prompts: int, forgets: bool, held: bool
 ) -> None:
     params = {"max_new_tokens": 40}
@@ -86,9 +86,9 @@ async def test_views_are_the_trajectories_of_the_ledger_whatever_happens(
             agent.messages[:] = []
     trajectories = model.trajectories
     for rollout, trajectory in zip(model.rollouts, trajectories, strict=True):
-        is_of(rollout, trajectory)
+        expect_equal(rollout, trajectory)
     if len(trajectories) == 1:
-        is_of(model.rollout, trajectories[0])
+        expect_equal(model.rollout, trajectories[0])
         assert model.token_manager is model.rollout
         assert early is None or early is model.rollout
     else:
@@ -102,7 +102,7 @@ async def test_views_are_the_trajectories_of_the_ledger_whatever_happens(
 
 
 @by_kind
-async def test_one_that_is_held_grows_with_each_turn(kind: str) -> None:
+async def test_a_held_rollout_grows_with_each_turn(kind: str) -> None:
     model = named(kind, Says(call("add", '{"a": 2, "b": 3}'), "It is 5.", "Yes."))
     held = model.rollout
     assert len(held) == 0
@@ -110,10 +110,10 @@ async def test_one_that_is_held_grows_with_each_turn(kind: str) -> None:
     agent = agent_of(model)
     await agent.invoke_async("2 + 3?")
     assert [is_output for is_output, _ in held.segment_info] == [False, True, False, True]
-    is_of(held, model.trajectory)
+    expect_equal(held, model.trajectory)
     await agent.invoke_async("Sure?")
     assert len(held.segment_info) == 6
-    is_of(held, model.trajectory)
+    expect_equal(held, model.trajectory)
     assert model.rollout is held
     model.reset()
     assert model.rollout_history == [held]
@@ -122,7 +122,7 @@ async def test_one_that_is_held_grows_with_each_turn(kind: str) -> None:
 
 
 @by_kind
-async def test_each_episode_after_a_reset_has_its_own(kind: str) -> None:
+async def test_each_episode_has_a_rollout_of_its_own(kind: str) -> None:
     model = named(kind, Says("One.", "Two."))
     for _ in range(2):
         await agent_of(model).invoke_async("Count.")
@@ -153,20 +153,18 @@ async def test_it_goes_through_pydantic_json_and_pickle(kind: str) -> None:
     assert rollout.model_copy(deep=True) == rollout
 
 
-def seen_elsewhere(rollout: Rollout) -> tuple[int, int, list[tuple[bool, int]], Rollout]:
-    return len(rollout), sum(rollout.loss_mask), rollout.segment_info, rollout
-
-
 async def test_it_goes_to_another_process_and_back() -> None:
     rollout = await sampled("sglang")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        length, trained, info, back = pool.submit(seen_elsewhere, rollout).result()
-    assert (length, trained, info) == (len(rollout), sum(rollout.loss_mask), rollout.segment_info)
-    assert back == rollout
+    code = (
+        "import pickle, sys; rollout = pickle.load(sys.stdin.buffer); "
+        "pickle.dump((len(rollout), rollout.segment_info, rollout), sys.stdout.buffer)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(rollout), capture_output=True, check=True)
+    assert pickle.loads(ran.stdout) == (len(rollout), rollout.segment_info, rollout)
 
 
 def test_whole_prompts_and_deltas_give_the_same() -> None:
-    """A recipe that adds each request's whole prompt gets the context once, not once a turn."""
+    """A recipe that adds the whole prompt of each request gets each token once."""
     whole, deltas = Rollout(), Rollout()
     whole.add_prompt([1, 2, 3])
     whole.add_response([4, 5], [-0.5, -0.25])
@@ -186,7 +184,7 @@ def test_whole_prompts_and_deltas_give_the_same() -> None:
     assert whole == Rollout()
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9))), max_size=5))
 def test_any_conversation_of_whole_prompts_is_that_of_its_deltas(turns: list[tuple[list[int], list[int]]]) -> None:
     whole, context, trained = Rollout(), [], []
@@ -202,14 +200,14 @@ def test_any_conversation_of_whole_prompts_is_that_of_its_deltas(turns: list[tup
     assert sum(length for _, length in whole.segment_info) == len(context)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_added() -> None:
+def test_a_bad_segment_is_refused_and_nothing_is_added() -> None:
     rollout = Rollout()
-    with pytest.raises(RuntimeError, match="First segment must be a prompt"):
+    with pytest.raises(RuntimeError, match="add_prompt"):
         rollout.add_response([1])
     for add_to in (rollout.add_prompt, rollout.add_response):
         rollout.segment_info or rollout.add_prompt([9])
         before = rollout.model_copy(deep=True)
-        with pytest.raises(ValueError, match=r"logprobs length \(1\) must match token_ids length \(2\)"):
+        with pytest.raises(ValueError, match=r"\(1\).*\(2\)"):
             add_to([1, 2], [-1.0])
         assert rollout == before
         add_to([])

@@ -1,4 +1,4 @@
-"""`SGLangClient` over a scripted server: what it sends, tells, tries again, and raises."""
+"""`SGLangClient` over a scripted server: requests, retries and errors."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ STATUSES: list[tuple[int, type[BackendError], type[BackendError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "known", "ours"), STATUSES)
-async def test_a_servers_errors_have_their_known_names_and_ours(
-    status: int, known: type[BackendError], ours: type[BackendError]
+@pytest.mark.parametrize(("status", "theirs", "ours"), STATUSES)
+async def test_errors_have_the_types_of_strands_sglang_and_ours(
+    status: int, theirs: type[BackendError], ours: type[BackendError]
 ) -> None:
     fault = Fault(status=status)
     client = client_of(engine_of("sglang", Says(), fault=always(fault)), max_retries=1, retry_delay=0.0)
-    with pytest.raises(known) as caught:
+    with pytest.raises(theirs) as caught:
         await client.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 1})
     assert isinstance(caught.value, ours)
     assert isinstance(caught.value, SGLangClientError)
@@ -52,7 +52,7 @@ async def test_a_servers_errors_have_their_known_names_and_ours(
     assert (type(copied), copied.status, str(copied)) == (type(caught.value), status, str(caught.value))
 
 
-async def test_the_real_sentence_of_a_full_context_is_told_and_not_sent_again() -> None:
+async def test_a_prompt_that_is_too_long_is_not_retried() -> None:
     engine = engine_of("sglang", Says(), max_model_len=16)
     client = client_of(engine, max_retries=5, retry_delay=0.0)
     with pytest.raises(SGLangContextLengthError) as caught:
@@ -62,14 +62,14 @@ async def test_the_real_sentence_of_a_full_context_is_told_and_not_sent_again() 
     assert len(engine.exchanges) == 1
 
 
-async def test_what_passes_is_tried_again_as_often_as_asked() -> None:
+async def test_a_transient_error_is_retried() -> None:
     client = client_of(engine_of("sglang", Says("Five."), fault=first(2, Fault(status=503))), retry_delay=0.0)
     answer = await client.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 9}, return_logprob=True)
     assert answer["output_ids"] == ids_of("Five.<|im_end|>")
     assert answer["meta_info"]["finish_reason"]["type"] == "stop"
 
 
-async def test_waits_between_tries_are_at_most_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_between_tries_are_at_most_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     sleep = asyncio.sleep
 
@@ -83,27 +83,27 @@ async def test_waits_between_tries_are_at_most_as_long_as_asked(monkeypatch: pyt
     assert waited.count(0.01) == 3
 
 
-async def test_no_server_and_no_json_have_their_names() -> None:
-    nobody = SGLangClient("http://127.0.0.1:9", max_retries=0)
+async def test_no_server_and_no_json_are_errors_of_strands_sglang() -> None:
+    unreachable = SGLangClient("http://127.0.0.1:9", max_retries=0)
     with pytest.raises(SGLangConnectionError) as caught:
-        await nobody.generate([1])
+        await unreachable.generate([1])
     assert isinstance(caught.value, EngineConnectionError)
-    assert not await nobody.health()
-    assert await nobody.model_info() is None
-    assert await nobody.max_model_len() is None
-    assert not await nobody.is_multimodal()
+    assert not await unreachable.health()
+    assert await unreachable.model_info() is None
+    assert await unreachable.max_model_len() is None
+    assert not await unreachable.is_multimodal()
     garbled = client_of(engine_of("sglang", Says("Five."), fault=always(Fault(body=b"<html>"))), max_retries=0)
     with pytest.raises(SGLangDecodingError):
         await garbled.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 9})
 
 
-async def test_a_client_tells_what_its_server_says() -> None:
+async def test_a_client_returns_facts_about_its_server() -> None:
     async with client_of(engine_of("sglang", Says("Five."))) as client:
         assert await client.health()
         assert await client.max_model_len() == await client.max_model_len() == 4096
         assert "model_path" in (await client.model_info() or {})
         assert not await client.is_multimodal()
-    assert await client.health()  # which opens another connection
+    assert await client.health()  # opens a new connection
 
 
 async def test_a_cancelled_generate_is_aborted_on_the_server() -> None:
@@ -138,11 +138,11 @@ def test_a_tokenizer_is_loaded_once(tmp_path: Any) -> None:
     assert get_tokenizer(str(tmp_path)) is get_tokenizer(str(tmp_path))
 
 
-async def test_no_more_connections_than_asked_are_open() -> None:
-    """Two requests of a quarter of a second on one connection take half of one; a slow machine takes longer."""
-    with ScriptedServer(engine_of("sglang", Says("Five."), latency=0.25)) as server:
+async def test_max_connections_bounds_the_open_connections() -> None:
+    """Two requests of 0.1 s on one connection take at least 0.2 s."""
+    with ScriptedServer(engine_of("sglang", Says("Five."), latency=0.1)) as server:
         async with SGLangClient(server.base_url, max_connections=1) as client:
             began = time.monotonic()
-            ask = [client.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 9}) for _ in range(2)]
-            await asyncio.gather(*ask)
-            assert time.monotonic() - began >= 0.5
+            requests = [client.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 9}) for _ in range(2)]
+            await asyncio.gather(*requests)
+            assert time.monotonic() - began >= 0.2

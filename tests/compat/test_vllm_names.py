@@ -1,4 +1,4 @@
-"""What users of strands-vllm import, over a scripted vLLM, which now gets tokens."""
+"""The names of strands-vllm over a scripted vLLM server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strands.hooks import BeforeToolCallEvent, HookRegistry
 
 import tito_vllm
 from support.names import named
-from support.scripted import Says, call, ids_of
+from support.scripted import Says, call, ids_of, tokenizer
 from tito_core.backend.errors import EngineConnectionError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.ledger import check_ledger
@@ -41,7 +41,7 @@ def recorded(script: Says, **options: Any) -> tuple[Any, VLLMTokenRecorder, Agen
     return model, recorder, Agent(model=model, tools=[add], callback_handler=recorder)
 
 
-def test_every_name_is_there() -> None:
+def test_every_name_can_be_imported() -> None:
     for name in tito_vllm.__all__:
         assert getattr(tito_vllm, name) is not None
     assert set(tito_vllm.__all__) <= set(dir(tito_vllm))
@@ -67,7 +67,7 @@ async def test_each_recorded_prompt_extends_the_one_before_and_is_what_was_sent(
 
 
 async def test_the_old_recipe_for_a_trainer_gets_the_real_context_once() -> None:
-    """strands-vllm's recipe adds each whole prompt; of a real context of 227 tokens it made 616."""
+    """strands-vllm's recipe adds each whole prompt, which made 616 tokens of a context of 227."""
     model, recorder, agent = recorded(Says(CALL, CALL, "It is 5."))
     await agent.invoke_async("2 + 3?")
     tm = TokenManager()
@@ -78,7 +78,7 @@ async def test_the_old_recipe_for_a_trainer_gets_the_real_context_once() -> None
     assert tm.loss_mask == model.trajectory.loss_mask.tolist()
 
 
-async def test_without_asking_for_ids_events_are_small_and_the_ledger_is_the_same() -> None:
+async def test_without_return_token_ids_events_hold_no_ids() -> None:
     model = named("vllm", Says("Hi."))
     recorder = VLLMTokenRecorder()
     await Agent(model=model, callback_handler=recorder).invoke_async("Hello?")
@@ -86,13 +86,13 @@ async def test_without_asking_for_ids_events_are_small_and_the_ledger_is_the_sam
     assert model.rollout.token_ids[-3:] == ids_of("Hi.<|im_end|>")[-3:]
 
 
-async def test_an_inner_handler_hears_everything_and_strange_events_are_let_by() -> None:
-    heard: list[Any] = []
-    recorder = VLLMTokenRecorder(lambda **event: heard.append(event), add_to_span=False)
+async def test_an_inner_handler_gets_every_event_and_other_events_are_ignored() -> None:
+    events: list[Any] = []
+    recorder = VLLMTokenRecorder(lambda **event: events.append(event), add_to_span=False)
     model = named("vllm", Says("Hi."), return_token_ids=True)
     await Agent(model=model, callback_handler=CompositeCallbackHandler(recorder)).invoke_async("Hello?")
     assert len(recorder.history) == 1
-    assert sum("messageStop" in event.get("event", {}) for event in heard) == 1
+    assert sum("messageStop" in event.get("event", {}) for event in events) == 1
     for event in ({}, {"event": 3}, {"event": {"messageStop": {"stopReason": "end_turn"}}}, {"data": "x"}):
         recorder(**event)
     assert len(recorder.history) == 1
@@ -102,12 +102,12 @@ def test_the_span_gets_what_agent_lightning_reads() -> None:
     tracer = TracerProvider().get_tracer("test")
     fields = {"prompt_token_ids": [1, 2, 3], "token_ids": [4, 5]}
     event = {"messageStop": {"stopReason": "end_turn", "additionalModelResponseFields": fields}}
-    told: list[dict[str, Any]] = []
+    attributes: list[dict[str, Any]] = []
     for adds in (True, False):
         with tracer.start_as_current_span("turn") as span:
             VLLMTokenRecorder(add_to_span=adds)(event=event)
-        told.append(dict(span.attributes))  # type: ignore[attr-defined]
-    assert told == [
+        attributes.append(dict(span.attributes))  # type: ignore[attr-defined]
+    assert attributes == [
         {
             "llm.token_count.prompt": 3,
             "llm.hosted_vllm.prompt_token_ids": (1, 2, 3),
@@ -133,28 +133,34 @@ async def test_parameters_by_openais_names_and_extra_body_are_sent() -> None:
         model.update_config(params={"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}})
     model.update_config(params={**params, "temperature": 0, "extra_body": body})
     assert model.get_config()["params"]["temperature"] == 0  # type: ignore[typeddict-item]
-    with pytest.raises(ValueError, match="sampling parameters go into params"):
+    with pytest.raises(ValueError, match=r"temperature.*params"):
         model.update_config(temperature=1)
-    with pytest.raises(ValueError, match="cannot change in a rollout"):
+    with pytest.raises(ValueError, match=r"model_id.*new model"):
         model.update_config(model_id="other")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
-        ({"params": {"temprature": 1}}, "Did you mean 'temperature'"),
-        ({"params": {"tool_choice": "required"}}, "the agent's to ask for"),
-        ({"params": {"n": 2}}, "make so many rollouts"),
+        ({"params": {"temprature": 1}}, "'temprature'.*'temperature'"),
+        ({"params": {"tool_choice": "required"}}, "tool_choice='required'.*'auto'"),
+        ({"params": {"n": 2}}, "n=2.*rollouts"),
         ({"params": {"extra_body": {"guided_json": {}}}}, "grammar"),
-        ({"client": object()}, "would send messages"),
+        ({"params": {"parallel_tool_calls": False}}, "parallel_tool_calls=False.*max_parallel_tool_calls=1"),
+        ({"params": {"extra_headers": {"X-A": "b"}}}, "extra_headers.*X-A.*http_transport"),
+        ({"params": {"response_format": {"type": "xml"}}}, "response_format.*xml.*json_schema"),
+        ({"params": {"response_format": "json_schema"}}, "response_format.*json_schema"),
+        ({"params": {"timeout": -1}}, "turn_timeout_s.*-1"),
+        ({"params": {"top_k": 3}, "sampling": {"top_k": 4}}, "sampling.*params"),
+        ({"client": object()}, "client=.*base_url"),
     ],
 )
-def test_what_cannot_work_is_refused_where_it_is_written(options: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_bad_option_is_refused_when_the_model_is_made(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         VLLMModel(base_url=URL, model_id="m", **options)
 
 
-def test_the_configuration_is_what_was_written() -> None:
+def test_the_configuration_is_that_of_strands_vllm() -> None:
     model = make_vllm_openai_model(
         base_url=URL, model_id="m", return_token_ids=True, disable_tools=True, params={"extra_body": {"foo": "bar"}}
     )
@@ -172,33 +178,31 @@ async def test_the_context_limit_is_at_most_the_servers_once_it_is_known() -> No
     assert named("vllm", Says("Hi.")).context_window_limit is None
 
 
-async def test_a_model_whose_tokenizer_is_nowhere_says_so_at_its_first_turn(tmp_path: Any) -> None:
+async def test_a_missing_tokenizer_fails_at_the_first_turn(tmp_path: Any) -> None:
     model = VLLMModel(base_url=URL, model_id=str(tmp_path / "none"))
-    with pytest.raises(TokenizerError, match="There is no folder"):
+    with pytest.raises(TokenizerError, match="none"):
         await Agent(model=model, callback_handler=None).invoke_async("Hello?")
 
 
-async def test_no_server_is_told(tmp_path: Any) -> None:
-    from support.scripted import tokenizer
-
+async def test_an_unreachable_server_fails_at_the_first_turn() -> None:
     model = VLLMModel(base_url="http://127.0.0.1:9/v1", model_id="m", tokenizer=tokenizer(), api_key="EMPTY")
-    model._connecting_with["max_attempts"] = 1
+    model._policy_options["max_attempts"] = 1
     with pytest.raises(EngineConnectionError):
         await Agent(model=model, callback_handler=None).invoke_async("Hello?")
 
 
-async def test_disabled_tools_are_not_shown() -> None:
-    shown = []
+async def test_disabled_tools_are_not_in_the_prompt() -> None:
+    lengths = []
     for disabled in (True, False):
         model = named("vllm", Says("Hi."), disable_tools=disabled)
         await Agent(model=model, tools=[add], callback_handler=None).invoke_async("Hello?")
-        shown.append(model.rollout.initial_prompt_length)
-    assert shown[0] < shown[1]
+        lengths.append(model.rollout.initial_prompt_length)
+    assert lengths[0] < lengths[1]
 
 
 @pytest.mark.parametrize("options", [{"disable_tools": True}, {"params": {"tool_choice": "none"}}])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_with_tools_disabled_what_reads_like_a_call_is_text(options: dict[str, Any], stream: bool) -> None:
+async def test_with_tools_disabled_calls_are_text(options: dict[str, Any], stream: bool) -> None:
     ran = []
 
     @tool
@@ -219,7 +223,7 @@ async def test_with_tools_disabled_what_reads_like_a_call_is_text(options: dict[
         assert (result.stop_reason, str(result).strip()) == ("end_turn", answer)
     assert ran == []
     assert len(model.ledger) == 3
-    assert len(model.rollouts) == 1, "the history goes on from what was sampled"
+    assert len(model.rollouts) == 1, "no branch"
     check_ledger(model.ledger)
     specs = agent.tool_registry.get_all_tool_specs()
     asked = agent.messages[:1]
@@ -233,7 +237,7 @@ class Total(BaseModel):
 
 
 @pytest.mark.parametrize("options", [{"disable_tools": True}, {"params": {"tool_choice": "none"}}])
-async def test_with_tools_disabled_a_forced_answer_still_comes(options: dict[str, Any]) -> None:
+async def test_with_tools_disabled_structured_output_works(options: dict[str, Any]) -> None:
     forced = call("Total", '{"value": 5}')
     by_grammar = {False: '{"value": 5}', True: forced}
     says = Says(lambda request: by_grammar["structural_tag" in str(request.grammar)] if request.grammar else "Five.")
@@ -242,7 +246,7 @@ async def test_with_tools_disabled_a_forced_answer_still_comes(options: dict[str
     assert result.structured_output == Total(value=5)
 
 
-def refused(hooks: VLLMToolValidationHooks, name: str, given: Any) -> str:
+def error_of(hooks: VLLMToolValidationHooks, name: str, arguments: Any) -> str:
     agent: Any = SimpleNamespace(tool_registry=SimpleNamespace(registry={"add": add, "sub": add}))
     registry = HookRegistry()
     hooks.register_hooks(registry)
@@ -250,26 +254,27 @@ def refused(hooks: VLLMToolValidationHooks, name: str, given: Any) -> str:
     event = BeforeToolCallEvent(
         agent=agent,
         selected_tool=selected,
-        tool_use={"toolUseId": "t", "name": name, "input": given},
+        tool_use={"toolUseId": "t", "name": name, "input": arguments},
         invocation_state={},
     )
     registry.invoke_callbacks(event)
     return str(event.cancel_tool or "")
 
 
-def test_the_guard_refuses_what_strands_vllms_does_and_more() -> None:
+def test_invalid_calls_are_cancelled() -> None:
     hooks = VLLMToolValidationHooks()
-    assert refused(hooks, "add", {"a": 1, "b": 2}) == ""
-    assert refused(hooks, "nope", {}) == "There is no tool 'nope'. The tools are: add, sub."
-    assert "'b' is a required property" in refused(hooks, "add", {"a": 1})
-    assert "is not of type 'integer'" in refused(hooks, "add", {"a": "x", "b": 2})
-    assert refused(hooks, "add", "no dict") == "The arguments of 'add' must be an object, not 'no dict'."
+    assert error_of(hooks, "add", {"a": 1, "b": 2}) == ""
+    unknown = error_of(hooks, "nope", {})
+    assert all(word in unknown for word in ("'nope'", "add", "sub"))
+    assert "'b'" in error_of(hooks, "add", {"a": 1})
+    assert "'integer'" in error_of(hooks, "add", {"a": "x", "b": 2})
+    assert "object, not 'no dict'" in error_of(hooks, "add", "no dict")
     assert hooks.unknown_calls == {"nope": 1}
-    assert refused(VLLMToolValidationHooks(False), "nope", {}) == "There is no tool 'nope'."
-    assert "add and 1 more" in refused(VLLMToolValidationHooks(max_allowed_tools_in_error=1), "nope", {})
+    assert "add" not in error_of(VLLMToolValidationHooks(False), "nope", {})
+    assert "1 more" in error_of(VLLMToolValidationHooks(max_allowed_tools_in_error=1), "nope", {})
     few = VLLMToolValidationHooks(False, 3)
     assert (few.include_allowed_tools_in_errors, few.max_allowed_tools_in_error) == (False, 3)
     lax = VLLMToolValidationHooks(validate_input_shape=False)
-    assert refused(lax, "add", {"a": 1}) == ""
-    assert refused(lax, "nope", {}) != ""
+    assert error_of(lax, "add", {"a": 1}) == ""
+    assert error_of(lax, "nope", {}) != ""
     lax.before_tool_call(BeforeToolCallEvent(SimpleNamespace(), add, {"toolUseId": "", "name": "add", "input": 1}, {}))  # type: ignore[arg-type]

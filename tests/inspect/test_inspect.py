@@ -1,4 +1,4 @@
-"""`tito inspect` and `tito verify` on files: a summary, one rollout's tree, its tokens in colour."""
+"""`tito inspect` and `tito verify` on files: summary, tree, coloured tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
@@ -50,27 +50,27 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_tito.cli.console", VisibleConsole(width=160))
 
 
-def said(*arguments: object, status: int = 0) -> str:
+def output_of(*arguments: object, status: int = 0) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return result.output
 
 
-def test_the_summary_has_a_row_a_rollout(path: Path) -> None:
-    lines = said("inspect", path).splitlines()
+def test_the_summary_has_one_row_per_rollout(path: Path) -> None:
+    lines = output_of("inspect", path).splitlines()
     row = next(line.split() for line in lines if "00000001" in line)
     assert row == ["1", "00000001", "task-7", "3", "2", "3", "1", "4", "1", "1", "0.5"]
-    assert "ended" not in lines[1], "a column that no ledger has a value for is left out"
-    assert "00000002" in said("inspect", path)
+    assert "ended" not in lines[1], "an empty column is left out"
+    assert "00000002" in output_of("inspect", path)
 
 
 def test_markup_in_a_name_is_shown_as_it_is(tmp_path: Path) -> None:
     store.append(tmp_path / "r", [forked(task_id="[/b] [bold]x")])
-    assert "[/b] [bold]x" in said("inspect", tmp_path / "r")
+    assert "[/b] [bold]x" in output_of("inspect", tmp_path / "r")
 
 
-def test_a_rollout_is_drawn_as_a_tree(path: Path) -> None:
-    assert said("inspect", path, "--rollout", 1).splitlines() == [
+def test_a_rollout_is_shown_as_a_tree(path: Path) -> None:
+    assert output_of("inspect", path, "--rollout", 1).splitlines() == [
         f"ledger {UUID}: 3 turns, 2 trajectories, 8 tokens, 4 of them sampled",
         "└─ turn 0  2+1 tokens  stop",
         "   ├─ turn 1  1+2 tokens  stop  calls look, ? (malformed)",
@@ -79,7 +79,7 @@ def test_a_rollout_is_drawn_as_a_tree(path: Path) -> None:
 
 
 def test_tokens_are_shown_as_ids_without_a_tokenizer(path: Path) -> None:
-    shown = said("inspect", path, "--rollout", 1, "--tokens")
+    shown = output_of("inspect", path, "--rollout", 1, "--tokens")
     assert "trajectory 1 of 2" in shown
     assert "turn 0, tokens 0 to 3\n100 101 200" in shown
     assert "turn 0, tokens 0 to 3, context here" in shown
@@ -88,16 +88,16 @@ def test_tokens_are_shown_as_ids_without_a_tokenizer(path: Path) -> None:
 
 def test_tokens_are_shown_as_text_with_one(path: Path, tmp_path: Path) -> None:
     tokenizer("smollm2").save_pretrained(tmp_path / "tokenizer")
-    shown = said("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "tokenizer")
-    assert "\ntu␌\n" in shown, "the text of tokens 100, 101 and 200, with what a terminal would act on made visible"
+    shown = output_of("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "tokenizer")
+    assert "\ntu␌\n" in shown, "the text of tokens 100, 101 and 200, with control characters made visible"
     assert "100 101" not in shown
 
 
-def test_a_tokenizer_that_is_not_there_is_an_error_only_when_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_an_error_only_if_the_user_named_it(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     store.append(path, [forked(tokenizer=str(tmp_path / "gone"))])
-    assert "Showing ids: There is no folder" in said("inspect", path, "--rollout", 1, "--tokens")
-    said("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "gone", status=1)
+    assert "Showing ids" in output_of("inspect", path, "--rollout", 1, "--tokens")
+    output_of("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "gone", status=1)
 
 
 def test_every_token_has_the_colour_of_its_provenance() -> None:
@@ -109,12 +109,12 @@ def test_every_token_has_the_colour_of_its_provenance() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--rollout", 3), ("--tokens",), ("--rollout", -1)])
-def test_what_makes_no_sense_is_refused(path: Path, arguments: tuple[object, ...]) -> None:
-    assert "Invalid value" in said("inspect", path, *arguments, status=2)
+def test_bad_options_are_refused(path: Path, arguments: tuple[object, ...]) -> None:
+    assert "Invalid value" in output_of("inspect", path, *arguments, status=2)
 
 
 def test_verify_checks_every_ledger(path: Path) -> None:
-    assert "1 to 4 and 8 to 10 hold on 2 ledgers, 3 turns" in said("verify", path)
+    assert "1 to 4 and 8 to 10 hold on 2 ledgers, 3 turns" in output_of("verify", path)
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[/red]\x9b31m\r\x7f"
@@ -131,7 +131,7 @@ def test_control_characters_of_a_file_are_shown_and_not_sent_to_the_terminal(tmp
     ledger.commit(make_draft(0, 3, [104], [205], calls=(CallRecord(HOSTILE, "ok", 0, 1),)))
     ledger.annotate("termination", HOSTILE)
     store.append(path, [ledger])
-    shown = said("inspect", path, *more)
+    shown = output_of("inspect", path, *more)
     expect_no_control(shown)
     assert more or "␛[31m[/red]" in shown
 
@@ -142,14 +142,15 @@ def test_control_characters_of_an_error_are_shown(
     path = tmp_path / "hostile \x1b[31m.tito"
     path.write_text("none")
     monkeypatch.setattr("sys.argv", ["tito", "inspect", str(path)])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert ended.value.code == 1
+    assert exit_info.value.code == 1
     shown = capsys.readouterr().err
     expect_no_control(shown)
     assert "hostile ␛[31m.tito" in shown
 
 
+@settings(max_examples=40)
 @given(text=st.text(), width=st.integers(1, 30))
 def test_a_console_prints_no_control_character_of_a_text(text: str, width: int) -> None:
     console = VisibleConsole(file=StringIO(), width=width, force_terminal=False)

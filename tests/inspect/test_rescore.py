@@ -1,4 +1,4 @@
-"""Re-scoring: which recorded logprobs are compared with the engine's own, and which are not."""
+"""Re-scoring: which recorded logprobs are compared with the engine's scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def policy() -> HashPolicy:
 
 
 async def talk(model: TITOModel, questions: int = 2) -> list[int]:
-    """Ask, name new weights, ask on; give the tokens of each answer."""
+    """Ask questions and name new weights after each; return the number of tokens of each answer."""
     engine: ScriptedEngine = model.scripted  # type: ignore[attr-defined]
     messages: list[Any] = []
     for number in range(questions):
@@ -44,7 +44,7 @@ async def test_every_sampled_token_is_compared_once() -> None:
     assert found.quantile(1) < 1e-5
 
 
-async def test_of_weights_that_are_gone_nothing_is_compared() -> None:
+async def test_tokens_of_older_weights_are_not_compared() -> None:
     model = model_of("vllm", policy(), sampling={"max_new_tokens": 12, "ignore_eos": True})
     first, second = await talk(model)
     assert [turn.draft.engine.versions for turn in model.ledger] == [
@@ -53,13 +53,13 @@ async def test_of_weights_that_are_gone_nothing_is_compared() -> None:
     ]
     engine: ScriptedEngine = model.scripted  # type: ignore[attr-defined]
     for version, compared in (("default", first), ("step-0", second), ("step-1", 0)):
-        asked = len(engine.requests)
+        before = len(engine.requests)
         found = await rescore(model.ledger, model.policy.backend, version=version)
         assert (len(found.differences), found.not_comparable) == (compared, first + second - compared)
-        assert len(engine.requests) - asked == bool(compared), "a score that compares nothing is not asked for"
+        assert len(engine.requests) - before == bool(compared), "no request if nothing can be compared"
 
 
-async def test_recorded_logprobs_of_prompts_are_compared_where_the_weights_are_the_same() -> None:
+async def test_prompt_logprobs_are_compared_if_the_weights_are_the_same() -> None:
     model = model_of("sglang", policy(), sampling={"max_new_tokens": 6}, optional_outputs={"prompt_logprobs": True})
     await talk(model)
     found = await rescore(model.ledger, model.policy.backend)
@@ -70,7 +70,7 @@ async def test_recorded_logprobs_of_prompts_are_compared_where_the_weights_are_t
     assert not len((await rescore(model.ledger, model.policy.backend, version="step-1")).prompt_differences)
 
 
-async def test_what_is_recorded_wrong_shows() -> None:
+async def test_wrong_prompt_logprobs_show() -> None:
     model = model_of("sglang", policy(), sampling={"max_new_tokens": 6}, optional_outputs={"prompt_logprobs": True})
     await talk(model, 1)
     column = model.ledger[0].draft.extras["prompt_logprobs"]
@@ -96,7 +96,7 @@ def verified(path: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["verify", str(path), *more])
 
 
-def test_a_file_is_scored_by_the_backend_of_its_rollouts_unless_another_is_named(tmp_path: Path) -> None:
+def test_a_file_is_scored_by_the_backend_of_its_rollouts_or_the_given_one(tmp_path: Path) -> None:
     path, both = tmp_path / "rollouts.tito", tmp_path / "both.tito"
     for kind in BACKENDS:
         settings = {"vocab_size": len(tokenizer()), "eos_ids": [tokenizer().eos_token_id]}

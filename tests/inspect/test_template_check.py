@@ -1,17 +1,16 @@
-"""`tito template check`: the certificate of a name, a folder or a file, and exit 1 with a difference."""
+"""`tito template check`: certificates of a name, a folder or a file, and refused templates."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from strands_tito.cli import app
+from strands_tito.cli import app, main
 from support.byte_level import CHATML_TOOLS, byte_level
 from tito_core.chat.certificate import Certificate
 from tito_core.chat.template import ChatTemplate
@@ -21,19 +20,23 @@ REFUSED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tito_core.chat.certificate.default_folder", lambda: tmp_path / "certificates")
-    return tmp_path
+@pytest.fixture(scope="module", autouse=True)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A certificate cache for this file, so that each template is certified once."""
+    cache = tmp_path_factory.mktemp("certificates")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tito_core.chat.certificate.default_folder", lambda: cache)
+        yield
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    byte_level(template=CHATML_TOOLS).save_pretrained(tmp_path / "tokenizer")
-    return str(tmp_path / "tokenizer")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("tokenizer")
+    byte_level(template=CHATML_TOOLS).save_pretrained(made)
+    return str(made)
 
 
-def said(*arguments: Any, status: int = 0) -> str:
+def output_of(*arguments: Any, status: int = 0) -> str:
     result = CliRunner().invoke(app, ["template", "check", *(str(argument) for argument in arguments)])
     assert result.exit_code == status, result.output
     return str(result.output) if not status else " ".join(result.output.replace("│", " ").split())
@@ -41,7 +44,7 @@ def said(*arguments: Any, status: int = 0) -> str:
 
 def test_a_folder_prints_the_certificate(folder: str) -> None:
     certificate = ChatTemplate.certify(byte_level(template=CHATML_TOOLS))
-    lines = said(folder).splitlines()
+    lines = output_of(folder).splitlines()
     facts = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines}
     assert facts["template"] == f"sha256 {certificate.template}"
     assert facts["delta"] == "rendered after a question"
@@ -53,14 +56,14 @@ def test_a_folder_prints_the_certificate(folder: str) -> None:
     assert facts["content"] == "inert: no control token comes from content"
 
 
-def test_json_is_the_certificate_itself(folder: str) -> None:
-    found = Certificate.from_json(said(folder, "--json"))
+def test_json_is_the_certificate(folder: str) -> None:
+    found = Certificate.from_json(output_of(folder, "--json"))
     assert found.candidate == "after a question"
-    assert len(json.loads(said(folder, "--json"))["passed"]) == 224
+    assert len(json.loads(output_of(folder, "--json"))["passed"]) == 224
 
 
-def test_a_model_of_ours_goes_by_its_name() -> None:
-    shown = said("qwen3-tiny")
+def test_a_small_model_is_found_by_its_name() -> None:
+    shown = output_of("qwen3-tiny")
     assert "reasoning  stripped at the next question" in shown
     assert "'as-template' branches at each question after an answer with reasoning" in shown
 
@@ -68,10 +71,10 @@ def test_a_model_of_ours_goes_by_its_name() -> None:
 def test_a_file_needs_a_tokenizer(folder: str, tmp_path: Path) -> None:
     dated = tmp_path / "dated.jinja"
     dated.write_text("{{ strftime_now('%d %b %Y') }}" + CHATML_TOOLS)
-    assert "date: the prompt holds the day or time" in said(dated, "--tokenizer", folder)
-    assert "give --tokenizer" in said(dated, status=2)
-    assert "is for a .jinja file" in said(folder, "--tokenizer", folder, status=2)
-    assert "There is no file" in said(tmp_path / "none.jinja", "--tokenizer", folder, status=2)
+    assert "date: the prompt holds the day or time" in output_of(dated, "--tokenizer", folder)
+    assert "--tokenizer" in output_of(dated, status=2)
+    assert ".jinja" in output_of(folder, "--tokenizer", folder, status=2)
+    assert "none.jinja" in output_of(tmp_path / "none.jinja", "--tokenizer", folder, status=2)
 
 
 def test_arguments_parser_and_content_tokens_are_on_the_certificate(folder: str, tmp_path: Path) -> None:
@@ -84,49 +87,48 @@ def test_arguments_parser_and_content_tokens_are_on_the_certificate(folder: str,
         "hermes",
         "--as-template",
     ]
-    found = Certificate.from_json(said(folder, "--json", *options))
+    found = Certificate.from_json(output_of(folder, "--json", *options))
     assert "('enable_thinking', False)" in found.arguments
     assert "('style', 'plain')" in found.arguments
     assert found.content_tokens == "as-template"
-    assert "as-template: content may write tokens" in said(folder, "--as-template")
-    assert "is not KEY=JSON" in said(folder, "--argument", "enable_thinking", status=2)
+    assert "as-template: content may write tokens" in output_of(folder, *options)
+    assert "KEY=JSON" in output_of(folder, "--argument", "enable_thinking", status=2)
 
 
 @pytest.mark.parametrize("source", [REFUSED, "{% for", ""])
-def test_a_template_that_is_refused_gives_one_and_the_reason(source: str, folder: str, tmp_path: Path) -> None:
+def test_a_refused_template_exits_with_1_and_the_reason(
+    source: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused = tmp_path / "refused.jinja"
     refused.write_text(source)
-    command = "from strands_tito.cli import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", command, "template", "check", str(refused), "--tokenizer", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("TemplateError: ")
+    monkeypatch.setattr("sys.argv", ["tito", "template", "check", str(refused), "--tokenizer", folder])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("TemplateError: ")
     if source == REFUSED:
-        lines = ended.stderr.splitlines()
+        lines = printed.err.splitlines()
         assert lines[1].startswith("  template: ")
         assert lines[2].startswith("  delta:    ")
 
 
-def test_a_name_that_loads_nothing_says_so(tmp_path: Path) -> None:
+def test_an_unknown_name_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["template", "check", str(tmp_path / "nowhere")])
     assert result.exit_code == 1
-    assert "There is no folder" in str(result.exception)
+    assert "nowhere" in str(result.exception)
 
 
 def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_path: Path) -> None:
-    same = said(folder, "--against", "renderers:qwen3", "--as-template")
+    same = output_of(folder, "--against", "renderers:qwen3", "--as-template")
     assert "Qwen3Renderer: 0 differences" in same
-    assert "only renderers" in said(folder, "--against", "transformers", status=2)
+    assert "renderers:NAME" in output_of(folder, "--against", "transformers", status=2)
     refused = CliRunner().invoke(app, ["template", "check", folder, "--against", "renderers"])
-    assert "has none for the name" in str(refused.exception)
+    assert "renderers:NAME" in str(refused.exception)
     other = tmp_path / "other.jinja"
     other.write_text(CHATML_TOOLS.replace("role + '\n'", "role + '\n\n'"))
     assert other.read_text() != CHATML_TOOLS
-    differs = said(other, "--tokenizer", folder, "--against", "renderers:qwen3", "--as-template", status=1)
+    differs = output_of(other, "--tokenizer", folder, "--against", "renderers:qwen3", "--as-template", status=1)
     assert "Qwen3Renderer differs from the chat template at token" in differs
     assert "renderer: [" in differs

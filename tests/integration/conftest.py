@@ -1,4 +1,4 @@
-"""Real servers on this CPU, each started once for the tests that take it as it is."""
+"""Real servers on this CPU. Tests that need no options share one server per engine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def keeper() -> Iterator[Keeper]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def served(request: pytest.FixtureRequest, keeper: Keeper) -> Served:
-    """Real, tiny weights; the tags of calls are text. A module may keep what it got from one server."""
+    """A server of a small trained model whose tool tags are text. A module may cache its results."""
     return keeper.served(request.param)
 
 
 @pytest.fixture(params=ENGINES)
 def tagged(request: pytest.FixtureRequest, keeper: Keeper) -> Served:
-    """Random weights, and Qwen3's own tokenizer and template; the tags of calls are tokens."""
+    """A server with random weights and Qwen3's tokenizer and template, whose tool tags are tokens."""
     return keeper.served(request.param, "qwen3-tiny")

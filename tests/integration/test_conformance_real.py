@@ -19,11 +19,11 @@ from support.scripted import tokenizer
 
 pytestmark = pytest.mark.engine
 FLOAT32_NATS = 1e-3
-"""What float32 servers stay below; `docs/compatibility.md` has what was measured."""
+"""Tolerance for float32 servers; `docs/compatibility.md` has the measured values."""
 
 
 def conformance(kind: str, url: str, folder: Path, *more: str, name: str = "smollm2") -> dict[str, Any]:
-    """Run the command with the quick profile; give each check's verdict and counts, and the report itself."""
+    """Run the command with the quick profile; return the verdicts, counts and the report."""
     tokenizer(name).save_pretrained(folder / "tokenizer")
     done = subprocess.run(
         [
@@ -50,7 +50,7 @@ def test_every_law_that_applies_holds(served: Served, tmp_path: Path) -> None:
     assert 2 * checks["rescored"]["passed"] > sum(checks["rescored"]["left_out"].values())
 
 
-def test_the_two_servers_say_the_same(keeper: Keeper, tmp_path: Path) -> None:
+def test_the_two_servers_agree(keeper: Keeper, tmp_path: Path) -> None:
     against = ("--against-backend", "sglang", "--against-url", keeper.served("sglang").url)
     found = conformance("vllm", keeper.served("vllm").url, tmp_path, *against)
     for name in ("ledgers", "greedy", "agreed"):

@@ -1,4 +1,4 @@
-"""Real vLLM and SGLang, installed and run by `strands_tito.engines`: they answer, and they leave nothing behind."""
+"""Real vLLM and SGLang, installed and run by `strands_tito.engines`: they answer and leave no process behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ either = pytest.mark.parametrize("name", ["vllm", "sglang"])
 
 
 def tree(url: str) -> list[psutil.Process]:
-    """The server that listens there and what is above and below it, down from its supervisor."""
+    """Return the supervisor of the server at an address, and all its descendants."""
     port = httpx.URL(url).port
     for process in psutil.Process().children(recursive=True):
         if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections()):
@@ -32,7 +32,7 @@ def tree(url: str) -> list[psutil.Process]:
 
 
 def completion(name: str, url: str) -> tuple[Sequence[int], Sequence[int]]:
-    """Prompt ids as the server echoes them, and eight greedy ids after it."""
+    """Return the echoed prompt ids and eight greedy ids after them."""
     if name == "vllm":
         body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
         choice = httpx.post(url + "/v1/completions", json=body, timeout=60).raise_for_status().json()["choices"][0]
@@ -55,7 +55,7 @@ async def test_it_answers_in_token_ids_and_leaves_no_process(name: str) -> None:
 
 
 @either
-def test_it_ends_with_a_parent_that_is_killed(name: str) -> None:
+def test_it_stops_when_its_parent_is_killed(name: str) -> None:
     script = (
         "import time; from strands_tito import engines\n"
         f"up = engines.bring_up({name!r}, {MODEL!r}); print(up.pid, flush=True); time.sleep(900)"

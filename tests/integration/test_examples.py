@@ -1,4 +1,4 @@
-"""Every example on every real engine: one server each, and what an example gives back is held to what it shows."""
+"""Every example on every real engine, one server each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_sub_agent_is_a_root_of_its_own(here: Here) -> None:
 
 async def test_partial_rollouts_go_on_under_the_next_weights(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     before = await here.policy.backend.weight_version()  # type: ignore[attr-defined]
-    ledgers = await partial_rollouts.main(here.policy, seconds=8.0)  # a busy vLLM may take requests in 3 s late
+    ledgers = await partial_rollouts.main(here.policy, seconds=8.0)  # a busy vLLM may accept requests up to 3 s late
     for ledger in ledgers:
         (turn,) = ledger
         assert len(turn.draft.output_ids) == 400
@@ -93,17 +93,17 @@ async def test_partial_rollouts_go_on_under_the_next_weights(here: Here, capsys:
 
 async def test_drift_is_counted_and_shown(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     changed, turns = await drift.main(here.policy)
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith(f"{changed} of {turns} turns")
-    assert len(said) == min(changed, drift.SHOWN) + 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"{changed} of {turns} turns")
+    assert len(lines) == min(changed, drift.SHOWN) + 1
 
 
 TRIES = 3
-"""Of four answers to a question all, or none, are right in every third case; where all are so, nothing moves."""
+"""Enough questions: if all four answers to one are right, or all wrong, it trains nothing, as every third does."""
 
 
 async def trained(here: Here, folder: Path) -> Any:
-    """Train for three updates, put the engine's weights back, and give what was told."""
+    """Train for three updates, restore the engine's weights, and return the results."""
     folder.mkdir()
     settings = Settings(updates=3, questions=2, copies=4, held_out=2, layers=2, passes=2)
     before: Any = await here.policy.backend.weight_version()  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     assert run.engine in (tmp_path / "page.md").read_text()
 
 
-def test_the_learner_computes_what_a_plain_one_does(here: Here, tmp_path: Path) -> None:
+def test_the_learner_equals_a_plain_implementation(here: Here, tmp_path: Path) -> None:
     model = models.ensure("qwen3-tiny", here.python)
     command = [here.python, CHECK, ROOT / "examples" / "training", model, tmp_path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})

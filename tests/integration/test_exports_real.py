@@ -37,11 +37,11 @@ from tito_vllm.spans import emit_spans
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROLLOUTS, PAD = 12, 0
 ROUNDS = 5
-"""A sound call is sampled in about every second rollout; twelve without one would say nothing."""
+"""About every second rollout samples a sound call, so twelve are enough."""
 
 
 async def one(served: Served) -> Ledger:
-    """Ask, edit the history once a tool was called, and ask again from there."""
+    """Run an agent, edit its history after a tool call, and run it again."""
     model = served.model(temperature=1.0, max_new_tokens=64)
     agent = calculating.make_editing_agent(model, None)
     try:
@@ -55,7 +55,7 @@ async def one(served: Served) -> Ledger:
 
 @pytest.fixture(scope="module")
 def ledgers(served: Served) -> list[Ledger]:
-    """Rollouts of which some called the tool and have two trajectories."""
+    """Rollouts; some have tool calls and two trajectories."""
 
     async def all_of_them() -> list[Ledger]:
         found: list[Ledger] = []
@@ -75,7 +75,7 @@ def ledgers(served: Served) -> list[Ledger]:
 
 @pytest.fixture(scope="module")
 def samples(ledgers: list[Ledger]) -> list[TrainingSample]:
-    """The samples, held to the trajectories here, since all exporters build on them."""
+    """The samples. They are compared with the trajectories here, because all exporters use them."""
     found = [sample for ledger in ledgers for sample in samples_of(ledger)]
     paths = [path for ledger in ledgers for path in ledger.trajectories()]
     for sample, path in zip(found, paths, strict=True):
@@ -103,7 +103,7 @@ async def test_each_trained_token_is_scored_by_the_engine_as_recorded(
     assert worst <= 1e-4
 
 
-def test_parquet_gives_them_back(samples: list[TrainingSample], tmp_path: Path) -> None:
+def test_parquet_round_trips(samples: list[TrainingSample], tmp_path: Path) -> None:
     assert write_parquet(tmp_path / "rollouts.parquet", samples) == len(samples)
     for before, after in zip(samples, read_parquet(tmp_path / "rollouts.parquet"), strict=True):
         for name in ("token_ids", "loss_mask", "logprobs", "provenance"):
@@ -112,7 +112,7 @@ def test_parquet_gives_them_back(samples: list[TrainingSample], tmp_path: Path) 
             assert getattr(before, name) == getattr(after, name)
 
 
-def test_batches_hold_every_token_in_its_place(samples: list[TrainingSample]) -> None:
+def test_batches_hold_every_token_in_order(samples: list[TrainingSample]) -> None:
     batch = padded(samples, pad_id=PAD)
     rows = packed(samples, pad_id=PAD, length=2 * max(map(len, samples)))
     for number, (sample, place) in enumerate(zip(samples, rows.placed, strict=True)):
@@ -161,9 +161,9 @@ def test_spans_and_turns_hold_each_turn_once(ledgers: list[Ledger]) -> None:
         turns = list(trained_turns(ledger, trainer="a trainer", temperature=1.0))
         assert sorted(each.turn.index for each in turns) == list(range(len(ledger)))
         for span, each in zip(exporter.get_finished_spans(), turns, strict=True):
-            said, draft = dict(span.attributes or {}), each.turn.draft
-            assert list(said["prompt_token_ids"]) == each.prompt_ids.tolist()  # type: ignore[call-overload]
-            assert list(said["response_token_ids"]) == draft.output_ids.tolist()  # type: ignore[call-overload]
-            told = [entry["logprob"] for entry in json.loads(str(said["logprobs.content"]))]
-            assert told == draft.logprobs.tolist()
+            attributes, draft = dict(span.attributes or {}), each.turn.draft
+            assert list(attributes["prompt_token_ids"]) == each.prompt_ids.tolist()  # type: ignore[call-overload]
+            assert list(attributes["response_token_ids"]) == draft.output_ids.tolist()  # type: ignore[call-overload]
+            logprobs = [entry["logprob"] for entry in json.loads(str(attributes["logprobs.content"]))]
+            assert logprobs == draft.logprobs.tolist()
             assert ledger.path_ids(each.turn.index).tolist() == [*each.prompt_ids, *draft.output_ids]

@@ -1,4 +1,4 @@
-"""A forced tool choice on real engines: the call is sound, of the forced tool, and its tokens are constrained."""
+"""A forced tool choice on real engines: a sound call of the forced tool, with constrained tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tito_core.ledger import check_ledger
 pytestmark = pytest.mark.engine
 
 
-async def test_forced_calls_are_right_where_tags_are_text(served: Served) -> None:
+async def test_forced_calls_with_tags_as_text(served: Served) -> None:
     outcome = await force(served.policy, 10, seed=1)
     assert outcome.found == {"right": 10}, outcome.faults
 
 
-async def test_forced_calls_are_right_where_tags_are_tokens(tagged: Served) -> None:
+async def test_forced_calls_with_tags_as_tokens(tagged: Served) -> None:
     outcome = await force(tagged.policy, 10, seed=1)
     assert outcome.found == {"right": 10}, outcome.faults
 

@@ -1,4 +1,4 @@
-"""gpt-oss's own tokenizer and template on a real engine: channels, a call, its result, and the answer after it."""
+"""gpt-oss's tokenizer and template on a real engine: channels, a call, its result and the next answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = ("vllm", "sglang")
 
 @dataclass(frozen=True)
 class Played:
-    """A conversation of two questions, and what the agent and the model hold after it."""
+    """A conversation of two questions, with its agent and model."""
 
     served: Served
     agent: Agent
@@ -63,15 +63,15 @@ def test_the_vocabulary_is_the_servers(played: Played) -> None:
     assert played.served.policy.detected.name == "gpt_oss"
 
 
-def test_a_call_and_the_last_answer_end_a_turn_and_what_closes_the_analysis_does_not(played: Played) -> None:
+def test_a_call_and_a_final_answer_end_a_turn_and_the_end_of_the_analysis_does_not(played: Played) -> None:
     stops = set(played.served.policy.stop_token_ids)
     assert {token(CALL), token(RETURN)} <= stops
     assert token(END) not in stops
     for turn in played.model.ledger:
-        assert token(END) not in turn.draft.sampling["stop_token_ids"], "the engine stops at what it is told"
+        assert token(END) not in turn.draft.sampling["stop_token_ids"], "not a stop token of the request"
 
 
-def test_the_policy_says_reasoning_a_call_and_the_answer(played: Played) -> None:
+def test_the_policy_samples_reasoning_a_call_and_the_answer(played: Played) -> None:
     assert [played.sampled(turn) for turn in range(len(played.model.ledger))] == [
         gptoss.answer(2),
         gptoss.answer(4),
@@ -81,17 +81,17 @@ def test_the_policy_says_reasoning_a_call_and_the_answer(played: Played) -> None
 
 
 def test_reasoning_and_call_are_parsed_and_the_tool_runs(played: Played) -> None:
-    asked, called, returned, answered, thanked, welcomed = played.agent.messages
-    thought, call = called["content"]
+    question, calling, result, answer, thanks, welcome = played.agent.messages
+    thought, call = calling["content"]
     assert thought["reasoningContent"]["reasoningText"]["text"] == BEFORE_CALL
     assert (call["toolUse"]["name"], call["toolUse"]["input"]) == ("multiply", ARGUMENTS)
-    assert returned["content"][0]["toolResult"]["content"] == [{"text": gptoss.RESULT}]
-    thought, text = answered["content"]
+    assert result["content"][0]["toolResult"]["content"] == [{"text": gptoss.RESULT}]
+    thought, text = answer["content"]
     assert thought["reasoningContent"]["reasoningText"]["text"] == BEFORE_ANSWER
     assert text == {"text": ANSWER}
-    assert welcomed["content"] == [{"text": WELCOME}]
+    assert welcome["content"] == [{"text": WELCOME}]
     assert [call.status for turn in played.model.ledger for call in turn.draft.calls] == ["ok"]
-    assert (asked["role"], thanked["role"]) == ("user", "user")
+    assert (question["role"], thanks["role"]) == ("user", "user")
 
 
 def test_each_turn_extends_the_one_before_token_for_token(played: Played) -> None:
@@ -104,7 +104,7 @@ def test_each_turn_extends_the_one_before_token_for_token(played: Played) -> Non
 
 
 def test_the_ledger_is_what_transformers_renders(played: Played) -> None:
-    """Up to the call's result exactly; after an answer the template drops reasoning and writes another end."""
+    """Equal up to the call's result. After an answer the template drops reasoning and writes another closer."""
     ledger, rendered = played.model.ledger, gptoss.rendered
     prompts = [ledger.path_ids(turn.index)[: turn.draft.prompt_length].tolist() for turn in ledger]
     assert prompts[0] == gptoss.encoded(rendered(1))
@@ -121,7 +121,7 @@ def test_the_ledger_is_what_transformers_renders(played: Played) -> None:
     assert kept == rendered(5)
 
 
-def test_only_what_was_sampled_is_trained_and_scored_again_it_is_the_same(played: Played) -> None:
+def test_only_sampled_tokens_are_trained_and_re_scoring_confirms_them(played: Played) -> None:
     t = played.model.trajectory
     sampled = [i for text, is_answer in gptoss.pieces() for i in [is_answer] * len(gptoss.encoded(text))]
     assert t.loss_mask.tolist() == [int(each) for each in sampled]

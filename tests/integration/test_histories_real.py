@@ -1,4 +1,4 @@
-"""What Strands does to histories, on real servers: exact or linked, and the engine's own scores confirm every token."""
+"""Strands' history edits on real servers: exact or linked, and confirmed by the engine's scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agent_of(model: TITOModel, **options: Any) -> Agent:
 
 
 async def confirm(served: Served, ledger: Ledger) -> None:
-    """Every law holds, and every sampled token gets the same logprob from the engine when it is scored."""
+    """Check every law, and that re-scoring confirms every sampled token."""
     check_ledger(ledger)
     rescored = await rescore(ledger, served.policy.backend)
     assert rescored.not_comparable == 0
@@ -60,7 +60,7 @@ async def test_an_edit_a_rewind_and_new_tools(served: Served) -> None:
 
 
 async def ask(agent: Agent, question: str) -> None:
-    """Ask, whether or not the answer fits its limit."""
+    """Run one invocation; a truncated answer is fine."""
     with contextlib.suppress(MaxTokensReachedException):
         await agent.invoke_async(question, limits={"turns": 2})
 
@@ -71,7 +71,7 @@ async def test_a_truncated_answer_is_closed_and_the_conversation_goes_on(served:
     for question in ("Who are you?", "And then?", "And after that?", "And at last?"):
         await ask(agent, question)
     assert [turn.parent for turn in model.ledger] == [None, 0, 1, 2]
-    closer = served.policy.template.closer_id  # which an answer may happen to be cut off after
+    closer = served.policy.template.closer_id  # a truncated answer may end in it by chance
     unclosed = [turn for turn in list(model.ledger)[:-1] if turn.draft.output_ids[-1] != closer]
     assert model.trajectory.count(Provenance.INSERTED) == len(unclosed) > 0
     await confirm(served, model.ledger)
@@ -110,7 +110,7 @@ async def test_a_retry_is_a_branch_of_its_own(served: Served) -> None:
     await confirm(served, model.ledger)
 
 
-async def test_eight_identical_agents_stay_eight(served: Served) -> None:
+async def test_eight_identical_agents_have_eight_roots(served: Served) -> None:
     model = served.model(temperature=0.0, max_new_tokens=6)
     agents = [agent_of(model) for _ in range(8)]
     for question in ("Hello!", "And now?"):

@@ -1,4 +1,4 @@
-"""A real server is killed in mid rollout: a clear error, the ledger as before the turn, and the next run fine."""
+"""A real server is killed during a rollout: a clear error, an unchanged ledger, and the next run works."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.engine
 def kill(server: RunningEngine) -> None:
     """Kill the server and its children at once, as an out-of-memory killer would."""
     for process in reversed([psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]):
-        with contextlib.suppress(psutil.NoSuchProcess):  # its supervisor may be first
+        with contextlib.suppress(psutil.NoSuchProcess):  # its supervisor may kill it first
             process.kill()
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> None:
+async def test_a_killed_engine_raises_and_a_restarted_one_is_used_again(kind: str) -> None:
     server = await asyncio.to_thread(engines.bring_up, kind, model="smollm2")
     try:
         policy = await policy_at(kind, server.url)
@@ -46,7 +46,7 @@ async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> 
         assert not rollout.done()
         started = time.monotonic()
         kill(server)
-        with pytest.raises(EngineConnectionError, match=f"{kind} at .*Is the server running"):
+        with pytest.raises(EngineConnectionError, match=f"{kind} at "):
             await rollout
         assert time.monotonic() - started < 60
         assert store.encode(model.ledger) == before

@@ -1,4 +1,4 @@
-"""A started engine listens on this machine alone: not one of its processes is open to the network."""
+"""A started engine listens on the loopback address only, with all its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 
 
 def tree_of(url: str) -> list[psutil.Process]:
-    """The supervisor of the server at an address, and all its descendants."""
+    """Return the supervisor of the server at an address, and all its descendants."""
     port = urlsplit(url).port
     for supervisor in psutil.Process().children():
         tree = [supervisor, *supervisor.children(recursive=True)]

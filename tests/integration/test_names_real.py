@@ -1,6 +1,7 @@
-"""The two other providers' own quick starts, from their source distributions, with the import changed, on real engines.
+"""The quick starts of strands-sglang and strands-vllm with the import changed, on real engines.
 
-What else is changed is where the server is, and the model: its name, its tokenizer, and its format of calls.
+The code comes from their source distributions. The server's address, the model's name, its tokenizer and its format of
+calls are changed, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 
 def quick_start(project: str, version: str, number: int, changes: dict[str, str]) -> str:
-    """Give one of the Python snippets of a peer's README, with changes that are all found in it."""
+    """Return a Python snippet of a peer's README with replacements, each of which must occur in it."""
     from peers_tests import SUITES, fetched  # type: ignore[import-not-found]
 
     (suite,) = (suite for suite in SUITES if (suite.project, suite.version) == (project, version))
@@ -46,26 +47,26 @@ def quick_start(project: str, version: str, number: int, changes: dict[str, str]
 
 
 def run(code: str) -> dict[str, Any]:
-    """Run a snippet, and give the names in it; those of its `main`, too, which is where one snippet has its model."""
-    names: dict[str, Any] = {"eval": evaluate}  # a tool of theirs evaluates whatever the policy writes
-    held: list[LazyModel] = []
-    began = LazyModel.__init__
+    """Run a snippet; return its names and the model that it made."""
+    names: dict[str, Any] = {"eval": evaluate}  # the snippet's tool evaluates text of the policy
+    models: list[LazyModel] = []
+    init = LazyModel.__init__
 
-    def remember(self: LazyModel, *args: Any) -> None:
-        held.append(self)
-        began(self, *args)
+    def record_and_init(self: LazyModel, *args: Any) -> None:
+        models.append(self)
+        init(self, *args)
 
-    LazyModel.__init__ = remember  # type: ignore[method-assign]
+    LazyModel.__init__ = record_and_init  # type: ignore[method-assign]
     try:
         with contextlib.suppress(MaxTokensReachedException, ContextWindowOverflowException):  # the policy is tiny
             exec(compile(code, "README.md", "exec"), names)
     finally:
-        LazyModel.__init__ = began  # type: ignore[method-assign]
-    return {**names, "model": held[-1]}
+        LazyModel.__init__ = init  # type: ignore[method-assign]
+    return {**names, "model": models[-1]}
 
 
 async def confirmed(model: LazyModel, served: Served) -> int:
-    """The laws hold, the lists are the trajectory's, and the server scores the sampled tokens as recorded."""
+    """Check the laws, the rollout's lists, and that re-scoring confirms the sampled tokens."""
     check_ledger(model.ledger)
     trajectory = model.trajectory
     assert model.rollout.token_ids == trajectory.token_ids.tolist()
@@ -78,7 +79,7 @@ async def confirmed(model: LazyModel, served: Served) -> int:
 
 @pytest.fixture
 def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The served model's tokenizer under its served name, as a folder here; and a calculator where they import one."""
+    """A folder with the tokenizer under the served model's name, and a module with the calculator that they import."""
     monkeypatch.setitem(sys.modules, "strands_tools", SimpleNamespace(calculator=calculator))
     tokenizer().save_pretrained(tmp_path / "smollm2")
     monkeypatch.chdir(tmp_path)
@@ -135,8 +136,8 @@ def model_at(served: Served) -> LazyModel:
     return VLLMModel(base_url=url, model_id="smollm2", tokenizer=tokenizer(), params=params, return_token_ids=True)
 
 
-async def test_each_prompt_extends_the_one_before_and_the_engine_confirms_it(served: Served) -> None:
-    """Of strands-vllm it does not: the server renders and tokenizes the history anew."""
+async def test_each_prompt_extends_the_one_before(served: Served) -> None:
+    """With strands-vllm it does not, because the server renders and tokenizes the history again."""
     model, recorder = model_at(served), VLLMTokenRecorder()
     agent = make_agent(model)
     agent.callback_handler = recorder
@@ -150,17 +151,17 @@ async def test_each_prompt_extends_the_one_before_and_the_engine_confirms_it(ser
         assert (after["prompt_token_ids"] or [])[: len(whole)] == whole
 
 
-async def test_what_the_lists_say_of_prompts_is_what_the_engine_says(served: Served) -> None:
+async def test_prompt_logprobs_are_the_engines(served: Served) -> None:
     model = model_at(served)
     with contextlib.suppress(MaxTokensReachedException):
         await make_agent(model).invoke_async("What is 25 * 17?", limits={"turns": 3})
-    told = np.array([np.nan if value is None else value for value in model.rollout.logprobs])
+    logprobs = np.array([np.nan if value is None else value for value in model.rollout.logprobs])
     if served.kind == "vllm":
-        assert np.isnan(told).tolist() == [not mask for mask in model.rollout.loss_mask]
+        assert np.isnan(logprobs).tolist() == [not mask for mask in model.rollout.loss_mask]
         return
     whole = await score(served.policy.backend, model.rollout.token_ids)
-    assert np.isnan(told).sum() == 1
-    assert np.nanmax(np.abs(told - whole)) <= 1e-3
+    assert np.isnan(logprobs).sum() == 1
+    assert np.nanmax(np.abs(logprobs - whole)) <= 1e-3
     assert isinstance(model, SGLangModel)
     async with model.client as client:
         assert await client.health()

@@ -1,4 +1,4 @@
-"""The real Qwen3 template and tokenizer on real servers: control tokens, a grammar, content that spells them."""
+"""The Qwen3 template and tokenizer on real servers: control tokens, grammars, content that spells control tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def served(tagged: Served) -> Served:
     return tagged
 
 
-async def test_what_a_grammar_forces_is_constrained_and_not_trained(served: Served) -> None:
+async def test_tokens_under_a_grammar_are_constrained_and_not_trained(served: Served) -> None:
     grammar = {"kind": "regex", "value": r"Sum: [0-9]{1,3}\n"}
     model = served.policy.model(sampling={"max_new_tokens": 128, "grammar": grammar})
     result = await Agent(model=model, tools=[add], callback_handler=None).invoke_async("Add something.")
@@ -45,7 +45,7 @@ async def test_what_a_grammar_forces_is_constrained_and_not_trained(served: Serv
     assert model.ledger.trajectories(train_constrained=True)[0].loss_mask.sum() >= 4
 
 
-async def test_random_sampling_is_confirmed_with_ids_that_no_text_gives(served: Served) -> None:
+async def test_re_scoring_confirms_random_ids(served: Served) -> None:
     model = served.model(max_new_tokens=64, ignore_eos=True)
     agent = Agent(model=model, tools=[add], callback_handler=None, system_prompt="Be brief. <|im_end|> <think>")
     for question in ("Hello <|im_start|>system", "And </tool_call> now?"):
@@ -60,7 +60,7 @@ async def test_random_sampling_is_confirmed_with_ids_that_no_text_gives(served: 
     assert len(rescored.differences) == 128
 
 
-async def test_reasoning_that_the_template_strips_begins_a_branch_that_the_engine_confirms(served: Served) -> None:
+async def test_stripped_reasoning_starts_a_branch(served: Served) -> None:
     model = served.policy.model(sampling={"max_new_tokens": 24}, thinking="as-template")
     call = {"toolUseId": "call_0", "name": "add", "input": {"a": 1, "b": 2}}
     thought = {"reasoningContent": {"reasoningText": {"text": "Hmmm, one and two."}}}

@@ -1,4 +1,4 @@
-"""What a real server refuses becomes a typed error with its own words, and it lives on."""
+"""Requests that a real server refuses raise typed errors, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tito_core.backend.http.backend import HttpBackend
 pytestmark = pytest.mark.engine
 KEY = "a-key-of-this-test"
 BUSY = {"vllm": [], "sglang": ["--max-running-requests", "1", "--max-queued-requests", "1"]}
-"""vLLM queues without a bound."""
+"""Only SGLang: vLLM's queue has no bound."""
 
 
 @dataclass(frozen=True)
@@ -49,36 +49,36 @@ def locked(request: pytest.FixtureRequest) -> Iterator[Locked]:
         yield Locked(request.param, url)
 
 
-def asked(length: int, **sampling: object) -> TokenRequest:
+def request_of(length: int, **sampling: object) -> TokenRequest:
     ids = np.full(length, 1000, np.int32)
     return TokenRequest(ids, SamplingParams.model_validate(sampling), uuid.uuid4().hex)
 
 
 def unclamped(policy: Policy) -> HttpBackend:
-    """The policy's backend, which now knows nothing of the server's context."""
+    """Return the policy's backend without the server's context length."""
     backend = policy.backend
     assert isinstance(backend, HttpBackend)
     backend._info = replace(policy.info, max_model_len=None)
     return backend
 
 
-async def lives(locked: Locked) -> None:
+async def expect_alive(locked: Locked) -> None:
     policy = await asyncio.to_thread(locked.connect, KEY)
-    response = await generate(policy.backend, asked(8, max_new_tokens=4, temperature=0.0))
+    response = await generate(policy.backend, request_of(8, max_new_tokens=4, temperature=0.0))
     assert len(response.output_ids) == len(response.logprobs) >= 1
     await policy.backend.aclose()
 
 
-async def test_a_wrong_key_or_none_is_told_before_anything_is_sampled(locked: Locked) -> None:
+async def test_a_wrong_or_missing_key_fails_before_sampling(locked: Locked) -> None:
     for key in ("another-key", None):
         with pytest.raises(AuthenticationError) as refused:
             await asyncio.to_thread(locked.connect, key)
         assert "another-key" not in str(refused.value)
         assert KEY not in str(refused.value)
-    await lives(locked)
+    await expect_alive(locked)
 
 
-async def test_what_does_not_fit_the_context_is_an_overflow_here_and_in_the_servers_words(locked: Locked) -> None:
+async def test_a_prompt_that_is_too_long_is_an_overflow_in_the_client_and_on_the_server(locked: Locked) -> None:
     policy = await asyncio.to_thread(locked.connect, KEY)
     length = policy.info.max_model_len
     assert length is not None
@@ -88,28 +88,28 @@ async def test_what_does_not_fit_the_context_is_an_overflow_here_and_in_the_serv
             pass
     assert len(model.ledger) == 0
     with pytest.raises(ContextLengthError) as refused:
-        await generate(unclamped(policy), asked(length + 100, max_new_tokens=4))
+        await generate(unclamped(policy), request_of(length + 100, max_new_tokens=4))
     assert refused.value.status == 400
     assert refused.value.body
     assert str(length + 100) in refused.value.body
     await policy.backend.aclose()
-    await lives(locked)
+    await expect_alive(locked)
 
 
-async def test_another_400_is_no_overflow_and_is_not_sent_again(locked: Locked) -> None:
+async def test_another_400_is_not_an_overflow_and_not_retried(locked: Locked) -> None:
     policy = await asyncio.to_thread(locked.connect, KEY)
     with pytest.raises(BadRequestError) as refused:
-        await generate(policy.backend, asked(8, max_new_tokens=4, grammar={"kind": "regex", "value": "("}))
+        await generate(policy.backend, request_of(8, max_new_tokens=4, grammar={"kind": "regex", "value": "("}))
     assert refused.value.status == 400
     assert refused.value.body
     await policy.backend.aclose()
-    await lives(locked)
+    await expect_alive(locked)
 
 
-async def test_a_full_queue_is_throttling_and_passes_with_retries(locked: Locked) -> None:
+async def test_a_full_queue_is_retried(locked: Locked) -> None:
     async def crowd(policy: Policy, tokens: int) -> list[object]:
-        wanted = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
-        sent = (generate(policy.backend, asked(8 + number, **wanted)) for number in range(8))
+        sampling = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
+        sent = (generate(policy.backend, request_of(8 + number, **sampling)) for number in range(8))
         return list(await asyncio.gather(*sent, return_exceptions=True))
 
     once = await asyncio.to_thread(locked.connect, KEY, max_attempts=1)

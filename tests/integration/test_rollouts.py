@@ -1,4 +1,4 @@
-"""Agents on real servers: the engine itself confirms what the ledger holds."""
+"""Agents on real servers; re-scoring confirms the ledger."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_logprob_semantics_are_measured_as_the_server_was_started(served: 
         assert rescored.quantile(1) <= 1e-4
 
 
-async def test_a_cancelled_task_leaves_no_trace_and_the_server_goes_on(served: Served) -> None:
+async def test_a_cancelled_task_leaves_no_turn_and_frees_the_server(served: Served) -> None:
     model = served.model(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
     task = asyncio.ensure_future(make_agent(model).invoke_async("Write a very long story about numbers."))
     await asyncio.sleep(1.0)
@@ -87,7 +87,7 @@ async def test_a_cancelled_task_leaves_no_trace_and_the_server_goes_on(served: S
     assert len(await roll_out(served.model(temperature=0.0, max_new_tokens=16), "Hi?")) >= 1
 
 
-async def test_an_id_outside_the_vocabulary_never_leaves_and_the_server_lives(served: Served) -> None:
+async def test_an_id_outside_the_vocabulary_is_not_sent(served: Served) -> None:
     model = served.model(temperature=0.0, max_new_tokens=4)
     request = TokenRequest(np.array([1, 10**7], np.int32), served.policy.sampling(model._settings.sampling), "bad")
     with pytest.raises(BadRequestError, match="vocabulary"):

@@ -30,24 +30,24 @@ SAMPLES = 12  # at temperature 1 this policy calls the tool in about two of five
 
 
 async def rolled_out(served: Served, folder: Path, agent: str, **more: Any) -> tuple[list[Any], list[Any]]:
-    """Let slime's `generate` make samples of one question; gives what it returned, and the ledgers, in order."""
+    """Run slime's `generate` on samples of one question; return its results and the ledgers, in order."""
     tokenizer().save_pretrained(folder)
     given = {"tito_agent": f"support.calculating:{agent}", "tito_backend": served.kind, **more}
     args = arguments(served.url, str(folder), **given)
-    asked = [Recorded(index=number, group_index=7, prompt=calculating.QUESTION) for number in range(SAMPLES)]
+    samples = [Recorded(index=number, group_index=7, prompt=calculating.QUESTION) for number in range(SAMPLES)]
     began = len(calculating.ledgers)
     parameters = {**PARAMETERS, "max_new_tokens": 64}
-    found = await asyncio.gather(*(generate(args, sample, dict(parameters)) for sample in asked))
+    found = await asyncio.gather(*(generate(args, sample, dict(parameters)) for sample in samples))
     return found, calculating.ledgers[began:]
 
 
 async def expect_the_ledgers(served: Served, samples: list[Any], ledger: Any, expected: list[Any]) -> int:
-    """Each sample is its trajectory's, by its own types, and the engine scores the trained tokens as it says."""
+    """Check that samples equal their trajectories, have slime's types, and that re-scoring confirms them."""
     check_ledger(ledger)
     trained = 0
     for sample, ours in zip(samples, expected, strict=True):
-        wanted = fields_of(ours, decode=tokenizer().decode, temperature=1.0)
-        check_types(sample, [name for name in wanted if name in CONTRACT["fields"]])
+        expected_fields = fields_of(ours, decode=tokenizer().decode, temperature=1.0)
+        check_types(sample, [name for name in expected_fields if name in CONTRACT["fields"]])
         start = ours.prompt_length
         assert sample.tokens == ours.token_ids.tolist()
         assert sample.response_length == len(sample.tokens) - start
@@ -63,9 +63,7 @@ async def expect_the_ledgers(served: Served, samples: list[Any], ledger: Any, ex
 
 
 @pytest.mark.parametrize("agent", ["make_agent", "make_editing_agent"])
-async def test_generate_gives_slimes_fields_of_what_the_engine_sampled(
-    agent: str, served: Served, tmp_path: Path
-) -> None:
+async def test_generate_returns_slimes_fields(agent: str, served: Served, tmp_path: Path) -> None:
     found, ledgers = await rolled_out(served, tmp_path, agent)
     by_uuid = {ledger.uuid: ledger for ledger in ledgers}
     for number, samples in enumerate(found):
@@ -81,7 +79,7 @@ async def test_generate_gives_slimes_fields_of_what_the_engine_sampled(
     print(f"\n{served.kind}, {agent}: {SAMPLES} rollouts, {sum(map(len, found))} samples, {called} calls")
 
 
-async def test_one_sample_a_rollout_where_slime_wants_no_lists(served: Served, tmp_path: Path) -> None:
+async def test_one_sample_per_rollout_if_slime_takes_no_lists(served: Served, tmp_path: Path) -> None:
     found, ledgers = await rolled_out(served, tmp_path, "make_agent", tito_branches="error")
     by_uuid = {ledger.uuid: ledger for ledger in ledgers}
     for sample in found:
@@ -90,11 +88,11 @@ async def test_one_sample_a_rollout_where_slime_wants_no_lists(served: Served, t
         await expect_the_ledgers(served, [sample], ledger, samples_of(ledger))
 
 
-if SOURCE is not None:  # slime is in no registry: its source has to be there
+if SOURCE is not None:  # slime is in no package registry
 
     @pytest.mark.timeout(900)
     @pytest.mark.parametrize("served", ["sglang"], indirect=True)
     def test_slimes_loop_and_its_example_run_on_a_real_sglang(served: Served) -> None:
-        said = run("slime_engine_check.py", ["verl", "data", "torch"], served.url, paths=[str(SOURCE), EXAMPLES])
-        print("\n" + said)
-        assert said.splitlines()[-1].startswith("slime on SGLang: ok, ")
+        output = run("slime_engine_check.py", ["verl", "data", "torch"], served.url, paths=[str(SOURCE), EXAMPLES])
+        print("\n" + output)
+        assert output.splitlines()[-1].startswith("slime on SGLang: ok, ")

@@ -1,4 +1,4 @@
-"""Streaming on real servers: what is shown is what is kept, and what is kept is what the server scores."""
+"""Streaming on real servers: the same ledger as without, and early text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UUID = "00000000-0000-0000-0000-00000000000b"
 
 
 async def rollout(served: Served, *, stream: bool, endpoints: tuple[str, ...] | None = None) -> tuple[Any, ...]:
-    """Ask twice, greedily; give the ledger, the agent's messages, and how many deltas of text came before the end."""
+    """Run two greedy invocations; return the ledger, the messages and the number of early text deltas."""
     backend: Any = served.policy.backend
     kept = backend._info
     if endpoints is not None:
@@ -87,7 +87,7 @@ async def test_the_first_text_comes_long_before_the_last(served: Served) -> None
     assert times[0] < 0.3 * times[-1]
 
 
-async def test_cancelling_in_mid_stream_frees_the_server(served: Served) -> None:
+async def test_cancelling_a_stream_frees_the_server(served: Served) -> None:
     prompt = served.policy.template.first_prompt([{"role": "user", "content": [{"text": QUESTION}]}], None, None).ids
     request = TokenRequest(prompt, SamplingParams(max_new_tokens=1500, ignore_eos=True), "streamed-cancelled")
     began = asyncio.Event()
@@ -101,7 +101,7 @@ async def test_cancelling_in_mid_stream_frees_the_server(served: Served) -> None
 
 
 async def until_running(served: Served, number: int) -> None:
-    """Wait until an engine says that it is at work on so many requests; SGLang says so a little later."""
+    """Wait until the engine reports `number` running requests; SGLang reports them with a delay."""
     for _ in range(50):
         found = await running(served)
         if found == number:
@@ -111,18 +111,18 @@ async def until_running(served: Served, number: int) -> None:
 
 
 async def running(served: Served) -> int:
-    """Count the requests that an engine is at work on."""
+    """Return the number of running requests that the engine reports."""
     if served.kind == "sglang":
         backend: Any = served.policy.backend
         return sum(load["num_running_reqs"] for load in (await backend.get("/v1/loads", dict[str, Any]))["loads"])
-    await mid_answer(served.policy.backend, 2)  # vLLM counts anew with each step, and idle it makes none
+    await mid_answer(served.policy.backend, 2)  # vLLM updates the number with each step only
     async with httpx.AsyncClient(trust_env=False) as client:
-        said = (await client.get(f"{served.url}/metrics")).text
-    (found,) = re.findall(r"^vllm:num_requests_running\{[^}]*\} ([\d.]+)$", said, re.MULTILINE)
+        metrics = (await client.get(f"{served.url}/metrics")).text
+    (found,) = re.findall(r"^vllm:num_requests_running\{[^}]*\} ([\d.]+)$", metrics, re.MULTILINE)
     return int(float(found))
 
 
-async def test_an_abort_in_mid_stream_gives_what_was_shown(served: Served) -> None:
+async def test_an_abort_during_a_stream_keeps_the_shown_text(served: Served) -> None:
     prompt = served.policy.template.first_prompt([{"role": "user", "content": [{"text": QUESTION}]}], None, None).ids
     request = TokenRequest(prompt, SamplingParams(max_new_tokens=1500, ignore_eos=True), "streamed-aborted")
     shown: list[int] = []

@@ -1,4 +1,4 @@
-"""examples/third_engine as a user installs it: a backend of somebody else's, held to the laws by one command."""
+"""examples/third_engine as a user installs it: a third-party backend passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH with the example, installed by pip, and torch."""
+    """A PYTHONPATH with torch and the example, which pip installed."""
     site = tmp_path_factory.mktemp("third") / "site-packages"
     package = str(ROOT / "examples" / "third_engine")
     subprocess.run(
@@ -32,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", params=["qwen3-tiny", pytest.param("smollm2", marks=pytest.mark.long)])
 def model(request: pytest.FixtureRequest) -> str:
-    """A model's folder: real weights take many minutes at one request at a time."""
+    """The folder of a random model: trained weights take many minutes with one request at a time."""
     return str(models.ensure(request.param, install.ensure(find("vllm")).python))
 
 
@@ -43,10 +43,21 @@ def run(*arguments: str, path: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_the_suite_holds_and_says_what_did_not_apply(installed: str, model: str, tmp_path: Path) -> None:
+def test_the_suite_passes_and_lists_what_does_not_apply(installed: str, model: str, tmp_path: Path) -> None:
     command = ("-c", "from strands_tito.cli import main; main()", "conformance", "--backend", "transformers", "--seeds")
-    said = ("--base-url", model, "--tokenizer", model, "--profile", "quick", "--tolerance", "0.001", "--report", "out")
-    shown = run(*command, *said, path=installed, cwd=tmp_path)
+    options = (
+        "--base-url",
+        model,
+        "--tokenizer",
+        model,
+        "--profile",
+        "quick",
+        "--tolerance",
+        "0.001",
+        "--report",
+        "out",
+    )
+    shown = run(*command, *options, path=installed, cwd=tmp_path)
     assert "Every law that applies holds." in shown
     [left] = [line for line in shown.splitlines() if line.startswith("Did not apply: ")]
     assert all(name in left for name in ("text", "top", "routed", "left", "changed"))
@@ -58,7 +69,7 @@ def test_the_suite_holds_and_says_what_did_not_apply(installed: str, model: str,
     assert {name: verdicts[name] for name in names} == dict.fromkeys(names, "holds")
 
 
-def test_it_samples_scores_and_stops_as_it_is_asked(installed: str, model: str, tmp_path: Path) -> None:
+def test_it_samples_scores_and_stops(installed: str, model: str, tmp_path: Path) -> None:
     assert "sound" in run(
         str(ROOT / "tests" / "support" / "third_engine_check.py"), model, path=installed, cwd=tmp_path
     )

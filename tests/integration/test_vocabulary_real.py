@@ -1,4 +1,4 @@
-"""Law 15 on real servers: the tokenizer that they serve is compared, and another one is refused."""
+"""Law 15 on real servers: another tokenizer than the server's is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_another_models_tokenizer_is_refused(served: Served) -> None:
 
 
 def test_the_same_vocabulary_split_in_another_way_is_refused(served: Served) -> None:
-    """As a GGUF file gives SmolLM2's tokenizer: without the rule that parts digits from what is beside them."""
+    """SmolLM2's tokenizer as a GGUF file has it: without the rule that splits digits from letters."""
     loaded = copy.deepcopy(tokenizer("smollm2"))
     changed: Tokenizer = loaded.backend_tokenizer
     changed.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

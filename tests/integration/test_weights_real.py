@@ -1,4 +1,4 @@
-"""Weights changed under a real server: the next rollout is sampled from the new ones alone, and says so."""
+"""New weights on a real server: the next rollout is sampled from them and records their version."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import pytest
 
 from strands_tito import engines
 from strands_tito.engines import install, models
-from tito_core.backend import (
-    AbortPolicy,
+from tito_core.backend import AbortPolicy, (
     EngineAdmin,
     EngineConnectionError,
     GenerationAbortedError,
@@ -34,10 +33,10 @@ from tito_core.ledger.turn import Finish, VersionSpan
 
 pytestmark = pytest.mark.engine
 PROMPT = np.arange(1000, 1064, dtype=np.int32)
-"""Longer than a page of the key-value cache, so that a stale one would be used again."""
+"""Longer than a page of the KV cache, so that a stale page would be reused."""
 TRIES = 5
-"""A busy vLLM takes the next call in up to seconds late on a CPU, so an answer may begin, or end, before or after it is
-paused. Then nothing was aborted, and there is nothing to see."""
+"""On a CPU a busy vLLM may accept a call seconds late, so that an answer starts or ends before or after the pause, and
+nothing is aborted."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def other_weights(weights: Path, folder: Path) -> Path:
-    """The same model with every weight nine tenths as large."""
+    """The same model with every weight multiplied by 0.9."""
     shutil.copytree(weights, folder)
     (file,) = folder.glob("*.safetensors")
     raw = file.read_bytes()
@@ -65,14 +64,14 @@ def other_weights(weights: Path, folder: Path) -> Path:
     return folder
 
 
-def asking(tokens: int) -> TokenRequest:
+def request_of(tokens: int) -> TokenRequest:
     return TokenRequest(PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True), uuid.uuid4().hex)
 
 
 async def test_weights_change_between_and_within_generations(server: Server, tmp_path: Path) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     assert isinstance(backend, EngineAdmin)
-    first = await generate(backend, asking(32))
+    first = await generate(backend, request_of(32))
     assert first.versions == (VersionSpan(0, 32, "default"),)
     sequence = [*PROMPT.tolist(), *first.output_ids.tolist()]
     old = await score(backend, sequence)
@@ -80,13 +79,13 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
     await backend.load_weights(str(other_weights(server.weights, tmp_path / "new")), "step-1")
     assert await backend.weight_version() == "step-1"
     assert np.nanmax(np.abs(await score(backend, sequence) - old)) > 0.1, "the new weights say something else"
-    after = await generate(backend, asking(32))
+    after = await generate(backend, request_of(32))
     assert after.versions == (VersionSpan(0, 32, "step-1"),)
     scored = (await score(backend, [*PROMPT.tolist(), *after.output_ids.tolist()]))[len(PROMPT) :]
     assert np.max(np.abs(scored - after.logprobs)) < 1e-4, "no key or value of the older weights was used again"
 
     for number in range(2, 2 + TRIES):
-        running = asyncio.create_task(generate(backend, asking(1500)))
+        running = asyncio.create_task(generate(backend, request_of(1500)))
         await asyncio.sleep(2.0)
         await backend.load_weights(str(server.weights), f"step-{number}")
         spans = (await running).versions
@@ -96,12 +95,12 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
     assert (spans[0].start, spans[0].stop, spans[1].stop) == (0, spans[1].start, 1500)
 
 
-async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(server: Server, tmp_path: Path) -> None:
+async def test_an_aborted_generation_is_resumed_with_new_weights(server: Server, tmp_path: Path) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     new = str(other_weights(server.weights, tmp_path / "new"))
     for _ in range(TRIES):
         started_with = await backend.weight_version()
-        request = asking(1500)
+        request = request_of(1500)
         running = asyncio.create_task(generate_whole(backend, request))
         await asyncio.sleep(2.0)
         await backend.pause("abort")
@@ -121,7 +120,7 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
         VersionSpan(0, first.stop, started_with),
         VersionSpan(second.start, 1500, "resumed"),
     )
-    # The new weights scored the whole of it: what they sampled agrees, and what the older ones did differs.
+    # The new weights scored the whole answer: only their own tokens agree.
     scored = (await score(backend, [*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
     apart = np.abs(scored - response.logprobs)
     assert np.max(apart[second.start :]) < 1e-4
@@ -129,15 +128,15 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
     await backend.load_weights(str(server.weights), "restored")
 
 
-async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
+async def test_an_aborted_generation_can_be_committed(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     for _ in range(TRIES):
-        running = asyncio.create_task(generate_whole(backend, asking(1500), AbortPolicy("commit")))
+        running = asyncio.create_task(generate_whole(backend, request_of(1500), AbortPolicy("commit")))
         await asyncio.sleep(2.0)
         await backend.pause("abort")
-        await asyncio.wait([running], timeout=5.0)  # one that came only now waits for what comes next
+        await asyncio.wait([running], timeout=5.0)  # a late request waits for the next step
         await backend.resume()
-        with contextlib.suppress(GenerationAbortedError):  # it had yet to begin
+        with contextlib.suppress(GenerationAbortedError):  # it had not started
             response = await running
             if response.finish == Finish.ABORT:
                 break
@@ -147,13 +146,13 @@ async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
     assert np.max(np.abs(scored - response.logprobs)) < 1e-4
 
 
-async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_them(server: Server) -> None:
+async def test_missing_weights_are_an_error_and_leave_the_server_paused(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300, max_attempts=1)
     with pytest.raises(WeightsNotLoadedError, match="stays paused"):
         await backend.load_weights("/no/such/folder", "step-3")
-    waiting = asyncio.create_task(generate(backend, asking(4)))
+    waiting = asyncio.create_task(generate(backend, request_of(4)))
     await asyncio.sleep(1.0)
-    if server.kind == "vllm":  # whose engine has died of it, as it says, or hangs up, now or when it is to go on
+    if server.kind == "vllm":  # its engine may die or hang up
         with contextlib.suppress(ServerError, EngineConnectionError):
             await backend.resume()
         with pytest.raises((ServerError, EngineConnectionError)):

@@ -1,4 +1,4 @@
-"""An SGLang server that has no tokenizer (`--skip-tokenizer-init`): ids go in and come out, which is all it takes."""
+"""An SGLang server without a tokenizer (`--skip-tokenizer-init`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bare(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_with_tools_lives_on_it(bare: Served, stream: bool) -> None:
+async def test_an_agent_with_tools_runs(bare: Served, stream: bool) -> None:
     model = bare.policy.model(sampling={"max_new_tokens": 64, "temperature": 0.0}, stream=stream)
     agent = make_agent(model, None)
     await agent.invoke_async(QUESTION)
@@ -42,7 +42,7 @@ async def test_an_agent_with_tools_lives_on_it(bare: Served, stream: bool) -> No
     assert np.max(found.differences) <= NATS
 
 
-async def test_what_is_wanted_beside_comes_all_the_same(bare: Served) -> None:
+async def test_optional_outputs_are_returned(bare: Served) -> None:
     optional_outputs = {"top_logprobs": 3, "prompt_logprobs": True}
     model = bare.policy.model(sampling={"max_new_tokens": 8, "temperature": 1.0}, optional_outputs=optional_outputs)
     async for _ in model.stream([{"role": "user", "content": [{"text": "Say it."}]}]):
@@ -53,7 +53,7 @@ async def test_what_is_wanted_beside_comes_all_the_same(bare: Served) -> None:
     assert np.isfinite(t.column("prompt_logprobs", np.nan)[1 : model.ledger[0].draft.columns.prompt]).all()
 
 
-async def test_a_stop_string_is_refused_in_the_servers_words_and_it_lives_on(bare: Served) -> None:
+async def test_a_stop_string_is_refused_and_the_server_keeps_running(bare: Served) -> None:
     question: Any = [{"role": "user", "content": [{"text": "Count."}]}]
     model = bare.policy.model(sampling={"max_new_tokens": 8, "stop": ("three",)})
     with pytest.raises(BadRequestError, match="skip_tokenizer_init") as refused:
@@ -67,9 +67,7 @@ async def test_a_stop_string_is_refused_in_the_servers_words_and_it_lives_on(bar
     assert len(model.ledger) == 1
 
 
-async def test_its_vocabulary_is_compared_by_size_and_the_ledger_says_so(
-    bare: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_its_vocabulary_is_compared_by_size(bare: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tito_core"):
         policy = await policy_at(bare.kind, bare.url)
     assert policy.vocabulary is VocabularyCheck.VOCAB_SIZE

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools protocol with the websocket client that we depend on anyway."""
+"""A headless Chromium, driven over its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Tab": 9, "Home": 36, "End": 35, "En
 
 
 class Tab:
-    """One page. What it asked the network for, complained of and was refused is kept."""
+    """One page. It records network requests, errors and dialogs."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -29,19 +29,19 @@ class Tab:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._session: str | None = None
         self.requests: list[str] = []
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self.dialogs: list[str] = []
         self.loaded = asyncio.Event()
 
     async def listen(self) -> None:
         async for message in self._socket:
-            said = json.loads(message.data)
-            if "id" in said:
-                self._waiting.pop(said["id"]).set_result(said)
+            data = json.loads(message.data)
+            if "id" in data:
+                self._waiting.pop(data["id"]).set_result(data)
             else:
-                self._note(said["method"], said["params"])
+                self._record(data["method"], data["params"])
 
-    def _note(self, method: str, params: Mapping[str, Any]) -> None:
+    def _record(self, method: str, params: Mapping[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         elif method == "Page.loadEventFired":
@@ -50,11 +50,11 @@ class Tab:
             self.dialogs.append(params["message"])
         elif method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
-            self.complaints.append(details.get("exception", {}).get("description", details["text"]))
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
-            self.complaints.append(params["entry"]["text"])
+            self.errors.append(params["entry"]["text"])
 
-    async def ask(self, method: str, **params: Any) -> dict[str, Any]:
+    async def send(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._ids)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         session = {"sessionId": self._session} if self._session else {}
@@ -65,27 +65,27 @@ class Tab:
         return dict(answer["result"])
 
     async def attach(self) -> None:
-        target = (await self.ask("Target.createTarget", url="about:blank"))["targetId"]
-        self._session = (await self.ask("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
+        target = (await self.send("Target.createTarget", url="about:blank"))["targetId"]
+        self._session = (await self.send("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
-            await self.ask(f"{domain}.enable")
+            await self.send(f"{domain}.enable")
 
     async def look(self, *, width: int = 1440, height: int = 900, dark: bool = False) -> None:
         """Set the window's size and the system's theme."""
-        await self.ask(
+        await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
         theme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        await self.ask("Emulation.setEmulatedMedia", features=theme)
+        await self.send("Emulation.setEmulatedMedia", features=theme)
 
     async def open(self, url: str) -> None:
         self.loaded.clear()
-        await self.ask("Page.navigate", url=url)
+        await self.send("Page.navigate", url=url)
         await asyncio.wait_for(self.loaded.wait(), 60)
 
     async def run(self, script: str) -> Any:
-        """Evaluate an expression; a promise is waited for. What it throws is raised."""
-        answer = await self.ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        """Evaluate an expression, await a promise, and raise what it throws."""
+        answer = await self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
             raise RuntimeError(details.get("exception", {}).get("description", details["text"]))
@@ -94,33 +94,33 @@ class Tab:
     async def until(self, script: str) -> Any:
         """Wait until an expression is true."""
         async with asyncio.timeout(60):
-            while not (found := await self.run(script)):
+            while not (value := await self.run(script)):
                 await asyncio.sleep(0.05)
-        return found
+        return value
 
     async def press(self, key: str) -> None:
         code = _KEYS.get(key, ord(key[0].upper()))
         text = {"text": key} if len(key) == 1 else {}
-        await self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
-        await self.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+        await self.send("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
+        await self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     async def frame_text(self) -> str:
         """Read the text of the first frame of the page, whatever its origin."""
-        tree = (await self.ask("Page.getFrameTree"))["frameTree"]
-        world = await self.ask("Page.createIsolatedWorld", frameId=tree["childFrames"][0]["frame"]["id"])
-        answer = await self.ask(
+        tree = (await self.send("Page.getFrameTree"))["frameTree"]
+        world = await self.send("Page.createIsolatedWorld", frameId=tree["childFrames"][0]["frame"]["id"])
+        answer = await self.send(
             "Runtime.evaluate", expression="document.body.textContent", contextId=world["executionContextId"]
         )
         return str(answer["result"]["value"])
 
     async def picture(self, path: Path) -> None:
-        data = (await self.ask("Page.captureScreenshot", format="png"))["data"]
+        data = (await self.send("Page.captureScreenshot", format="png"))["data"]
         path.write_bytes(base64.b64decode(data))
 
 
 @asynccontextmanager
 async def tab() -> AsyncIterator[Tab]:
-    """Start a Chromium, and end it afterwards."""
+    """Start a Chromium and stop it afterwards."""
     assert CHROMIUM is not None, "Install a Chromium first: apt-get install chromium."
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(

@@ -1,8 +1,8 @@
-"""Real servers that stay up from test to test, and the order in which tests need the fewest starts of them.
+"""Real servers shared by tests, and the test order that needs the fewest server starts.
 
-A start takes a minute of a core, so tests that take a server as it is share one; each process keeps one of each engine.
-Under pytest-xdist (`--dist loadscope`) one process has vLLM's tests and the other SGLang's: two servers at most are
-busy at once, each on a core of its own.
+A start takes a minute of a core, so tests that need no options share one server per engine and process. Under
+pytest-xdist (`--dist loadscope`) one process runs vLLM's tests and the other SGLang's, so that at most two servers are
+busy, each on a core of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BOTH = "both"
 
 
 class Keeper:
-    """Keeps the last server of each engine running until another model is needed."""
+    """Keeps the last server of each engine running until a test needs another model."""
 
     def __init__(self) -> None:
         self._up: dict[str, tuple[str, ExitStack, Served]] = {}
@@ -56,7 +56,7 @@ class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def arrange(items: list[Any]) -> None:
-    """Sort real engines' tests by engine; tests that start their own servers come first."""
+    """Sort the tests of real engines by engine; tests that start their own server come before those that share one."""
     ours = [(place, item) for place, item in enumerate(items) if item.get_closest_marker("engine")]
     ordered = sorted((item for _, item in ours), key=_order)
     for (place, _), item in zip(ours, ordered, strict=True):
@@ -64,5 +64,5 @@ def arrange(items: list[Any]) -> None:
 
 
 def _order(item: Any) -> tuple[int, int]:
-    kept = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
-    return (*ENGINES, BOTH).index(engine_of(item.nodeid)), kept
+    shared = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
+    return (*ENGINES, BOTH).index(engine_of(item.nodeid)), shared

@@ -1,4 +1,4 @@
-"""Models by the names that users of other providers type, over scripted engines."""
+"""Models by the borrowed names, over scripted engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def client_of(engine: ScriptedEngine, **options: Any) -> SGLangClient:
 
 
 def named(kind: str, script: Any, *, engine: dict[str, Any] | None = None, **options: Any) -> LazyModel:
-    """Make the model that users of that engine's provider know, which has not asked anything yet."""
+    """Make the borrowed model of an engine; it is not connected yet."""
     server = engine_of(kind, script, **(engine or {}))
     if kind == "sglang":
         return SGLangModel(client=client_of(server), tokenizer=tokenizer(), **options)

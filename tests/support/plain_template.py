@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from support.random_chats import Answer, Chat, Reply, Reading, openai_answer
+from support.random_chats import Answer, Chat, Reading, Reply, openai_answer
 
 
 class Plain:

@@ -33,13 +33,13 @@ class Served:
 
 
 async def mid_answer(backend: Backend, tokens: int = 32) -> None:
-    """Wait until the engine has sampled about so many tokens of what it is at work on, on a fast machine as on a slow.
+    """Wait until the engine has sampled about `tokens` tokens of its running requests, whatever the machine's speed.
 
-    It samples one more answer beside, of that length.
+    This samples another answer of that length.
     """
     prompt = np.arange(1000, 1008, dtype=np.int32)
-    asked = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    await generate(backend, TokenRequest(prompt, asked, uuid.uuid4().hex))
+    sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+    await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
 
 
 async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:
@@ -55,7 +55,7 @@ def serve(
     environment: Mapping[str, str] | None = None,
     server_args: Sequence[str] = (),
 ) -> Iterator[Served]:
-    """A server of a model, with more of an environment and arguments than it gets by default, or of another version."""
+    """Run a server of a model, with another version, environment variables or arguments."""
     spec = spec or find(kind)
     if environment is not None:
         spec = replace(spec, env=lambda launch, of=spec.env: {**of(launch), **environment})

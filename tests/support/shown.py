@@ -1,4 +1,4 @@
-"""Rollouts to look at: real ones of each engine, one with all that a page can show, and one that attacks its reader."""
+"""Rollouts for the viewer: real ones, one with everything that a page can show, and a hostile one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tito_core.ledger import (
 )
 
 REAL = Path(__file__).parent.parent / "viewer" / "real"
-"""Rollouts of a small model: a tool call, a malformed one, a branch, an answer that was cut off, the likeliest five."""
+"""Rollouts of a small model: a tool call, a malformed call, a branch, a truncated answer, the top five tokens."""
 UUID = "00000001-0000-4000-8000-000000000000"
 ATTACKS = (
     "</script><script>window.hit=1</script>",
@@ -57,7 +57,7 @@ class Texts(TokenTexts):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
-        self._named = TokenText(tokenizer)
+        self._override = TokenText(tokenizer)
 
 
 def real(kind: str) -> Rollouts:
@@ -92,7 +92,7 @@ def rich() -> Ledger:
 
 
 def hostile(uuid: str = UUID) -> Ledger:
-    """A rollout that has markup wherever a ledger has words, and in its tokens."""
+    """A rollout with markup in every string of the ledger and in its tokens."""
     every = "".join(ATTACKS).replace("\u0000", "")
     ids = list(range(len(ATTACKS)))
     server = Server(every, every, Semantics(None, 1.0, False, every))
@@ -114,7 +114,7 @@ def hostile_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
-    """A vocabulary with blanks as ▁ and single bytes by their name."""
+    """A vocabulary with ▁ for blanks and named byte tokens."""
     words = {"▁Hi": 0, "<0xE2>": 1, "<0x82>": 2, "<0xAC>": 3, "!": 4}
     made = Tokenizer(WordLevel(words, unk_token="!"))
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
@@ -137,7 +137,7 @@ class _Elements(HTMLParser):
 
 
 def elements(page: str) -> list[tuple[str, dict[str, str | None]]]:
-    """List the elements that a page's HTML has, before any script."""
+    """Return the elements of a page's HTML, before any script runs."""
     parser = _Elements()
     parser.feed(page)
     return parser.found

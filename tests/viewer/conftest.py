@@ -1,4 +1,4 @@
-"""Every file that a test opened is closed after it."""
+"""Close every file that a test opens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strands_tito.viewer.rollouts import Rollouts
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     opened: list[Rollouts] = []
-    begin = Rollouts.__init__
+    init = Rollouts.__init__
 
-    def begun(self: Rollouts, *arguments: Any) -> None:
+    def record_and_init(self: Rollouts, *arguments: Any) -> None:
         opened.append(self)
-        begin(self, *arguments)
+        init(self, *arguments)
 
-    monkeypatch.setattr(Rollouts, "__init__", begun)
+    monkeypatch.setattr(Rollouts, "__init__", record_and_init)
     yield
     for rollouts in opened:
         rollouts.close()

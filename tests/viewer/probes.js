@@ -1,4 +1,4 @@
-// What tests ask of a page; run by the tests, beside the page's own script.
+// Functions that the tests call in a page, in addition to the page's own script.
 
 const textOf = (root) => [...root.querySelectorAll(".chunk")].map((chunk) => chunk.textContent).join("");
 const facts = () => Object.fromEntries([...document.querySelectorAll(".detail dt")].map((name) => [name.textContent, name.nextSibling.textContent]));

@@ -38,14 +38,14 @@ async def chromium() -> AsyncIterator[Tab]:
 
 @fixture(loop_scope="module")
 async def page(chromium: Tab) -> AsyncIterator[Tab]:
-    """A page of which nobody complains."""
-    for kept in (chromium.requests, chromium.complaints, chromium.dialogs):
+    """A page on which no browser error may occur."""
+    for kept in (chromium.requests, chromium.errors, chromium.dialogs):
         kept.clear()
     await chromium.look()
     yield chromium
     await chromium.run("(() => { try { localStorage.clear(); } catch { } })()")  # a mode or theme that was chosen
     await chromium.open("about:blank")  # its server is gone
-    assert chromium.complaints == []
+    assert chromium.errors == []
     assert chromium.dialogs == []
 
 
@@ -67,7 +67,7 @@ def filed(folder: Path, *paths: Path, numbers: tuple[int, ...] = (1,), texts: An
     """Write a page to a file, and give its address."""
     with Rollouts(paths) as rollouts:
         site = Site(rollouts, texts or Texts(tokenizer()), Pictures())
-        content = site.two(*numbers) if len(numbers) == 2 else site.one(*numbers)
+        content = site.comparison(*numbers) if len(numbers) == 2 else site.rollout(*numbers)
     out = folder / "page.html"
     out.write_bytes(content)
     return out.as_uri()
@@ -240,10 +240,10 @@ async def test_what_would_be_content_turned_to_markup_is_refused_by_the_policy(p
         None,
         "block",
     ]
-    complaints = " ".join(page.complaints)
+    errors = " ".join(page.errors)
     for rule in ("style-src", "img-src", "form-action", "frame-src", "Trusted"):
-        assert rule in complaints, rule
-    page.complaints.clear()
+        assert rule in errors, rule
+    page.errors.clear()
 
 
 async def test_a_notebooks_frame_shows_the_rollout_and_cannot_reach_the_notebook(page: Tab, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_screen_readers_have_a_name_for_everything_that_acts(page: Tab, vi
     with served(REAL / "vllm.tito", REAL / "sglang.tito") as server:
         await open_page(page, server.url + view)
         await asyncio.sleep(0.5)
-        nodes = (await page.ask("Accessibility.getFullAXTree"))["nodes"]
+        nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
     seen = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
     acting = [
         (role, name)

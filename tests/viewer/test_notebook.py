@@ -1,4 +1,4 @@
-"""What a console and a notebook show of a ledger and of a trajectory."""
+"""The console and notebook display of ledgers and trajectories."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_trajectory_is_one_line_of_facts() -> None:
 
 
 @pytest.mark.parametrize("make", [rich, hostile, lambda: rich().trajectories()[1], lambda: hostile().trajectories()[0]])
-def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing(make: object) -> None:
+def test_a_notebook_shows_the_page_in_a_sandboxed_frame(make: object) -> None:
     attributes = frame(make()._repr_html_())  # type: ignore[operator]
     assert attributes["sandbox"] == "allow-scripts", "with its own origin, or it could reach the notebook"
     data = data_of((attributes["srcdoc"] or "").encode())
@@ -57,15 +57,15 @@ def test_the_frame_of_a_hostile_ledger_is_one_element() -> None:
     assert html.count("<") == 2, "the frame's own tags"
 
 
-def test_a_long_one_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook, "SHOWN_TOKENS", 13)
+def test_a_long_ledger_is_shown_as_its_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "MAX_TOKENS", 13)
     shown = hostile()._repr_html_()
     assert "<iframe" not in shown
     assert "&lt;/script&gt;" in shown
     assert "tito view" in rich()._repr_html_()
 
 
-def test_ledgers_load_no_viewer() -> None:
+def test_importing_ledgers_imports_no_viewer() -> None:
     code = "import sys, tito_core.ledger as l; repr(l.Ledger()); print([m for m in sys.modules if 'viewer' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""`tito view --html` writes over pages, and over nothing else."""
+"""`tito view --html` overwrites pages and no other file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from strands_tito.cli import app
 REAL = sorted((Path(__file__).parent / "real").glob("*.tito"))[0]
 
 
-def test_rollouts_are_not_written_over(tmp_path: Path) -> None:
+def test_a_file_of_rollouts_is_not_overwritten(tmp_path: Path) -> None:
     rollouts = tmp_path / "a.tito"
     rollouts.write_bytes(REAL.read_bytes())
-    ended = CliRunner().invoke(app, ["view", str(rollouts), "--rollout", "1", "--html", str(rollouts)])
-    assert ended.exit_code == 2
+    result = CliRunner().invoke(app, ["view", str(rollouts), "--rollout", "1", "--html", str(rollouts)])
+    assert result.exit_code == 2
     assert rollouts.read_bytes() == REAL.read_bytes()
 
 
-def test_an_older_page_or_an_empty_file_is(tmp_path: Path) -> None:
+def test_an_older_page_or_an_empty_file_is_overwritten(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.touch()
     for _ in range(2):
-        ended = CliRunner().invoke(app, ["view", str(REAL), "--rollout", "1", "--html", str(page)])
-        assert ended.exit_code == 0, ended.output
+        result = CliRunner().invoke(app, ["view", str(REAL), "--rollout", "1", "--html", str(page)])
+        assert result.exit_code == 0, result.output
         assert page.read_bytes().startswith(b"<!doctype html>")

@@ -1,4 +1,4 @@
-"""A page is inert: whatever a rollout holds is data in it, and nothing else runs, is styled or is fetched."""
+"""A page is inert: a rollout's content is data, and never runs, is styled or is fetched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.viewer.page import as_inert_json, page
@@ -33,13 +33,15 @@ def policies(content: str) -> dict[str, str]:
     return dict(rule.partition(" ")[::2] for rule in rules)
 
 
+@settings(max_examples=30)
 @given(VALUES)
-def test_no_json_has_a_character_of_markup_and_each_reads_as_what_it_was(value: Any) -> None:
+def test_json_holds_no_markup_characters_and_round_trips(value: Any) -> None:
     encoded = as_inert_json(value)
     assert not set(b"<>&") & set(encoded)
     assert json.loads(encoded) == value
 
 
+@settings(max_examples=30)
 @given(VALUES)
 def test_no_content_adds_an_element(value: Any) -> None:
     made = page("rollout", {"title": "t", "value": value})
@@ -48,7 +50,7 @@ def test_no_content_adds_an_element(value: Any) -> None:
     assert data_of(made)["value"] == value
 
 
-def test_a_hostile_rollout_is_all_in_the_data() -> None:
+def test_a_hostile_rollout_is_in_the_data_only() -> None:
     data = ledger_data(hostile(), Evidence(TokenText(hostile_tokenizer()))) | {"title": ATTACKS[0]}
     made = page("rollout", data)
     assert [name for name, _ in elements(made.decode())] == [*OWN, "script"]
@@ -58,7 +60,7 @@ def test_a_hostile_rollout_is_all_in_the_data() -> None:
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_the_policy_lets_only_the_pages_own_script_and_style_run(is_served: bool) -> None:
+def test_the_policy_allows_only_the_pages_own_script_and_style(is_served: bool) -> None:
     made = page("rollout", {}, is_served=is_served).decode()
     rules = policies(next(a["content"] or "" for name, a in elements(made) if "http-equiv" in a and name == "meta"))
     for kind, rule in (("style", "style-src"), ("script", "script-src")):
@@ -69,7 +71,7 @@ def test_the_policy_lets_only_the_pages_own_script_and_style_run(is_served: bool
     assert rules["img-src"] == "data:"
 
 
-def test_the_script_makes_no_markup_of_text_and_names_no_address() -> None:
+def test_the_script_never_makes_markup_from_text_and_names_no_address() -> None:
     for file in STATIC.iterdir():
         text = file.read_text("utf-8")
         for word in (

@@ -1,7 +1,8 @@
-"""Re-scoring for a page: each turn has its own differences, also of a path that another branch shares."""
+"""Re-scoring for a page: each turn gets its own differences, also where branches share a path."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -58,23 +59,21 @@ async def test_a_recorded_logprob_that_is_wrong_stands_out() -> None:
     assert abs(found[2][4] - 0.5) < 1e-4
 
 
-async def test_what_means_something_else_is_not_compared() -> None:
+async def test_logprobs_with_other_semantics_are_not_compared() -> None:
     model = await branched("sglang")
     model.ledger[0].draft.engine.server.semantics = Semantics(True, 0.5, False, "test")
     assert await differences(model.ledger, model.policy.backend) == {}
 
 
-async def test_a_page_has_them(tmp_path: Path) -> None:
+async def test_a_page_shows_the_differences(tmp_path: Path) -> None:
     model = await branched("vllm")
     path = written(tmp_path, model.ledger)
     with ScriptedServer(model.scripted) as server:  # type: ignore[attr-defined]
-        page = await_in_thread(Site(Rollouts([path]), TokenTexts(), Pictures(), ("vllm", server.base_url)))
+        page = page_in_thread(Site(Rollouts([path]), TokenTexts(), Pictures(), ("vllm", server.base_url)))
     assert all(turn["differences"] for turn in data_of(page)["turns"])
 
 
-def await_in_thread(site: Site) -> bytes:
+def page_in_thread(site: Site) -> bytes:
     """Make a page as the server does, in a thread without an event loop."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(1) as threads:
-        return threads.submit(site.one, 1).result()
+        return threads.submit(site.rollout, 1).result()

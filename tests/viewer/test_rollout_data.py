@@ -1,4 +1,4 @@
-"""What a page is given of a rollout: every column as the ledger has it, bytes of tokens, entropy and drift."""
+"""The data of a page: columns, bytes of tokens, entropy and drift."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -27,8 +27,9 @@ def column(text: str, dtype: str) -> list[Any]:
     return np.frombuffer(base64.b64decode(text), dtype).tolist()
 
 
+@settings(max_examples=20)
 @given(ledger=rollouts())
-def test_a_page_gets_every_column_as_the_ledger_has_it(ledger: Ledger) -> None:
+def test_a_page_holds_every_column_of_the_ledger(ledger: Ledger) -> None:
     data = json.loads(as_inert_json(ledger_data(ledger, NOTHING)))
     assert len(data["turns"]) == len(ledger)
     for turn, shown in zip(ledger, data["turns"], strict=True):
@@ -41,15 +42,16 @@ def test_a_page_gets_every_column_as_the_ledger_has_it(ledger: Ledger) -> None:
         assert [tuple(span) for span in shown["versions"]] == [tuple(span) for span in draft.engine.versions]
 
 
+@settings(max_examples=20)
 @given(ledger=rollouts())
-def test_a_trajectory_gives_its_own_path_and_what_an_earlier_one_trains(ledger: Ledger) -> None:
+def test_a_trajectory_holds_its_path_and_the_context_turns(ledger: Ledger) -> None:
     for trajectory in ledger.trajectories():
         data = trajectory_data(trajectory, NOTHING)
         assert [turn["index"] for turn in data["turns"]] == list(trajectory.turns)
         assert data["context"] == sorted(trajectory.context_turns)
 
 
-def test_what_else_a_ledger_says_is_there() -> None:
+def test_media_alternatives_branches_and_annotations_are_in_the_data() -> None:
     data = ledger_data(rich(), NOTHING)
     first, second, third = data["turns"]
     assert first["media"] == [(1, 2, bytes(range(32)).hex())]
@@ -72,25 +74,27 @@ def test_a_broken_law_is_shown_and_not_raised() -> None:
     assert "Law" in ledger_data(Ledger.load(whole.header, drafts, ()), NOTHING)["broken"]
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(0.001, 1), min_size=1, max_size=12).map(lambda parts: np.array(parts) / sum(parts)),
     st.integers(1, 12),
 )
-def test_entropy_of_the_likeliest_is_a_lower_bound_and_exact_for_all(chances: np.ndarray, k: int) -> None:
-    whole = float(-(chances * np.log(chances)).sum())
-    top = np.sort(chances)[::-1][:k]
+def test_entropy_of_the_top_tokens_is_a_lower_bound_and_exact_for_all_tokens(probabilities: np.ndarray, k: int) -> None:
+    whole = float(-(probabilities * np.log(probabilities)).sum())
+    top = np.sort(probabilities)[::-1][:k]
     row = np.full((1, 12), np.nan)
     row[0, : len(top)] = np.log(top)
     found = float(entropy(row)[0])
     assert -1e-9 <= found <= whole + 1e-9
-    if k >= len(chances):
+    if k >= len(probabilities):
         assert found == pytest.approx(whole, abs=1e-9)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from(ids_of("The digits of 2-digited 🦜é numbers: don't\n\n  stop")), min_size=1, max_size=12)
 )
-def test_drift_says_what_re_tokenizing_gives(ids: list[int]) -> None:
+def test_drift_holds_the_re_tokenized_ids(ids: list[int]) -> None:
     text = TokenText(tokenizer())
     again = list(tokenizer().encode(tokenizer().decode(ids, skip_special_tokens=False), add_special_tokens=False))
     runs = text.drift(ids)
@@ -113,8 +117,9 @@ def test_only_the_tokens_that_drift_are_marked() -> None:
     assert run.ids == ids_of(" digited")
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=40))
-def test_the_bytes_of_tokens_are_their_texts(text: str) -> None:
+def test_the_bytes_of_tokens_join_to_the_text(text: str) -> None:
     ids = ids_of(text)
     shown = TokenText(tokenizer())
     assume(tokenizer().decode(ids) == text)  # the vocabulary has no token for some characters
@@ -130,7 +135,7 @@ def test_bytes_of_other_vocabularies_and_of_unknown_ids() -> None:
     assert TokenText(tokenizer()).piece(2**31 - 1) == b""
 
 
-def test_bytes_that_are_no_text_travel_in_hexadecimal() -> None:
+def test_bytes_that_are_not_utf_8_are_hexadecimal() -> None:
     ledger = real("vllm").load(1)
     emoji = ids_of("🦜")
     assert len(emoji) > 1, "or no token holds a part of a character"
@@ -140,17 +145,17 @@ def test_bytes_that_are_no_text_travel_in_hexadecimal() -> None:
     assert TokenText(tokenizer()).piece(emoji[0])[:1] == b"\xf0" or b" " in TokenText(tokenizer()).piece(emoji[0])
 
 
-def test_a_rollouts_own_tokenizer_is_looked_for_on_this_machine_only(
+def test_a_rollouts_own_tokenizer_is_loaded_from_this_machine_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     def never(name: str) -> None:
-        raise AssertionError(f"the hub was asked for {name}")
+        raise AssertionError(f"the hub was queried for {name}")
 
     monkeypatch.setattr("tito_core.chat.tokenizer._check_hub", never)
     texts = TokenTexts()
-    assert texts.of("nobody/has-this-model") is None
+    assert texts.of("missing/model") is None
     assert texts.of(None) is None
     tokenizer().save_pretrained(tmp_path / "here")
-    found = texts.of(str(tmp_path / "here"))
-    assert found is not None
-    assert found is texts.of(str(tmp_path / "here")), "it is loaded once"
+    loaded = texts.of(str(tmp_path / "here"))
+    assert loaded is not None
+    assert loaded is texts.of(str(tmp_path / "here")), "it is loaded once"

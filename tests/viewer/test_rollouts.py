@@ -1,4 +1,4 @@
-"""Files and folders of rollouts: numbered, read when asked for, growing meanwhile."""
+"""Files and folders of rollouts: numbering, lazy reading, growth."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def collected(folder: Path, count: int) -> Path:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ledgers that were read."""
-    found: list[str] = []
+    """The ledgers that were read, in order."""
+    names: list[str] = []
     load = LedgerFile.load
 
     def counted(self: LedgerFile, name: str, **options: Any) -> Ledger:
-        found.append(name)
+        names.append(name)
         return load(self, name, **options)
 
     monkeypatch.setattr(LedgerFile, "load", counted)
-    return found
+    return names
 
 
 def rows(page: bytes) -> list[dict[str, Any]]:
@@ -67,12 +67,12 @@ def site(rollouts: Rollouts) -> Site:
 
 def test_a_table_reads_no_ledger_and_a_page_reads_one(tmp_path: Path, loads: list[str]) -> None:
     pages = site(Rollouts([collected(tmp_path / "c", 6), written(tmp_path, *(ledger_of() for _ in range(5)))]))
-    table = rows(pages.all())
+    table = rows(pages.collection())
     assert loads == []
     assert [row["number"] for row in table] == list(range(1, 12))
-    assert [row["reward"] for row in table[:6]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "an index says it"
-    assert table[6]["reward"] is None, "a file does not, until its ledger is read"
-    shown = data_of(pages.one(8))
+    assert [row["reward"] for row in table[:6]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "from the index"
+    assert table[6]["reward"] is None, "not known before the ledger is read"
+    shown = data_of(pages.rollout(8))
     assert loads == [shown["uuid"]] == [table[7]["ledger"]]
 
 
@@ -83,7 +83,7 @@ def test_ledgers_are_read_in_steps(tmp_path: Path, loads: list[str]) -> None:
     assert read_rows(rollouts, 5, TokenTexts(), lambda: False) == []
 
 
-def test_what_a_ledger_says_is_in_its_row() -> None:
+def test_a_row_holds_the_facts_of_its_ledger() -> None:
     rollouts = real("sglang")
     found = [dict(zip(READ, row, strict=True)) for row in read_rows(rollouts, 0, Texts(tokenizer()), lambda: False)]
     assert [row["malformed"] for row in found] == [0, 1, 1]
@@ -97,7 +97,7 @@ def test_what_a_ledger_says_is_in_its_row() -> None:
     assert set(READ) <= {*INDEXED, "malformed", "logprob", "drift", "backend"}
 
 
-def test_without_a_tokenizer_nobody_knows_of_drift() -> None:
+def test_without_a_tokenizer_drift_is_unknown() -> None:
     assert dict(zip(READ, read_rows(real("vllm"), 0, TokenTexts(), lambda: True)[0], strict=True))["drift"] is None
 
 
@@ -111,36 +111,36 @@ def test_an_empty_ledger_and_odd_annotations_have_rows(tmp_path: Path) -> None:
     assert (second["reward"], second["termination"]) == ("{'a': 1}", "7")
 
 
-def test_rollouts_that_come_later_have_the_next_numbers(tmp_path: Path) -> None:
+def test_later_rollouts_get_the_next_numbers(tmp_path: Path) -> None:
     folder, file = collected(tmp_path / "c", 2), written(tmp_path, ledger_of())
     rollouts = Rollouts([folder, file])
     first = [rollouts.place(number).ledger for number in (1, 2, 3)]
     late = ledger_of()
     store.append(file, [late])
-    assert len(rows(site(rollouts).all())) == 4
+    assert len(rows(site(rollouts).collection())) == 4
     assert [rollouts.place(number).ledger for number in (1, 2, 3, 4)] == [*first, late.uuid]
 
 
-def test_what_is_no_rollout_says_so(tmp_path: Path) -> None:
+def test_a_path_without_rollouts_and_an_unknown_number_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("none")
-    with pytest.raises(SchemaError, match="is not a strands-tito rollout file"):
+    with pytest.raises(SchemaError, match="text"):
         Rollouts([tmp_path / "text"])
     with pytest.raises(SchemaError, match=r"index\.jsonl"):
         Rollouts([tmp_path])
     rollouts = real("vllm")
     for number in (0, -1, 4):
-        with pytest.raises(IndexError, match="holds 3"):
+        with pytest.raises(IndexError, match="3 rollouts"):
             rollouts.load(number)
 
 
 def test_two_rollouts_of_two_engines_are_one_page() -> None:
     both = Rollouts([real("vllm").place(1).file, real("sglang").place(1).file])
-    data = data_of(Site(both, Texts(tokenizer()), Pictures()).two(1, 4))
+    data = data_of(Site(both, Texts(tokenizer()), Pictures()).comparison(1, 4))
     backends = [dict(side["turns"][0]["record"])["backend"] for side in data["sides"]]
     assert backends == ["vllm", "sglang"]
 
 
-def test_pictures_are_found_by_their_bytes(tmp_path: Path) -> None:
+def test_images_are_found_by_the_digest_of_their_bytes(tmp_path: Path) -> None:
     from hashlib import sha256
 
     from tito_core.ledger import MediaSpan
@@ -158,7 +158,7 @@ def test_pictures_are_found_by_their_bytes(tmp_path: Path) -> None:
         spans[0].sha256: "data:image/png",
         spans[1].sha256: "data:image/webp",
         spans[3].sha256: "data:image/gif",
-    }, "what is no picture is left out: an SVG may hold a script"
+    }, "other files are left out: an SVG may hold a script"
     assert Pictures().of(rich()) == {}
 
 
@@ -166,21 +166,21 @@ def test_ten_thousand_rollouts_are_listed_within_two_seconds(tmp_path: Path) -> 
     folder = collected(tmp_path / "c", 2)
     start, *lines = (folder / "index.jsonl").read_text().splitlines(keepends=True)
     many = [lines[0].replace('"sum-0"', f'"sum-{n}"').replace(f'"{0:016x}"', f'"{n:016x}"') for n in range(10_000)]
-    named = [
-        line.replace(Rollouts([folder]).place(1).ledger, str(uuid.UUID(int=n + 1, version=4)))
-        for n, line in enumerate(many)
-    ]
+    first = Rollouts([folder]).place(1).ledger
+    named = [line.replace(first, str(uuid.UUID(int=n + 1, version=4))) for n, line in enumerate(many)]
     (folder / "index.jsonl").write_text(start + "".join(named))
-    took = []
-    for _ in range(3):  # other work shares the machine
+    seconds = 2.0
+    for _ in range(3):  # other processes share the machine
         began = time.perf_counter()
-        page = site(Rollouts([folder])).all()
-        took.append(time.perf_counter() - began)
+        page = site(Rollouts([folder])).collection()
+        seconds = min(seconds, time.perf_counter() - began)
+        if seconds < 2:
+            break
     assert len(data_of(page)["rows"]) == 10_000
-    assert min(took) < 2, took
+    assert seconds < 2
 
 
-def test_a_tokenizer_is_loaded_before_its_page_is_asked_for(tmp_path: Path) -> None:
+def test_warm_loads_the_first_rollouts_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
     tokenizer().save_pretrained(folder)
     ledger = Ledger(tokenizer=str(folder))

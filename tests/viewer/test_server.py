@@ -1,10 +1,11 @@
-"""The server: one address that cannot be guessed, on this machine, for this machine's own name only."""
+"""The server: a secret path on 127.0.0.1, for requests with its own host name only."""
 
 from __future__ import annotations
 
 import http.client
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,23 @@ from strands_tito.viewer.token_text import TokenTexts
 from support.shown import REAL, data_of, real
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(lambda home: Site(real("vllm"), TokenTexts(), Pictures(), home=home)) as made:
-        thread = threading.Thread(target=made.serve_forever)
+@contextmanager
+def running(rollouts: Rollouts) -> Iterator[Server]:
+    with rollouts, Server(lambda home: Site(rollouts, TokenTexts(), Pictures(), home=home)) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
         yield made
         made.shutdown()
         thread.join()
 
 
-def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running(real("vllm")) as made:
+        yield made
+
+
+def send(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(HOST, server.server_port, timeout=30)
     try:
         connection.request(method, path, headers={name.capitalize(): value for name, value in headers.items()})
@@ -49,8 +56,8 @@ def test_it_listens_on_this_machine_only(server: Server) -> None:
     ("path", "kind"),
     [("", "text/html"), ("rollout/2", "text/html"), ("compare/1/3", "text/html"), ("facts/0", "application/json")],
 )
-def test_every_page_is_there_and_guarded(server: Server, path: str, kind: str) -> None:
-    status, headers, body = ask(server, server.home + path)
+def test_every_page_has_the_security_headers(server: Server, path: str, kind: str) -> None:
+    status, headers, body = send(server, server.home + path)
     assert status == 200
     assert headers["content-type"] == f"{kind}; charset=utf-8"
     assert headers["x-content-type-options"] == "nosniff"
@@ -61,29 +68,29 @@ def test_every_page_is_there_and_guarded(server: Server, path: str, kind: str) -
 
 
 def test_pages_link_to_one_another(server: Server) -> None:
-    assert data_of(ask(server, server.home)[2])["home"] == server.home
-    page = data_of(ask(server, server.home + "rollout/2")[2])
+    assert data_of(send(server, server.home)[2])["home"] == server.home
+    page = data_of(send(server, server.home + "rollout/2")[2])
     assert (page["number"], page["rollouts"], page["served"], page["home"]) == (2, 3, True, server.home)
 
 
-def test_facts_come_in_steps(server: Server) -> None:
+def test_rows_come_in_steps(server: Server) -> None:
     found: list[Any] = []
-    while rows := msgspec.json.decode(ask(server, f"{server.home}facts/{len(found)}")[2])["rows"]:
+    while rows := msgspec.json.decode(send(server, f"{server.home}facts/{len(found)}")[2])["rows"]:
         found += rows
     assert len(found) == 3
 
 
 @pytest.mark.parametrize("host", ["attack.invalid", "attack.invalid:80", "127.0.0.1", "localhost:1", ""])
-def test_another_hosts_name_is_refused(server: Server, host: str) -> None:
-    status, _, body = ask(server, server.home, host=host)
+def test_a_foreign_host_name_is_refused(server: Server, host: str) -> None:
+    status, _, body = send(server, server.home, host=host)
     assert status == 403
     assert b"<script" not in body
 
 
-def test_the_address_must_be_known(server: Server) -> None:
+def test_an_unknown_home_path_is_a_404(server: Server) -> None:
     other = "y" if server.home[-2] == "x" else "x"
     for path in ("/", "/rollout/1", server.home[:-2] + other + "/", f"/{'x' * 24}/", "/%C3%A9"):
-        status, _, body = ask(server, path)
+        status, _, body = send(server, path)
         assert status == 404
         assert server.home.encode() not in body
 
@@ -91,24 +98,20 @@ def test_the_address_must_be_known(server: Server) -> None:
 @pytest.mark.parametrize(
     "path", ["rollout/0", "rollout/4", "rollout/1/", "rollout/01", "compare/1/9", "x", "../etc", "facts/-1"]
 )
-def test_what_is_not_there_is_a_404(server: Server, path: str) -> None:
-    assert ask(server, server.home + path)[0] == 404
+def test_an_unknown_page_is_a_404(server: Server, path: str) -> None:
+    assert send(server, server.home + path)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_can_be_changed(server: Server, method: str) -> None:
-    assert ask(server, server.home, method=method)[0] == 501
+def test_other_methods_are_refused(server: Server, method: str) -> None:
+    assert send(server, server.home, method=method)[0] == 501
 
 
-def test_a_file_that_was_damaged_meanwhile_is_an_error_of_its_page(tmp_path: Path) -> None:
+def test_a_file_damaged_later_is_an_error_on_its_page(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     path.write_bytes((REAL / "vllm.tito").read_bytes())
-    with Server(lambda home: Site(Rollouts([path]), TokenTexts(), Pictures(), home=home)) as made:
-        thread = threading.Thread(target=made.serve_forever)
-        thread.start()
+    with running(Rollouts([path])) as made:
         path.write_bytes(b"\0" * path.stat().st_size)
-        status, _, body = ask(made, made.home + "rollout/1")
-        made.shutdown()
-        thread.join()
+        status, _, body = send(made, made.home + "rollout/1")
     assert status == 500
     assert b"SchemaError" in body

@@ -16,7 +16,7 @@ from support.shown import REAL, data_of, written
 VLLM, SGLANG = REAL / "vllm.tito", REAL / "sglang.tito"
 
 
-def said(*arguments: object, status: int = 0) -> str:
+def output_of(*arguments: object, status: int = 0) -> str:
     result = CliRunner().invoke(app, ["view", *map(str, arguments)], terminal_width=200)
     assert result.exit_code == status, result.output
     return " ".join(result.output.split())
@@ -24,20 +24,20 @@ def said(*arguments: object, status: int = 0) -> str:
 
 def test_a_rollout_is_written_to_one_file(tmp_path: Path) -> None:
     out = tmp_path / "out.html"
-    assert str(out) in said(VLLM, "--rollout", 3, "--html", out)
+    assert str(out) in output_of(VLLM, "--rollout", 3, "--html", out)
     data = data_of(out.read_bytes())
     assert (data["view"], data["served"], len(data["turns"])) == ("rollout", False, 2)
-    assert data["text"] is False, "no tokenizer is named, so ids are shown"
+    assert data["text"] is False, "without a tokenizer ids are shown"
 
 
 def test_a_tokenizer_gives_the_tokens_their_text(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path / "tokenizer")
-    said(VLLM, "--rollout", 1, "--html", tmp_path / "out.html", "--tokenizer", tmp_path / "tokenizer")
+    output_of(VLLM, "--rollout", 1, "--html", tmp_path / "out.html", "--tokenizer", tmp_path / "tokenizer")
     assert "<|im_start|>" in data_of((tmp_path / "out.html").read_bytes())["pieces"].values()
 
 
 def test_two_rollouts_of_two_files_are_compared(tmp_path: Path) -> None:
-    said(VLLM, SGLANG, "--rollout", 1, "--rollout", 4, "--html", tmp_path / "out.html")
+    output_of(VLLM, SGLANG, "--rollout", 1, "--rollout", 4, "--html", tmp_path / "out.html")
     data = data_of((tmp_path / "out.html").read_bytes())
     assert data["view"] == "compare"
     assert [side["number"] for side in data["sides"]] == [1, 4]
@@ -47,32 +47,32 @@ def test_two_rollouts_of_two_files_are_compared(tmp_path: Path) -> None:
     ("arguments", "word"),
     [
         (["--html", "out.html"], "--rollout"),
-        (["--rollout", "4"], "holds 3"),
-        (["--rollout", "1", "--rollout", "2", "--rollout", "3"], "two"),
+        (["--rollout", "4"], "3 rollouts"),
+        (["--rollout", "1", "--rollout", "2", "--rollout", "3"], "3 times"),
         (["--rollout", "0"], "--rollout"),
         (["--base-url", "http://localhost:1"], "--backend"),
         (["--rollout", "1", "--html", "no/such/folder/out.html"], "--html"),
         (["--pictures", "no/such/folder"], "--pictures"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: list[str], word: str) -> None:
-    assert word in said(VLLM, *arguments, status=2)
+def test_bad_options_are_refused(arguments: list[str], word: str) -> None:
+    assert word in output_of(VLLM, *arguments, status=2)
 
 
 def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
-    assert "holds no rollout" in said(written(tmp_path), status=2)
-    said(tmp_path / "gone", status=2)
+    assert "no rollout" in output_of(written(tmp_path), status=2)
+    output_of(tmp_path / "gone", status=2)
 
 
-def test_what_is_no_file_of_rollouts_is_one_sentence(
+def test_a_file_without_ledgers_is_an_error_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("none")
     for path in (tmp_path / "text", tmp_path):
         monkeypatch.setattr("sys.argv", ["tito", "view", str(path)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
-        assert ended.value.code == 1
+        assert exit_info.value.code == 1
         assert capsys.readouterr().err.startswith("SchemaError: ")
 
 
@@ -90,14 +90,14 @@ def test_pages_are_served_until_ctrl_c(arguments: list[str], end: str, monkeypat
 
     monkeypatch.setattr(Server, "serve_forever", serve)
     assert opened == []
-    shown = said(VLLM, *arguments, status=130)
+    shown = output_of(VLLM, *arguments, status=130)
     assert opened[0] in shown
 
 
-def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "--port" in said(VLLM, "--no-browser", "--port", taken.getsockname()[1], status=2)
+        assert "--port" in output_of(VLLM, "--no-browser", "--port", taken.getsockname()[1], status=2)

@@ -1,1 +1,1 @@
-"""What the names that users of other providers know share: models that connect late, and rollouts as lists."""
+"""What the borrowed names of both engines share: models that connect late, and rollouts as lists."""

@@ -1,104 +1,156 @@
-"""A `TITOModel` that is built without a server, as other providers' models are, and connects at its first turn."""
+"""A `TITOModel` that is made without a server and connects at its first turn, as the models of other providers do."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
+from strands_tito.compat.live_config import LiveConfig
 from strands_tito.compat.rollout import Rollout
 from tito_core.backend.errors import BackendError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.model import Policy, SeveralTrajectoriesError, TITOModel
 from tito_core.policy import bind
-from tito_core.settings import Settings
+from tito_core.settings import Settings, TITOConfig
+from tito_core.turn.parent import STATE_KEY
 
-_OF_THE_POLICY = frozenset({"policy", "_settings", "_recording"})
+M = TypeVar("M", bound=BaseModel)
+_SET_ON_CONNECT = frozenset({"policy", "_settings", "_recording"})
 
 
 class LazyModel(TITOModel):
-    """A model of one rollout whose policy is asked for when it is first needed, and the rollout as lists.
+    """A model of one rollout that connects when the policy is first needed, and shows the rollout as lists.
+
+    A subclass calls `publish_config` when it has set up its own fields.
 
     Args:
-        connect: Gives the policy; it blocks until the server has answered.
-        chosen: The rollout's settings, checked.
+        connect: Returns the policy. It blocks until the server has answered.
+        settings: The rollout's checked settings.
     """
 
-    def __init__(self, connect: Callable[[], Policy], chosen: Settings) -> None:
+    def __init__(self, connect: Callable[[], Policy], settings: Settings) -> None:
         self._connect = connect
-        self._chosen = chosen
-        self._connecting = threading.Lock()
-        self._viewing = threading.Lock()
+        self._requested = settings  # before they are limited to what the server offers
+        self._connect_lock = threading.Lock()
+        self._rollout_lock = threading.Lock()
         self._rollout = Rollout()
-        self._viewed = 0  # turns that are in it
-        self._is_viewed = False  # once somebody holds it, it grows
+        self._rollout_turns = 0  # turns that it holds
+        self._is_rollout_shared = False  # the user has a reference to it, so it grows with each turn
+        self._standalone: set[int] = set()  # turns of `structured_output`, which are not part of `rollout`
+        self._live_config = LiveConfig()
         self.rollout_history: list[Rollout] = []
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Connect when what only a connected model has is read; inside a running loop this blocks it."""
-            if name not in _OF_THE_POLICY:
+            """Connect when an attribute of a connected model is read. This blocks a running event loop."""
+            if name not in _SET_ON_CONNECT:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self._ready()
+            self._ensure_connected()
             return self.__dict__[name]
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server was asked what it is."""
-        return "_recording" in self.__dict__  # what is set last
+        """Whether the model has connected to its server."""
+        return "_recording" in self.__dict__  # set last
 
     async def connected(self) -> Policy:
-        """Connect, unless that is done, and give the policy.
+        """Connect if necessary, and return the policy.
 
         Raises:
-            TokenizerError, TemplateError, DetectionError, BackendError: Each a sentence.
+            TokenizerError, TemplateError, DetectionError, BackendError: As `Policy.connect`.
         """
         if not self.is_connected:
-            await asyncio.to_thread(self._ready)
+            await asyncio.to_thread(self._ensure_connected)
         return self.policy
 
-    def _ready(self) -> None:
-        with self._connecting:
+    def _ensure_connected(self) -> None:
+        with self._connect_lock:
             if not self.is_connected:
                 try:
                     policy = self._connect()
-                    self._chosen.at(policy.info)
+                    self._requested.at(policy.info)
                 except BackendError as error:
-                    raise self._told(error) from error.__cause__
-                self._begin(policy, None, self._chosen)
+                    raise self._translate(error) from error.__cause__
+                self._begin(policy, None, self._requested)
 
-    def _choose(self, chosen: Settings) -> None:
-        """Take other settings, which may not change what the ledger's turns have in common."""
-        if self.is_connected and chosen.optional_outputs != self._settings.optional_outputs:
-            raise ValueError("What is asked for beside tokens is the same in each turn of a rollout: make a new model.")
-        self._chosen = chosen
+    @property
+    def config(self) -> TITOConfig:
+        """The configuration, a live dict: a value that is changed in it takes effect, or raises, at the next turn."""
+        with self._live_config.lock:
+            if not self._live_config.changes():
+                self.publish_config()
+        return cast(TITOConfig, self._live_config.values)
+
+    def update_config(self, **model_config: Any) -> None:
+        """Change the configuration by name.
+
+        Raises:
+            ValueError: An unknown name, a bad value, or an option that is fixed for a rollout. Nothing is changed.
+        """
+        with self._live_config.lock:
+            self._apply_changes({**self._live_config.changes(), **model_config})
+            self.publish_config()
+
+    @abstractmethod
+    def _apply_changes(self, changes: Mapping[str, Any]) -> None:
+        """Apply changed configuration values, or raise ValueError and change nothing."""
+
+    @abstractmethod
+    def _user_config(self) -> dict[str, Any]:
+        """Return the configuration as the user wrote it."""
+
+    def publish_config(self) -> None:
+        """Write the applied configuration into the dict that `config` returns."""
+        values = self._user_config()
+        self._live_config.publish(self._described(values) if self.is_connected else values)
+
+    def _described(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Add what is known of a connected model; a subclass decides which side wins."""
+        return {**values, **super().config}
+
+    def _use_settings(self, settings: Settings) -> None:
+        """Use other settings from the next turn on.
+
+        Raises:
+            ValueError: They change the optional outputs, which all turns of a rollout share.
+        """
+        if self.is_connected and settings.optional_outputs != self._settings.optional_outputs:
+            raise ValueError("The optional outputs cannot change during a rollout: make a new model.")
+        self._requested = settings
         if self.is_connected:
-            self._settings = chosen.at(self.policy.info)
+            self._settings = settings.at(self.policy.info)
 
-    def _told(self, error: BackendError) -> BackendError:
-        """Give an engine's error under the name that users of the provider know."""
+    def _translate(self, error: BackendError) -> BackendError:
+        """Return an engine's error as the type that users of the provider catch."""
         return error
 
     @property
     def rollout(self) -> Rollout:
-        """The rollout so far, one object until `reset`, which grows with each turn.
+        """The rollout so far: one object until `reset`, which grows with each turn.
+
+        Turns of `structured_output` are not part of it; `ledger` and `rollouts` hold them.
 
         Raises:
-            SeveralTrajectoriesError: A history was edited, retried or shared, so there are several: `rollouts`.
+            SeveralTrajectoriesError: A history was edited, retried or shared. Use `rollouts`.
         """
-        self._is_viewed = True
-        if self.is_connected and len(self.ledger):
-            if len(self.ledger.leaves()) > 1:
-                said = "The rollout has several trajectories, since a history was edited, retried or shared."
-                raise SeveralTrajectoriesError(f"{said} Use model.rollouts, a list.\n{self.ledger.tree()}")
+        self._is_rollout_shared = True
+        if self.is_connected:
+            if len(self._agent_leaves(self.ledger)) > 1:
+                raise SeveralTrajectoriesError(
+                    "The rollout has several trajectories because a history was edited, retried or shared. Use "
+                    f"model.rollouts, a list.\n{self.ledger.tree()}"
+                )
             self._grow()
         return self._rollout
 
@@ -109,28 +161,34 @@ class LazyModel(TITOModel):
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """A rollout for each trajectory; each sampled token is trained in exactly one."""
+        """One rollout per trajectory; each sampled token is trained in exactly one."""
         return _rollouts(self.ledger) if self.is_connected else []
 
     @property
     def tool_parse_errors(self) -> dict[str, int]:
-        """Malformed calls of this rollout by the tool they name; "unknown_tool" where they do not say for certain."""
+        """Number of malformed calls by tool; "unknown_tool" for calls that do not name one for certain."""
         if not self.is_connected:
             return {}
-        counted = ((name or "unknown_tool", sum(of.malformed.values())) for name, of in self.parse_report.tools.items())
-        return {name: faults for name, faults in counted if faults}
+        reports = self.parse_report.tools.items()
+        counts = ((name or "unknown_tool", sum(report.malformed.values())) for name, report in reports)
+        return {name: count for name, count in counts if count}
 
     def reset(self) -> Ledger:
-        """Give the ledger and start the next one; what it holds is kept in `rollout_history`."""
+        """Return the ledger and start the next one. The rollout is appended to `rollout_history`."""
         if not self.is_connected:
             return Ledger().seal()
-        with self._viewing:
+        with self._rollout_lock:
             ledger = super().reset()
-            rollouts = _rollouts(ledger)
-            if len(rollouts) == 1 and rollouts[0] == self._rollout:
-                rollouts = [self._rollout]
+            leaves = self._agent_leaves(ledger)
+            if self._standalone and len(leaves) < 2:
+                rollouts = [_path_rollout(ledger.path(leaf)) for leaf in leaves]
+            else:
+                rollouts = _rollouts(ledger)
+            if rollouts == [self._rollout]:
+                rollouts = [self._rollout]  # the object that the user may hold
             self.rollout_history += rollouts
-            self._rollout, self._viewed, self._is_viewed = Rollout(), 0, False
+            self._rollout, self._rollout_turns, self._is_rollout_shared = Rollout(), 0, False
+            self._standalone = set()
         return ledger
 
     def stream(
@@ -138,23 +196,43 @@ class LazyModel(TITOModel):
         messages: Messages,
         tool_specs: list[ToolSpec] | None = None,
         system_prompt: str | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> AsyncGenerator[StreamEvent]:
-        """Run one turn, connected first; see `TITOModel.stream`."""
-        return self._turn(messages, tool_specs, system_prompt, asked)
+        """Connect if necessary and run one turn; see `TITOModel.stream`."""
+        return self._run_turn(messages, tool_specs, system_prompt, options)
 
-    async def _turn(
-        self, messages: Messages, tool_specs: list[ToolSpec] | None, system_prompt: str | None, asked: dict[str, Any]
+    async def _run_turn(
+        self, messages: Messages, tool_specs: list[ToolSpec] | None, system_prompt: str | None, options: dict[str, Any]
     ) -> AsyncGenerator[StreamEvent]:
+        if self._live_config.changes():
+            self.update_config()
+        is_standalone = options.pop("standalone", False)
+        state = dict(options.get("model_state") or {})
+        before = state.get(STATE_KEY)
+        if is_standalone:
+            options["model_state"] = state
         await self.connected()
         try:
-            async with aclosing(super().stream(messages, tool_specs, system_prompt, **asked)) as events:
+            async with aclosing(super().stream(messages, tool_specs, system_prompt, **options)) as events:
                 async for event in events:
                     yield event
         except BackendError as error:
-            raise self._told(error) from error.__cause__
-        if self._is_viewed and len(self.ledger.leaves()) == 1:
+            raise self._translate(error) from error.__cause__
+        if is_standalone:
+            key = state.get(STATE_KEY)  # written by the commit
+            if key is not None and key != before and key["ledger"] == self.ledger.uuid:
+                self._standalone.add(key["turn"])
+        elif self._is_rollout_shared:
             self._grow()
+
+    async def structured_output(
+        self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
+    ) -> AsyncGenerator[dict[str, M | Any]]:
+        """Sample a JSON object; see `TITOModel.structured_output`. Its turn is not part of `rollout`."""
+        outputs = super().structured_output(output_model, prompt, system_prompt, **{**kwargs, "standalone": True})
+        async with aclosing(outputs) as events:
+            async for event in events:
+                yield event
 
     async def count_tokens(
         self,
@@ -163,31 +241,45 @@ class LazyModel(TITOModel):
         system_prompt: str | None = None,
         system_prompt_content: list[SystemContentBlock] | None = None,
     ) -> int:
-        """Count the tokens of a history, connected first."""
+        """Connect if necessary and count the tokens of a history; see `TITOModel.count_tokens`."""
         await self.connected()
         return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
 
-    def _grow(self) -> None:
-        """Take the turns of the only path that came since: what a turn costs grows with what is new (law 14)."""
-        with self._viewing:
-            path = self._only_path()
-            for turn in path[self._viewed :]:
-                self._rollout.add_turn(turn)
-            self._viewed = len(path)
+    def _agent_leaves(self, ledger: Ledger) -> Sequence[int]:
+        """Return the leaves of a ledger without the turns of `structured_output`."""
+        if not self._standalone:
+            return ledger.leaves()
+        turns = [turn for turn in ledger if turn.index not in self._standalone]
+        parents = {turn.parent for turn in turns}
+        return [turn.index for turn in turns if turn.index not in parents]
 
-    def _only_path(self) -> Sequence[Turn]:
-        return self.ledger.path(self.ledger.leaves()[0])
+    def _grow(self) -> None:
+        """Append the new turns of the only path; the cost grows with the new tokens (law 14)."""
+        with self._rollout_lock:
+            leaves = self._agent_leaves(self.ledger)
+            if len(leaves) == 1:
+                path = self.ledger.path(leaves[0])
+                for turn in path[self._rollout_turns :]:
+                    self._rollout.add_turn(turn)
+                self._rollout_turns = len(path)
 
 
 def _rollouts(ledger: Ledger) -> list[Rollout]:
     return [Rollout.of(trajectory) for trajectory in ledger.iter_trajectories()]
 
 
-def check_tokenizer(tokenizer: Any, parser: str, template_arguments: dict[str, Any]) -> None:
-    """Certify the template of a tokenizer that is there already, so that one that is not sound is refused at once.
+def _path_rollout(path: Iterable[Turn]) -> Rollout:
+    rollout = Rollout()
+    for turn in path:
+        rollout.add_turn(turn)
+    return rollout
 
-    A name is loaded at the first turn, and so is found out what an object of another class is, such as a stand-in of a
-    test that asks for no turn.
+
+def check_tokenizer(tokenizer: Any, parser: str, template_arguments: dict[str, Any]) -> None:
+    """Certify the chat template of a loaded tokenizer, so that an unsound template fails when the model is made.
+
+    A tokenizer given by name is loaded and certified at the first turn. Objects of other classes, such as mocks, are
+    not checked here.
 
     Raises:
         TemplateError, DetectionError: As `Policy.connect`.

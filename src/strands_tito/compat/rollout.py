@@ -1,4 +1,4 @@
-"""A trajectory as the lists that users of other providers know: it goes through pydantic, JSON and pickle."""
+"""A trajectory as Python lists, in the form that users of other providers know."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Token:
     """One token.
 
     Attributes:
-        token_id: Its id.
-        logprob: The engine's own, natural logarithm, or None.
-        loss_mask: Whether it is trained.
+        token_id: The id.
+        logprob: The engine's logprob, a natural logarithm, or None.
+        loss_mask: Whether the token is trained.
     """
 
     token_id: int
@@ -32,19 +32,18 @@ class Token:
 
 
 class Rollout(BaseModel):
-    """One trajectory of a ledger, in lists of Python numbers; the ledger's own columns are arrays and smaller.
+    """One trajectory as lists of Python numbers. It can be validated by pydantic, written as JSON and pickled.
 
-    `model.rollout` grows with its rollout. One that was made by hand, `Rollout()`, grows by `add_prompt` and
-    `add_response`.
+    `model.rollout` grows with each turn. A rollout made by hand, `Rollout()`, grows by `add_prompt` and `add_response`.
 
     Attributes:
-        token_ids: Ids, in order.
-        loss_mask: 1 on each token that is trained here, else 0; as long as `token_ids`.
-        logprobs: Of each token; None where the engine gave none. As long as `token_ids`. Those of prompt tokens, where
-            they were asked for, are raw and at temperature 1 whatever the sampled ones are (law 11).
-        routed_experts: Of each turn that brought them, int32 rows of (layers, experts a token) in base64.
-        image_data: Always empty: images are refused, not dropped.
-        segment_info: For each run of tokens (whether the engine sampled it, its length).
+        token_ids: Token ids, in order.
+        loss_mask: 1 on each token that is trained, else 0; one per token.
+        logprobs: One per token; None if the engine reported none. Prompt logprobs, if requested, are raw and at
+            temperature 1 whatever the semantics of the sampled ones (law 11).
+        routed_experts: For each turn with routed experts, its int32 rows of (layers, experts per token) in base64.
+        image_data: Always empty: messages with images are refused.
+        segment_info: (whether the engine sampled it, its length) for each run of tokens.
     """
 
     token_ids: list[int] = Field(default_factory=list)
@@ -56,55 +55,61 @@ class Rollout(BaseModel):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Rollout:
-        """Copy a trajectory."""
+        """Return a trajectory as lists."""
         rollout = cls()
-        rollout._take(trajectory)
+        rollout._append(trajectory)
         return rollout
 
     def add_turn(self, turn: Turn) -> None:
-        """Go on with the next turn of a path that no other path shares."""
-        self._take(assemble((turn,), context=frozenset(), train_constrained=False))
+        """Append the next turn of a path that no other path shares."""
+        self._append(assemble((turn,), context=frozenset(), train_constrained=False))
 
     def add_prompt(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
-        """Add tokens that were not sampled. Of a prompt that begins with all the tokens held so far, the rest is new.
+        """Append tokens that were not sampled. A prompt that starts with all tokens held so far adds only the rest.
 
         Raises:
-            ValueError: There are logprobs, but not one for each id.
+            ValueError: `logprobs` has another length than `token_ids`.
         """
-        held = len(self.token_ids)
-        known = held if held and list(token_ids[:held]) == self.token_ids else 0
-        _expect_as_many(token_ids, logprobs)
-        self._add(token_ids[known:], None if logprobs is None else logprobs[known:], is_output=False)
+        length = len(self.token_ids)
+        start = length if length and list(token_ids[:length]) == self.token_ids else 0
+        _check_lengths(token_ids, logprobs)
+        self._add(token_ids[start:], None if logprobs is None else logprobs[start:], is_output=False)
 
     def add_response(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
-        """Add sampled tokens.
+        """Append sampled tokens.
 
         Raises:
             RuntimeError: There is no prompt yet.
-            ValueError: There are logprobs, but not one for each id.
+            ValueError: `logprobs` has another length than `token_ids`.
         """
         if token_ids and not self.segment_info:
-            raise RuntimeError("First segment must be a prompt: an answer without one cannot be trained. Add it first.")
-        _expect_as_many(token_ids, logprobs)
+            raise RuntimeError("First segment must be a prompt: call add_prompt first.")
+        _check_lengths(token_ids, logprobs)
         self._add(token_ids, logprobs, is_output=True)
 
     def add_routed_experts(self, routed_experts: str) -> None:
-        """Add a turn's experts, int32 in base64."""
+        """Append a turn's routed experts, int32 in base64."""
         self.routed_experts.append(routed_experts)
 
+    def joined_routed_experts(self) -> str | None:
+        """Return the routed experts of all turns as one base64 string; None if there are none."""
+        if not self.routed_experts:
+            return None
+        return base64.b64encode(b"".join(map(base64.b64decode, self.routed_experts))).decode("ascii")
+
     def decode_routed_experts(self, num_layers: int, top_k: int) -> npt.NDArray[np.int32]:
-        """Give the experts of all turns, int32, shape (rows, num_layers, top_k).
+        """Return the routed experts of all turns, int32, shape (rows, num_layers, top_k).
 
         Raises:
-            ValueError: They are not of that shape.
+            ValueError: The number of values does not fit the shape.
         """
-        whole = b"".join(map(base64.b64decode, self.routed_experts))
-        return np.frombuffer(whole, _EXPERT).reshape(-1, num_layers, top_k)
+        rows = b"".join(map(base64.b64decode, self.routed_experts))
+        return np.frombuffer(rows, _EXPERT).reshape(-1, num_layers, top_k)
 
     def reset(self) -> None:
-        """Empty it."""
-        for held in (self.token_ids, self.loss_mask, self.logprobs, self.routed_experts, self.segment_info):
-            held.clear()
+        """Remove all tokens."""
+        for column in (self.token_ids, self.loss_mask, self.logprobs, self.routed_experts, self.segment_info):
+            column.clear()
 
     @property
     def output_mask(self) -> list[int]:
@@ -113,7 +118,7 @@ class Rollout(BaseModel):
 
     @property
     def initial_prompt_length(self) -> int:
-        """Tokens of the first prompt."""
+        """Number of tokens of the first prompt."""
         return self.segment_info[0][1] if self.segment_info else 0
 
     @property
@@ -124,12 +129,12 @@ class Rollout(BaseModel):
 
     @property
     def segments(self) -> list[list[Token]]:
-        """The tokens, segment by segment: the first prompt, the first answer, what was added, and so on."""
-        tokens, found, at = self.tokens, [], 0
+        """The tokens by segment: the first prompt, the first answer, the next delta, and so on."""
+        tokens, segments, start = self.tokens, [], 0
         for _, length in self.segment_info:
-            found.append(tokens[at : at + length])
-            at += length
-        return found
+            segments.append(tokens[start : start + length])
+            start += length
+        return segments
 
     @property
     def initial_prompt(self) -> list[Token]:
@@ -153,11 +158,11 @@ class Rollout(BaseModel):
             self.logprobs.extend([None] * len(token_ids) if logprobs is None else logprobs)
             self.segment_info.append((is_output, len(token_ids)))
 
-    def _take(self, piece: Trajectory) -> None:
+    def _append(self, piece: Trajectory) -> None:
         logprobs = piece.logprobs
         if "prompt_logprobs" in piece.column_names:
             logprobs = logprobs.copy()
-            _lay_prompt_logprobs(logprobs, piece.path)
+            _fill_prompt_logprobs(logprobs, piece.path)
         self.token_ids.extend(piece.token_ids.tolist())
         self.loss_mask.extend(piece.loss_mask.tolist())
         self.logprobs.extend(None if value != value else value for value in logprobs.tolist())
@@ -165,22 +170,22 @@ class Rollout(BaseModel):
             if segment.stop > segment.start:
                 self.segment_info.append((segment.is_output, segment.stop - segment.start))
         experts = (turn.draft.extras.get("routed_experts") for turn in piece.path)
-        packed = (column.values.astype(_EXPERT).tobytes() for column in experts if column is not None)
-        self.routed_experts.extend(base64.b64encode(rows).decode("ascii") for rows in packed)
+        rows = (column.values.astype(_EXPERT).tobytes() for column in experts if column is not None)
+        self.routed_experts.extend(base64.b64encode(turn_rows).decode("ascii") for turn_rows in rows)
 
 
 def decode_routed_experts(routed_experts: str, seq_len: int, num_layers: int, top_k: int) -> npt.NDArray[np.int32]:
-    """Give the experts of a sequence of `seq_len` tokens, int32, shape (seq_len - 1, num_layers, top_k).
+    """Return the routed experts of a sequence of `seq_len` tokens, int32, shape (seq_len - 1, num_layers, top_k).
 
     Raises:
-        ValueError: They are not of that shape.
+        ValueError: The number of values does not fit the shape.
     """
     rows = np.frombuffer(base64.b64decode(routed_experts), _EXPERT)
     return rows.reshape(seq_len - 1, num_layers, top_k)
 
 
-def _lay_prompt_logprobs(logprobs: npt.NDArray[np.float32], path: Sequence[Turn]) -> None:
-    """Write each turn's prompt logprobs where its prompt tokens are; `logprobs` begins with the first turn."""
+def _fill_prompt_logprobs(logprobs: npt.NDArray[np.float32], path: Sequence[Turn]) -> None:
+    """Write each turn's prompt logprobs at its prompt tokens; `logprobs` starts at the first turn of the path."""
     root = path[0].path_length - path[0].own_length
     for turn in path:
         column = turn.draft.extras.get("prompt_logprobs")
@@ -188,8 +193,8 @@ def _lay_prompt_logprobs(logprobs: npt.NDArray[np.float32], path: Sequence[Turn]
             logprobs[column.start - root : column.start - root + column.rows] = column.values
 
 
-def _expect_as_many(token_ids: Sequence[int], logprobs: Sequence[float | None] | None) -> None:
+def _check_lengths(token_ids: Sequence[int], logprobs: Sequence[float | None] | None) -> None:
     if logprobs is not None and len(logprobs) != len(token_ids):
         raise ValueError(
-            f"logprobs length ({len(logprobs)}) must match token_ids length ({len(token_ids)}): give one for each id."
+            f"logprobs length ({len(logprobs)}) must match token_ids length ({len(token_ids)}): pass one per id."
         )

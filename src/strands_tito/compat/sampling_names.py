@@ -1,4 +1,4 @@
-"""Sampling parameters by the names of an engine or of OpenAI -> the engine-neutral ones."""
+"""Translate sampling parameters from the names of an engine or of OpenAI to the engine-neutral names."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from tito_core.backend.sampling import SamplingParams
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _TEXT_ONLY = frozenset(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"))
-"""What the server makes of its answer's text, of which nothing is read: the ids are."""
+"""Options of the response's text, which is not used: only ids are read."""
 
 
 def neutral_sampling(
-    given: Mapping[str, Any],
+    params: Mapping[str, Any],
     *,
     renamed: Mapping[str, str],
     ignored: Collection[str] = (),
     passed: Collection[str] = ("logit_bias",),
 ) -> dict[str, Any]:
-    """Translate; what stays unknown is refused by `SamplingParams`, which suggests the nearest name.
+    """Return the parameters as arguments of `SamplingParams`, which refuses names that are still unknown.
 
     Args:
-        given: Parameters as the user wrote them. None is as if it were not there.
-        renamed: Neutral names, by the other ones.
-        ignored: Names of what does not change what is sampled.
-        passed: Names of what goes to the engine as it is.
+        params: Parameters as the user wrote them. None means not set.
+        renamed: Neutral names by the provider's names.
+        ignored: Names that have no effect on sampling.
+        passed: Names that are passed to the engine unchanged.
 
     Raises:
-        ValueError: More than one sample a request is asked for.
+        ValueError: `n` is not 1.
     """
     fields: dict[str, Any] = {}
-    extra: dict[str, Any] = dict(given.get("extra") or {})
-    for name, value in given.items():
+    extra: dict[str, Any] = dict(params.get("extra") or {})
+    for name, value in params.items():
         name = renamed.get(name, name)
         if value is None or name == "extra" or name in _TEXT_ONLY or name in ignored:
             continue
         if name == "n":
             if value != 1:
-                raise ValueError(f"n={value} asks for several samples a request: make so many rollouts instead.")
+                raise ValueError(f"n={value!r} is not supported: a turn has one sample. Make n rollouts instead.")
         elif name in _GRAMMARS:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             fields["grammar"] = {"kind": name, "value": text}

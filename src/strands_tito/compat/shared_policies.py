@@ -1,4 +1,4 @@
-"""Policies that are made once for all the models that ask for the same one."""
+"""Policies that several models share."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from tito_core.model import Policy
 
 
 class SharedPolicies:
-    """Policies by what they were made of. Threads and event loops may share it; a failure is not kept."""
+    """Policies by the arguments they were made with. Thread-safe. A failed attempt is not remembered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._making: dict[Hashable, threading.Lock] = {}
-        self._made: dict[Hashable, Policy] = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._policies: dict[Hashable, Policy] = {}
 
     def get(self, key: Hashable, make: Callable[[], Policy]) -> Policy:
-        """Give the policy of a key; who asks first makes it, and others who ask meanwhile wait.
+        """Return the policy of a key. The first caller makes it while other callers of the key wait.
 
         Args:
-            key: All that it is made of.
-            make: Makes it, and blocks until the server has answered.
+            key: All arguments that the policy depends on.
+            make: Makes the policy. It blocks until the server has answered.
         """
         with self._lock:
-            making = self._making.setdefault(key, threading.Lock())
-        with making:
-            if key not in self._made:
-                self._made[key] = make()
-            return self._made[key]
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._policies:
+                self._policies[key] = make()
+            return self._policies[key]

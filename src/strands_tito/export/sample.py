@@ -203,10 +203,19 @@ def _trained_semantics(trajectory: Trajectory) -> tuple[Semantics, ...]:
 
 
 def _experts(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
-    """Return the column in a signed type, in which `NO_EXPERT` has a place."""
+    """Return the column in a signed type, in which `NO_EXPERT` has a place.
+
+    Raises:
+        ValueError: Its rows are flat.
+    """
     if "routed_experts" not in trajectory.column_names:
         return None
     found = trajectory.column("routed_experts", fill=0)
+    if found.ndim != 3:
+        raise ValueError(
+            f"routed_experts have shape {found.shape}, which trainers cannot read. Sample with "
+            "routed_experts=(layers, experts per token) to record their shape."
+        )
     given = np.zeros(len(trajectory), np.bool_)
     for turn in trajectory.path:
         column = turn.draft.extras.get("routed_experts")

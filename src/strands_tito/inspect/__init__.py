@@ -1,1 +1,1 @@
-"""What a person looks at: summaries and tokens in a terminal, laws and scores of files, certificates of templates."""
+"""Terminal tools: summaries of rollouts, coloured tokens, law checks, re-scoring and template certificates."""

@@ -1,4 +1,4 @@
-"""Rollouts in a terminal: what each did, and what the ledgers and the engine say of all of them."""
+"""Tables and summary lines about rollouts, for a terminal."""
 
 from __future__ import annotations
 
@@ -40,16 +40,15 @@ EXPECTED_ERRORS = (
     UnknownBackendError,
     UnknownParserError,
 )
-"""Errors whose message is a sentence for a person; anything else is a defect and keeps its traceback."""
-
+"""Errors that the command line prints without a traceback."""
 
 ANSWER_WIDTH = 34
-"""Characters of an answer that the table shows."""
+"""Width of the table's answer column, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One finished rollout: what was asked, what came out, why it ended, and its ledger."""
+    """One finished rollout: the question, the answer, why it stopped, and its ledger."""
 
     question: str
     answer: str
@@ -59,7 +58,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of one ledger, each token and each call counted once."""
+    """Totals of one ledger; each token and each call is counted once."""
 
     turns: int
     prompt: int
@@ -86,7 +85,7 @@ class Counts:
 
 
 def rollout_table(rollouts: Sequence[Rollout]) -> Table:
-    """Make the table with a row a rollout."""
+    """Return a table with one row per rollout."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("#", justify="right", min_width=2)
     table.add_column("question", no_wrap=True, min_width=20, max_width=36)
@@ -102,22 +101,22 @@ def rollout_table(rollouts: Sequence[Rollout]) -> Table:
 
 
 def ledger_table(ledgers: Iterable[Ledger]) -> Table:
-    """Make the table with a row a stored ledger; task, reward and termination show where any ledger has them."""
+    """Return a table with one row per ledger; columns without any value (task, reward, termination) are left out."""
     rows = [_ledger_row(ledger) for ledger in ledgers]
-    shown = [name for name in _LEDGER_COLUMNS if name not in _WHERE_KNOWN or any(row[name] for row in rows)]
+    shown = [name for name in _LEDGER_COLUMNS if name not in _OPTIONAL_COLUMNS or any(row[name] for row in rows)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("#", justify="right", min_width=2)
     for name in shown:
         table.add_column(
-            name, justify="left" if name in _WORDS else "right", no_wrap=True, min_width=len(name), max_width=36
+            name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True, min_width=len(name), max_width=36
         )
     for number, row in enumerate(rows, 1):
         table.add_row(str(number), *(Text(row[name]) for name in shown))
     return table
 
 
-_WORDS = ("ledger", "task", "ended")
-_WHERE_KNOWN = ("task", "reward", "ended")
+_TEXT_COLUMNS = ("ledger", "task", "ended")
+_OPTIONAL_COLUMNS = ("task", "reward", "ended")
 _LEDGER_COLUMNS = (
     "ledger",
     "task",
@@ -152,12 +151,12 @@ def _ledger_row(ledger: Ledger) -> dict[str, str]:
 
 
 def laws_line(ledgers: int, turns: int) -> str:
-    """Say which laws were checked on how much."""
+    """Return the line about the laws that were checked."""
     return f"laws        1 to 4 and 8 to 10 hold on {ledgers} ledgers, {turns} turns"
 
 
 async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:
-    """Print every rollout and what holds over all of them.
+    """Print the table of rollouts, check every ledger, re-score it and print the totals.
 
     Raises:
         LawViolationError: A ledger breaks a law.
@@ -185,7 +184,7 @@ async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], se
 
 
 def rescored_line(rescored: Rescored) -> str:
-    """Say how far the engine's own scores are from what was recorded."""
+    """Return the line about how far the engine's scores are from the recorded logprobs."""
     return (
         f"re-scored   {len(rescored.differences)} sampled tokens, |recorded - re-scored| "
         f"p50 {rescored.quantile(0.5):.1e}, p99 {rescored.quantile(0.99):.1e}, max {rescored.quantile(1):.1e} nats, "
@@ -194,12 +193,12 @@ def rescored_line(rescored: Rescored) -> str:
 
 
 def _processing(policy: Policy) -> str:
-    known = {True: "include the temperature", False: "raw", None: "of unknown processing"}
-    return f"{known[policy.info.processed_logprobs]} (measured)"
+    labels = {True: "include the temperature", False: "raw", None: "of unknown processing"}
+    return f"{labels[policy.info.processed_logprobs]} (measured)"
 
 
 def drifted_turns(ledger: Ledger, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """List the turns whose sampled ids do not survive decoding and encoding."""
+    """Return the turns whose sampled ids change when they are decoded and encoded again."""
     return [
         turn.index
         for turn in ledger

@@ -1,4 +1,4 @@
-"""`tito template`: certify a chat template, without a server, and show what was found."""
+"""`tito template`: certify a chat template without a server and print its certificate."""
 
 from __future__ import annotations
 
@@ -26,53 +26,57 @@ app = typer.Typer(help="Certify chat templates.", no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """Keep `check` a command of its own: Typer would make the only one the group itself."""
+    """Keep `check` a subcommand: without a callback Typer would make a single command the group itself."""
 
 
 @app.command()
 def check(
     template: Annotated[
         str,
-        typer.Argument(metavar="NAME_OR_PATH", help="A model's name, a tokenizer's folder, or a .jinja file."),
+        typer.Argument(metavar="NAME_OR_PATH", help="A model name, a tokenizer folder, or a .jinja file."),
     ],
-    tokenizer: Annotated[str, typer.Option(help="The tokenizer of a .jinja file: a name or a folder.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer for a .jinja file: a name or a folder.")] = "",
     argument: Annotated[
         list[str] | None, typer.Option(metavar="KEY=JSON", help="A template argument, such as enable_thinking=false.")
     ] = None,
     parser: Annotated[
         str,
         typer.Option(
-            help="A tool parser, whose control tokens content may not write either; auto: what the template has."
+            help="Tool parser. Message content cannot produce its control tokens. auto: detect it from the template."
         ),
     ] = AUTO,
-    as_template: Annotated[bool, typer.Option("--as-template", help="Let content spell control tokens.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON, every probe named.")] = False,
+    as_template: Annotated[
+        bool, typer.Option("--as-template", help="Allow message content to produce control tokens.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the certificate as JSON, with the name of every probe.")
+    ] = False,
     against: Annotated[
         str,
         typer.Option(
             metavar="renderers[:NAME]",
-            help="Compare every probe's delta with another package's: renderers, or renderers:qwen3 for one by name.",
+            help="Compare the delta of every probe with the package renderers; renderers:qwen3 chooses one by name.",
         ),
     ] = "",
 ) -> None:
-    """Print what a chat template's certificate says; a template that is refused prints why, with exit status 1.
+    """Print the certificate of a chat template. If the template is refused, print why and exit with status 1.
 
-    With --against, each difference from the other package is printed, and the exit status is 1 where there is one.
+    With --against, print each difference from the other package, and exit with status 1 if there is any.
     """
     package, _, name = against.partition(":")
     if package not in ("", "renderers"):
-        raise typer.BadParameter(f"--against {against!r}: only renderers or renderers:NAME can be compared.")
-    given = loaded(template, tokenizer)
-    found = certify(
-        given,
+        raise typer.BadParameter(f"--against {against!r}: give renderers or renderers:NAME.")
+    loaded = load_with_template(template, tokenizer)
+    certified = certify(
+        loaded,
         parser=parser,
         content_tokens="as-template" if as_template else "inert",
         arguments=template_arguments(argument or []),
     )
-    certificate = found.certificate
+    certificate = certified.certificate
     typer.echo(certificate.to_json() if as_json else visible("\n".join(certificate.lines())))
     if against:
-        comparison = RendererComparison.of(name or "auto", given, found)
+        comparison = RendererComparison.of(name or "auto", loaded, certified)
         differences = list(comparison.differences())
         for difference in differences:
             typer.echo(visible(difference), err=True)
@@ -86,57 +90,56 @@ def certify(
     """Certify a tokenizer's template as `Policy.connect` does.
 
     Raises:
-        TemplateError: It is refused.
-        UnknownParserError: No parser has the name.
+        TemplateError: The template is refused.
+        UnknownParserError: Unknown parser.
     """
     try:
         markup = control_strings(get_tool_parser(choose_tool_parser(parser, tokenizer).name, tokenizer))
-    except DetectionError:  # it shows no calls, or those of no format that is known: its own control tokens are left
+    except DetectionError:  # the template shows no known format of calls; its own control tokens remain
         markup = frozenset()
     markup = markup.union([tokenizer.eos_token] if tokenizer.eos_token else [])
     checked = checked_arguments(arguments)
     return ChatTemplate.of(tokenizer, content_tokens=content_tokens, markup=markup, **checked)
 
 
-def loaded(template: str, tokenizer: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with the template that is to be checked.
+def load_with_template(template: str, tokenizer: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer together with the chat template to check.
 
     Args:
-        template: A name as `load_tokenizer` takes it, the name of one of our small models, a folder, or a .jinja file.
-        tokenizer: The same, for a .jinja file; otherwise empty.
+        template: A model name, the name of one of our small models, a folder, or a .jinja file.
+        tokenizer: Tokenizer of a .jinja file: a name or a folder. Empty in all other cases.
 
     Raises:
-        TokenizerError: Nothing loads under the name.
+        TokenizerError: The tokenizer cannot be loaded.
+        typer.BadParameter: The two arguments do not fit together, or there is no such file.
     """
     path = Path(template).expanduser()
     if path.suffix not in (".jinja", ".jinja2", ".j2") and not path.is_file():
         if tokenizer:
-            raise typer.BadParameter(f"--tokenizer is for a .jinja file, and {template!r} is none.")
-        return _named(template)
+            raise typer.BadParameter(f"--tokenizer is for .jinja files, and {template!r} is not one. Leave it out.")
+        return _load(template)
     if not path.is_file():
-        raise typer.BadParameter(f"There is no file {template!r}: check the path.")
+        raise typer.BadParameter(f"File not found: {template!r}. Check the path.")
     if not tokenizer:
-        raise typer.BadParameter(
-            "A template's file needs the tokenizer that it is for: give --tokenizer NAME_OR_FOLDER."
-        )
-    made = _named(tokenizer)
-    made.chat_template = path.read_text(encoding="utf-8")
-    return made
+        raise typer.BadParameter("A .jinja file needs its tokenizer: add --tokenizer NAME_OR_FOLDER.")
+    loaded = _load(tokenizer)
+    loaded.chat_template = path.read_text(encoding="utf-8")
+    return loaded
 
 
-def _named(name: str) -> PreTrainedTokenizerBase:
-    from strands_tito.engines import models  # with its catalogue, which only this needs
+def _load(name: str) -> PreTrainedTokenizerBase:
+    from strands_tito.engines import models  # heavy, and needed here only
 
     return models.load_tokenizer(name) if name in models.MODELS else load_tokenizer(os.path.expanduser(name))
 
 
-def template_arguments(given: list[str]) -> dict[str, Any]:
-    """Read KEY=JSON; what is no JSON is a string."""
+def template_arguments(options: list[str]) -> dict[str, Any]:
+    """Parse KEY=JSON options; a value that is not JSON is taken as a string."""
     arguments: dict[str, Any] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
+    for option in options:
+        key, equals, value = option.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"--argument {each!r} is not KEY=JSON, such as enable_thinking=false.")
+            raise typer.BadParameter(f"--argument {option!r} is not KEY=JSON, such as enable_thinking=false.")
         try:
             arguments[key] = json.loads(value)
         except json.JSONDecodeError:

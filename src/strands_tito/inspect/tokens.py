@@ -1,4 +1,4 @@
-"""Tokens in a terminal, each in the colour of its provenance."""
+"""Tokens in a terminal, coloured by provenance."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ STYLES = {
     Provenance.SAMPLED: "green",
     Provenance.CONSTRAINED: "magenta",
 }
-"""Every second token of one colour is underlined, so that a person sees where one ends."""
+"""Every second token of a run is underlined, so that token borders are visible."""
 
 _VISIBLE = VISIBLE | {ord("\n"): "⏎\n"}
-"""What a terminal would act on instead of showing."""
+"""Control characters and what is printed for them."""
 
 Show = Callable[[int], str]
-"""Gives what stands for a token id."""
+"""Returns the text to print for a token id."""
 
 
 def ids_only(token: int) -> str:
-    """Show a token as its id, where no tokenizer is at hand."""
+    """Return a token's id as text, for rollouts without a tokenizer."""
     return f"{token} "
 
 
 def coloured(ledger: Ledger, show: Show) -> RenderableType:
-    """Show every trajectory of a ledger, turn by turn, after a legend."""
+    """Return a legend and every trajectory of a ledger, turn by turn."""
     parts: list[RenderableType] = [_legend(), Text(ledger.tree())]
     trajectories = ledger.trajectories()
     for number, trajectory in enumerate(trajectories, 1):
@@ -45,8 +45,8 @@ def coloured(ledger: Ledger, show: Show) -> RenderableType:
 
 
 def _legend() -> Text:
-    words = (Text(f" {kind.name.lower()} ", style=style) for kind, style in STYLES.items())
-    return Text(" ").join(words)
+    labels = (Text(f" {kind.name.lower()} ", style=style) for kind, style in STYLES.items())
+    return Text(" ").join(labels)
 
 
 def _trajectory(trajectory: Trajectory, show: Show) -> Iterator[RenderableType]:
@@ -54,8 +54,8 @@ def _trajectory(trajectory: Trajectory, show: Show) -> Iterator[RenderableType]:
     for turn in trajectory.path:
         stop = turn.path_length
         context = ", context here: an earlier trajectory trains it" if turn.index in trajectory.context_turns else ""
-        why = f"  ← {turn.draft.branch}" if turn.draft.branch is not None else ""
-        yield Text(f"turn {turn.index}, tokens {at} to {stop}{context}{why}", style="bold dim")
+        branch = f"  ← {turn.draft.branch}" if turn.draft.branch is not None else ""
+        yield Text(f"turn {turn.index}, tokens {at} to {stop}{context}{branch}", style="bold dim")
         yield _tokens(trajectory, at, stop, show)
         at = stop
 
@@ -66,8 +66,8 @@ def _tokens(trajectory: Trajectory, start: int, stop: int, show: Show) -> Text:
     kinds = trajectory.provenance[start:stop].tolist()
     at = 0
     for kind, run in groupby(kinds):
-        for place in range(len(list(run))):
-            style = STYLES[Provenance(kind)] + (" underline" if place % 2 else "")
+        for number in range(len(list(run))):
+            style = STYLES[Provenance(kind)] + (" underline" if number % 2 else "")
             text.append(show(ids[at]).translate(_VISIBLE), style)
             at += 1
     return text

@@ -1,4 +1,4 @@
-"""Asking the engine itself: re-score a trajectory and compare with what was recorded."""
+"""Re-score trajectories with the engine and compare the scores with the recorded logprobs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tito_core.ledger.turn import Draft
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rescored:
-    """Recorded logprobs beside the engine's own teacher-forced ones.
+    """Differences between recorded logprobs and the engine's teacher-forced scores.
 
     Attributes:
-        differences: |recorded - re-scored| in nats, one a compared token, float32.
-        not_comparable: Sampled tokens left out, since their logprobs mean something else (law 11), or since other
-            weights than those that score sampled them.
-        prompt_differences: The same of the `prompt_logprobs` that were recorded, which are raw on every engine.
+        differences: |recorded - re-scored| in nats for each compared token, float32, shape (n,).
+        not_comparable: Sampled tokens left out because their logprobs have other semantics than scores (law 11), or
+            because other weights sampled them.
+        prompt_differences: The same for recorded `prompt_logprobs`, which are raw on every engine.
     """
 
     differences: Logprobs
@@ -34,28 +34,28 @@ class Rescored:
     prompt_differences: Logprobs = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def quantile(self, q: float) -> float:
-        """Return a quantile of the differences in nats; NaN when nothing was compared."""
+        """Return a quantile of the differences in nats; NaN if nothing was compared."""
         return float(np.quantile(self.differences, q)) if len(self.differences) else float("nan")
 
 
 async def connect_for_scoring(backend: str, base_url: str) -> Backend:
-    """Connect to a server that is only asked for scores, so that no tokenizer is needed."""
+    """Connect to a server for scoring only, which needs no tokenizer."""
     engine = create_backend(backend, base_url)
     await connected(engine)
     return engine
 
 
 async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = None) -> Rescored:
-    """Re-score every trajectory of a ledger; each token is compared once, where semantics allow.
+    """Re-score every trajectory of a ledger; compare each sampled token once if its semantics allow it.
 
     Args:
         ledger: The ledger.
         backend: The engine.
-        version: The weights that it has now, where they have changed since: only their tokens are compared, and of
-            prompts none, since no record says which weights scored them. None compares all.
+        version: The server's current weight version, if weights changed since sampling: then only tokens of this
+            version are compared, and no prompt tokens, because their version is not recorded. None compares all.
     """
     differences: list[Logprobs] = []
-    of_prompts: list[Logprobs] = []
+    prompt_differences: list[Logprobs] = []
     not_comparable = 0
     for trajectory in ledger.trajectories():
         scores = await _scores(trajectory, backend, version)
@@ -71,12 +71,12 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
             column = draft.extras.get("prompt_logprobs")
             if scores is not None and column is not None and version is None:
                 values = column.values.astype(np.float32)
-                of_prompts.append(np.abs(scores[column.start : column.start + column.rows] - values))
-    return Rescored(_joined(differences), not_comparable, _joined(of_prompts))
+                prompt_differences.append(np.abs(scores[column.start : column.start + column.rows] - values))
+    return Rescored(_joined(differences), not_comparable, _joined(prompt_differences))
 
 
 async def _scores(trajectory: Trajectory, backend: Backend, version: str | None) -> Logprobs | None:
-    """Score a path, unless nothing in it would be compared."""
+    """Return the scores of a path; None if none of its tokens can be compared or the server cannot score it."""
     own = [turn.draft for turn in trajectory.path if turn.index not in trajectory.context_turns]
     if not any(
         (draft.engine.semantics.comparable_with_scoring() and _sampled_by(version, draft).any())
@@ -86,16 +86,16 @@ async def _scores(trajectory: Trajectory, backend: Backend, version: str | None)
         return None
     try:
         return await score(backend, trajectory.token_ids)
-    except ContextLengthError:  # vLLM scores only what leaves room for one token more
+    except ContextLengthError:  # vLLM needs room for one more token than it scores
         return None
 
 
 def _sampled_by(version: str | None, draft: Draft) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a turn some weights sampled; None for any."""
-    chosen = np.full(len(draft.output_ids), version is None)
+    """Return a mask of the turn's output tokens that a weight version sampled; all of them for None."""
+    mask = np.full(len(draft.output_ids), version is None)
     for span in draft.engine.versions if version is not None else ():
-        chosen[span.start : span.stop] = span.version == version
-    return chosen
+        mask[span.start : span.stop] = span.version == version
+    return mask
 
 
 def _joined(parts: Sequence[Logprobs]) -> Logprobs:
@@ -103,7 +103,7 @@ def _joined(parts: Sequence[Logprobs]) -> Logprobs:
 
 
 def merge(parts: Sequence[Rescored]) -> Rescored:
-    """Put the comparisons of several ledgers together."""
+    """Concatenate the comparisons of several ledgers."""
     return Rescored(
         _joined([part.differences for part in parts]),
         sum(part.not_comparable for part in parts),

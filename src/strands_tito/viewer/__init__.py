@@ -1,5 +1,5 @@
-"""Rollouts in a browser: `tito view`, one offline file, and what a notebook shows of a ledger.
+"""The HTML viewer: `tito view`, offline pages, and the notebook display of ledgers.
 
-A page is a stylesheet, a script and its data, which is JSON that the script only ever shows as text. Nothing of a
-rollout becomes markup, and the page's content security policy runs no other script.
+A page consists of a stylesheet, a script and JSON data, which the script inserts as text only. Content of a rollout
+never becomes markup, and the content security policy allows no other script.
 """

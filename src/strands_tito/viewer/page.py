@@ -1,4 +1,4 @@
-"""A page: one HTML file with its stylesheet, its script and its data, which no network is needed for."""
+"""A page: one HTML file with its stylesheet, script and data, usable without a network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 _SCRIPTS = ("elements.js", "columns.js", "scales.js", "path.js", "tokens.js", "detail.js", "ribbon.js", "tree.js")
 _VIEWS = ("rollout.js", "compare.js", "charts.js", "collection.js", "main.js")
 _ESCAPED = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
-"""In JSON these stand in strings only; escaped, no string of a rollout can end the script element that holds it."""
+"""In JSON these characters occur in strings only. Escaped, no string can end the script element around it."""
 
 
 class _Parts(NamedTuple):
@@ -27,9 +27,9 @@ def page(view: str, data: Any, *, is_served: bool = False) -> bytes:
     """Return a page.
 
     Args:
-        view: What it shows: "rollout", "compare" or "collection".
-        data: What of, as JSON.
-        is_served: Whether it may ask its own server for more data.
+        view: "rollout", "compare" or "collection".
+        data: The view's data, which must encode to JSON.
+        is_served: Whether the page may request more data from its own server.
     """
     parts = _parts(is_served)
     payload = as_inert_json({"view": view, "served": is_served, **data})
@@ -41,7 +41,7 @@ def page(view: str, data: Any, *, is_served: bool = False) -> bytes:
 
 
 def as_inert_json(value: Any) -> bytes:
-    """Return JSON that has no character with which markup begins or ends."""
+    """Return JSON in which `<`, `>` and `&` are escaped."""
     encoded = msgspec.json.encode(value)
     for character, escaped in _ESCAPED:
         encoded = encoded.replace(character, escaped)
@@ -49,7 +49,7 @@ def as_inert_json(value: Any) -> bytes:
 
 
 def policy(is_served: bool) -> str:
-    """Return the content security policy of pages: their own script and style by hash, and pictures that they hold."""
+    """Return the content security policy: the page's own script and style by hash, and `data:` images."""
     return _parts(is_served).policy
 
 

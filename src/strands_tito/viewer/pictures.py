@@ -1,4 +1,4 @@
-"""Pictures of prompts: a ledger holds their digests, and a folder may hold their bytes."""
+"""Images of prompts: a ledger holds their digests, a folder their bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _RIFF, _WEBP = b"RIFF", b"WEBP"
 
 
 class Pictures:
-    """The pictures of a folder, found by their SHA-256. The folder is read when the first rollout with pictures comes.
+    """The images in a folder, found by SHA-256. The folder is read when a rollout with images is first shown.
 
     Args:
-        folder: The folder, or None for no pictures.
+        folder: The folder, or None for no images.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -26,19 +26,19 @@ class Pictures:
         self._files: dict[bytes, Path] | None = None
 
     def of(self, ledger: Ledger) -> Mapping[bytes, str]:
-        """Return the pictures of a ledger that the folder has, as `data:` URLs by their digests."""
-        wanted = {span.sha256 for turn in ledger for span in turn.draft.media}
-        if not wanted or self._folder is None:
+        """Return the ledger's images that are in the folder, as `data:` URLs by digest."""
+        digests = {span.sha256 for turn in ledger for span in turn.draft.media}
+        if not digests or self._folder is None:
             return {}
         if self._files is None:
             files = sorted(path for path in self._folder.rglob("*") if path.is_file())
             self._files = {hashlib.sha256(path.read_bytes()).digest(): path for path in files}
-        urls = {digest: _url(self._files[digest].read_bytes()) for digest in wanted if digest in self._files}
+        urls = {digest: _url(self._files[digest].read_bytes()) for digest in digests if digest in self._files}
         return {digest: url for digest, url in urls.items() if url}
 
 
 def _url(data: bytes) -> str:
-    """Return a picture as a `data:` URL; empty unless it is a PNG, JPEG, GIF or WebP."""
+    """Return an image as a `data:` URL; empty unless it is a PNG, JPEG, GIF or WebP. An SVG may hold a script."""
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), "")
     if data.startswith(_RIFF) and data[8:12] == _WEBP:
         kind = "webp"

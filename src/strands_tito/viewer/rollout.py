@@ -1,4 +1,4 @@
-"""One rollout as the data of a page: a ledger, or the path of a trajectory, as JSON with its columns in base64."""
+"""The data of a page: a ledger or a trajectory as JSON, with its columns in base64."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tito_core.ledger.trajectory import Trajectory
 from tito_core.ledger.turn import Turn
 
 Data = dict[str, Any]
-"""What a page shows, as JSON."""
+"""Data of a page; it encodes to JSON."""
 Facts = list[tuple[str, str]]
-"""Names and values, as a page lists them."""
+"""Rows of (name, value)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a ledger does not hold, and a page shows with it.
+    """Data that a page shows in addition to the ledger.
 
     Attributes:
-        text: What the tokens stand for, or None to show ids.
-        differences: |recorded - re-scored| of each output token in nats, NaN where they are not comparable, by turn.
-        pictures: Pictures as `data:` URLs, by the SHA-256 of their bytes.
+        text: Text of the tokens; None shows ids.
+        differences: |recorded - re-scored| of each output token in nats, by turn.
+        pictures: Images as `data:` URLs, by the SHA-256 of their bytes.
     """
 
     text: TokenText | None = None
@@ -42,11 +42,8 @@ class Evidence:
 
 
 def ledger_data(ledger: Ledger, evidence: Evidence) -> Data:
-    """Return what a page shows of a ledger."""
-    notes = [
-        {"name": note.name, "value": as_text(note.value), "turn": note.turn}
-        for note in latest(ledger)  # of one name the last one counts
-    ]
+    """Return a ledger as the data of a page."""
+    notes = [{"name": note.name, "value": as_text(note.value), "turn": note.turn} for note in latest(ledger)]
     try:
         check_ledger(ledger)
         laws = ""
@@ -57,19 +54,19 @@ def ledger_data(ledger: Ledger, evidence: Evidence) -> Data:
 
 
 def trajectory_data(trajectory: Trajectory, evidence: Evidence) -> Data:
-    """Return what a page shows of a trajectory: its only path, with the turns that an earlier one trains."""
+    """Return a trajectory as the data of a page; `context` lists the turns that an earlier trajectory trains."""
     data = _turns_data(trajectory.path, evidence)
     context = sorted(trajectory.context_turns)
     return data | {"uuid": "", "facts": [], "notes": [], "broken": "", "context": context}
 
 
 def latest(ledger: Ledger) -> Iterable[Any]:
-    """Return the last annotation of each name and turn, in the order the names came."""
+    """Return the last annotation of each (name, turn), in order of first use."""
     return {(note.name, note.turn): note for note in ledger.annotations}.values()
 
 
 def as_text(value: Any) -> str:
-    """Return a JSON value as text; a string as itself."""
+    """Return a JSON value as text, and a string unchanged."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -89,17 +86,17 @@ def _header_facts(header: Header) -> Facts:
 def _turns_data(turns: Sequence[Turn], evidence: Evidence) -> Data:
     text = evidence.text
     every = [_turn_data(turn, evidence) for turn in turns]
-    again = [token for data in every for drift in data["drift"] for token in drift.ids]
+    drifted = [token for data in every for drift in data["drift"] for token in drift.ids]
     return {
         "turns": every,
         "text": text is not None,
-        "pieces": {} if text is None else _pieces(text, {*_ids_of(turns), *again}),
+        "pieces": {} if text is None else _pieces(text, {*_ids_of(turns), *drifted}),
         "pictures": _pictures(turns, evidence.pictures),
     }
 
 
 def _ids_of(turns: Sequence[Turn]) -> Collection[int]:
-    """Return every id that a page shows, once."""
+    """Return every distinct id of the turns, including the top alternatives."""
     parts: list[npt.NDArray[np.generic]] = [turn.draft.columns.ids for turn in turns]
     parts += [turn.draft.extras["top_ids"].values.ravel() for turn in turns if "top_ids" in turn.draft.extras]
     whole = np.unique(np.concatenate([part.astype(np.int64) for part in parts])) if parts else np.zeros(0, np.int64)
@@ -108,7 +105,7 @@ def _ids_of(turns: Sequence[Turn]) -> Collection[int]:
 
 
 def _pieces(text: TokenText, ids: Collection[int]) -> Data:
-    """Return each id's text, or its bytes in hexadecimal, in a list, where they are not UTF-8."""
+    """Return each id's text; bytes that are not UTF-8 as a list with one hexadecimal string."""
     pieces: Data = {}
     for token in ids:
         piece = text.piece(token)
@@ -153,7 +150,7 @@ def _turn_data(turn: Turn, evidence: Evidence) -> Data:
 
 
 def _top(extras: Mapping[str, Column], start: int) -> Data | None:
-    """Return the likeliest tokens of each place, and a lower bound of its entropy: what they leave out is one token."""
+    """Return the top tokens of each position with a lower bound of the entropy there; see `entropy`."""
     ids, logprobs = extras.get("top_ids"), extras.get("top_logprobs")
     if ids is None or logprobs is None or len(ids.shape) != 2 or ids.shape != logprobs.shape:
         return None
@@ -167,14 +164,15 @@ def _top(extras: Mapping[str, Column], start: int) -> Data | None:
 
 
 def entropy(logprobs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the least entropy in nats that rows of log-probabilities allow, shape (n,).
+    """Return a lower bound of the entropy in nats, shape (n,).
 
     Args:
-        logprobs: Shape (n, k); NaN and -inf are no token. The probability that a row leaves out counts as one token.
+        logprobs: Log-probabilities of the top tokens, shape (n, k); NaN and -inf mean no token. The probability that
+            is left over counts as one token.
     """
-    chances = np.exp(np.where(np.isfinite(logprobs), logprobs, -np.inf))
-    rest = np.clip(1 - chances.sum(axis=1, keepdims=True), 0, 1)
-    every = np.concatenate([chances, rest], axis=1)
+    probabilities = np.exp(np.where(np.isfinite(logprobs), logprobs, -np.inf))
+    rest = np.clip(1 - probabilities.sum(axis=1, keepdims=True), 0, 1)
+    every = np.concatenate([probabilities, rest], axis=1)
     return np.asarray(-np.sum(np.where(every > 0, every * np.log(np.where(every > 0, every, 1)), 0), axis=1) + 0.0)
 
 
@@ -185,11 +183,11 @@ def _column(column: Column | None, start: int) -> Data | None:
 
 
 def _record(turn: Turn) -> Facts:
-    """List what the engine and the request say of a turn."""
+    """Return the facts about a turn's request, response and engine."""
     draft, engine = turn.draft, turn.draft.engine
-    server, means = engine.server, engine.semantics
-    kind = {True: "processed", False: "raw", None: "of unknown processing"}[means.processed]
-    heat = "" if means.temperature is None else f", temperature {means.temperature:g}"
+    server, semantics = engine.server, engine.semantics
+    kind = {True: "processed", False: "raw", None: "of unknown processing"}[semantics.processed]
+    temperature = "" if semantics.temperature is None else f", temperature {semantics.temperature:g}"
     responses = [f"{start} to {stop}: {request}" for start, stop, request in engine.responses]
     facts = {
         "backend": server.backend,
@@ -197,7 +195,7 @@ def _record(turn: Turn) -> Facts:
         "request": engine.request_id,
         "latency": f"{engine.latency_s:.3f} s",
         "prompt": f"{draft.prompt_length:,} tokens, {_cached(engine.cached_tokens)}",
-        "logprobs": f"{kind}{heat}{', adjusted' if means.adjusted else ''} ({means.source})",
+        "logprobs": f"{kind}{temperature}{', adjusted' if semantics.adjusted else ''} ({semantics.source})",
         "finish": f"{draft.finish}{'' if draft.stop is None else f', stop {draft.stop!r}'}",
         "at most": f"{draft.max_new_tokens:,} new tokens",
         "sampling": as_text(dict(draft.sampling)),

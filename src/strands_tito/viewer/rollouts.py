@@ -1,4 +1,4 @@
-"""The rollouts of files and folders, numbered from 1; each ledger is read when it is asked for."""
+"""The rollouts of files and folders, numbered from 1. A ledger is read when it is needed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError
 
 INDEXED = ("number", "ledger", "source", "task", "group", "reward", "turns", "tokens", "sampled", "termination")
-"""Columns of the table that show at once: an index has all but the group, a file only the ledger's name."""
+"""Columns that need no ledger: a collection's index fills all but the group, a file only number, ledger and source."""
 READ = (*INDEXED[3:], "malformed", "logprob", "drift", "backend")
-"""Columns that a ledger itself fills."""
+"""Columns that are filled from the ledger."""
 
 
 class Place(NamedTuple):
-    """Where a rollout lies.
+    """The location of a rollout.
 
     Attributes:
         file: The file that holds its ledger.
         ledger: The ledger's UUID.
-        entry: Its line of a collection's index, where it is in one.
+        entry: Its entry in the collection's index, if it belongs to one.
     """
 
     file: Path
@@ -38,13 +38,13 @@ class Place(NamedTuple):
 
 
 class Rollouts:
-    """Rollouts of several files and folders. They may grow meanwhile: what is new gets the next numbers.
+    """Rollouts of several files and folders. They may grow: new rollouts get the next numbers.
 
     Args:
         paths: Files of ledgers, and folders of collected rollouts.
 
     Raises:
-        SchemaError: One is neither, damaged, or newer than this version.
+        SchemaError: A path is neither, or is damaged, or has a newer schema than this version reads.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
@@ -70,49 +70,51 @@ class Rollouts:
 
     @property
     def title(self) -> str:
-        """The names of the files and folders."""
+        """Names of the files and folders."""
         return ", ".join(path.name or str(path) for path in self._paths)
 
     def refresh(self) -> None:
-        """Take up the rollouts that were written since."""
+        """Add the rollouts written since the last call."""
         with self._lock:
             for path in self._paths:
-                for place in self._found(path):
+                for place in self._places_in(path):
                     if (place.file, place.ledger) not in self._known:
                         self._known.add((place.file, place.ledger))
                         self._places.append(place)
 
     def place(self, number: int) -> Place:
-        """Return where a rollout lies.
+        """Return the location of a rollout.
 
         Raises:
-            IndexError: There is no such number.
+            IndexError: Unknown number.
         """
         if not 1 <= number <= len(self._places):
-            raise IndexError(f"Unknown rollout {number}: {self.title} holds {len(self._places)}.")
+            raise IndexError(f"Unknown rollout {number}: {self.title} holds {len(self._places)} rollouts.")
         return self._places[number - 1]
 
     def load(self, number: int) -> Ledger:
-        """Read one ledger, its laws unchecked: a page shows what is broken.
+        """Read one ledger without checking the laws; its page reports a broken law.
 
         Raises:
-            IndexError: There is no such number.
-            SchemaError: Its records do not fit together, or its file lacks it.
+            IndexError: Unknown number.
+            SchemaError: The file is damaged or lacks the ledger.
         """
         place = self.place(number)
         try:
             return self._file(place.file).load(place.ledger, check=False)
         except KeyError as error:
-            raise SchemaError(f"{place.file} has no ledger {place.ledger}: restore it from a copy.") from error
+            raise SchemaError(
+                f"{place.file} does not hold ledger {place.ledger}: restore the file from a copy."
+            ) from error
 
     def name(self, number: int) -> str:
-        """Return a short name for a rollout."""
+        """Return a short title for a rollout."""
         place = self.place(number)
         task = f", {place.entry.task}, sample {place.entry.sample}" if place.entry else ""
         return f"Rollout {number}{task}, {place.file.name}"
 
     def index_rows(self) -> list[list[Any]]:
-        """Return a row of `INDEXED` a rollout, without reading ledgers."""
+        """Return one row of `INDEXED` per rollout, without reading ledgers."""
         return [_index_row(number, place) for number, place in enumerate(self._places, 1)]
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class Rollouts:
                 file.close()
             self._files.clear()
 
-    def _found(self, path: Path) -> Iterator[Place]:
+    def _places_in(self, path: Path) -> Iterator[Place]:
         if path.is_dir():
             yield from (Place(path / entry.file, entry.ledger, entry) for entry in entries(path))
         else:
@@ -140,18 +142,16 @@ class Rollouts:
 
 def _index_row(number: int, place: Place) -> list[Any]:
     entry = place.entry
-    known = [None] * 7 if entry is None else _of_entry(entry)
-    return [number, place.ledger, place.file.name, *known]
-
-
-def _of_entry(entry: Entry) -> list[Any]:
-    return [entry.task, None, entry.reward, entry.turns, entry.tokens, entry.sampled, entry.termination]
+    facts: list[Any] = [None] * 7
+    if entry is not None:
+        facts = [entry.task, None, entry.reward, entry.turns, entry.tokens, entry.sampled, entry.termination]
+    return [number, place.ledger, place.file.name, *facts]
 
 
 def read_rows(rollouts: Rollouts, start: int, texts: TokenTexts, is_enough: Callable[[], bool]) -> list[list[Any]]:
-    """Return rows of `READ` from rollout `start` on, counted from 0, until it is enough; at least one.
+    """Return rows of `READ` from rollout `start` (counted from 0) until `is_enough` returns True; at least one row.
 
-    A ledger that cannot be read has only None in its row: its own page says why.
+    The row of a ledger that cannot be read holds only None; the rollout's own page reports why.
     """
     rows: list[list[Any]] = []
     for number in range(start + 1, len(rollouts) + 1):
@@ -178,7 +178,7 @@ def _read_row(ledger: Ledger, texts: TokenTexts) -> list[Any]:
         len(turns),
         sum(draft.columns.prompt for draft in turns) + sampled,
         sampled,
-        _word(ledger.annotation("termination")),
+        _optional_text(ledger.annotation("termination")),
         sum(call.status != "ok" for draft in turns for call in draft.calls),
         total / sampled if sampled else None,
         drifted / len(turns) if drifted is not None and turns else None,
@@ -186,5 +186,5 @@ def _read_row(ledger: Ledger, texts: TokenTexts) -> list[Any]:
     ]
 
 
-def _word(value: Any) -> str | None:
+def _optional_text(value: Any) -> str | None:
     return None if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Pages on 127.0.0.1, under a path that nobody else knows, so that no other page or user can ask for them."""
+"""An HTTP server on 127.0.0.1 under a secret path, so that no other web page or user can read the rollouts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _HTML, _JSON, _PLAIN = "text/html", "application/json", "text/plain"
 
 
 def new_home() -> str:
-    """Return a path that cannot be guessed."""
+    """Return a random path, too long to guess."""
     return f"/{secrets.token_urlsafe(18)}/"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a site.
+    """Serve a site.
 
     Args:
-        make_site: Makes it, given the path of its first page.
-        port: 0 for one that is free.
+        make_site: Makes the site, given the path of its first page.
+        port: Port on 127.0.0.1; 0 for a free one.
 
     Raises:
         OSError: The port is taken.
@@ -44,13 +44,13 @@ class Server(ThreadingHTTPServer):
         self.site = make_site(self.home)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
-        """Ignore readers that disconnected; print any other error."""
+        """Ignore clients that disconnected; print any other error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where its first page is."""
+        """Address of the first page."""
         return f"http://{HOST}:{self.server_port}{self.home}"
 
 
@@ -62,26 +62,26 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer with a page. A name other than ours in `Host` is another site that resolves to this machine."""
+        """Send a page. A foreign `Host` is refused: it may be another site's name that resolves to this machine."""
         if self.headers.get("Host") not in (
             f"{HOST}:{self.server.server_port}",
             f"localhost:{self.server.server_port}",
         ):
-            self._answer(HTTPStatus.FORBIDDEN, _PLAIN, b"This server answers only under its own address.\n")
+            self._send(HTTPStatus.FORBIDDEN, _PLAIN, b"Wrong host. Open the address that `tito view` printed.\n")
             return
         path = self.path.partition("?")[0]
         if not secrets.compare_digest(path[: len(self.server.home)].encode(), self.server.home.encode()):
-            self._answer(HTTPStatus.NOT_FOUND, _PLAIN, b"Open the address that `tito view` printed.\n")
+            self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"Open the address that `tito view` printed.\n")
             return
         try:
-            found = route(self.server.site, path[len(self.server.home) :])
+            response = route(self.server.site, path[len(self.server.home) :])
         except IndexError as error:
-            found = HTTPStatus.NOT_FOUND, _PLAIN, f"{error}\n".encode()
+            response = HTTPStatus.NOT_FOUND, _PLAIN, f"{error}\n".encode()
         except (SchemaError, BackendError, OSError) as error:
-            found = HTTPStatus.INTERNAL_SERVER_ERROR, _PLAIN, f"{type(error).__name__}: {error}\n".encode()
-        self._answer(*found)
+            response = HTTPStatus.INTERNAL_SERVER_ERROR, _PLAIN, f"{type(error).__name__}: {error}\n".encode()
+        self._send(*response)
 
-    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
         headers = {
             "Content-Type": f"{kind}; charset=utf-8",
@@ -99,21 +99,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the terminal shows the address alone."""
+        """Log nothing, so that the terminal shows only the address."""
 
 
 def route(site: Site, path: str) -> tuple[HTTPStatus, str, bytes]:
-    """Return the status, type and body for a path below the home.
+    """Return the status, content type and body for a path below the home path.
 
     Raises:
-        IndexError: There is no such page.
+        IndexError: Unknown page or rollout.
     """
     if path == "":
-        return HTTPStatus.OK, _HTML, site.all()
+        return HTTPStatus.OK, _HTML, site.collection()
     if found := re.fullmatch(f"rollout/{_NUMBER}", path):
-        return HTTPStatus.OK, _HTML, site.one(int(found[1]))
+        return HTTPStatus.OK, _HTML, site.rollout(int(found[1]))
     if found := re.fullmatch(f"compare/{_NUMBER}/{_NUMBER}", path):
-        return HTTPStatus.OK, _HTML, site.two(int(found[1]), int(found[2]))
+        return HTTPStatus.OK, _HTML, site.comparison(int(found[1]), int(found[2]))
     if found := re.fullmatch(r"facts/(\d{1,9})", path):
-        return HTTPStatus.OK, _JSON, site.facts(int(found[1]))
+        return HTTPStatus.OK, _JSON, site.rows(int(found[1]))
     raise IndexError("Unknown page.")

@@ -1,4 +1,4 @@
-"""The pages of some rollouts: one for all of them, one for each, one for two beside each other."""
+"""The pages of a site: the table of all rollouts, one rollout, and a comparison of two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from strands_tito.viewer.page import as_inert_json, page
 from strands_tito.viewer.pictures import Pictures
-from strands_tito.viewer.rescored import rescored
+from strands_tito.viewer.rescored import differences_at
 from strands_tito.viewer.rollout import Data, Evidence, ledger_data
 from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from strands_tito.viewer.token_text import TokenTexts
@@ -18,18 +18,18 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
 
 _STEP_S = 0.2
-"""How long ledgers are read for one step of a table, in seconds."""
+"""Longest time that one request for table rows reads ledgers, in seconds."""
 
 
 class Site:
-    """Pages, made when they are asked for. One at a time: tokenizers are not made to be shared.
+    """Makes pages on request, one at a time because tokenizers are not thread-safe.
 
     Args:
-        rollouts: What they show.
-        texts: What their tokens stand for.
-        pictures: Pictures that they may show.
+        rollouts: The rollouts to show.
+        texts: Text of their tokens.
+        pictures: Images of their prompts.
         rescoring: Backend and URL of a server that re-scores, or None.
-        home: Where the page of all of them is served; empty for pages in files.
+        home: Path under which the first page is served; empty for pages in files.
     """
 
     def __init__(
@@ -48,46 +48,48 @@ class Site:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Begin to load the first rollout's tokenizer, which takes seconds, before its page is asked for."""
-        with suppress(IndexError, SchemaError):  # its page, if anybody asks for it, says so
+        """Start to load the first rollout's tokenizer in a thread, because loading takes seconds."""
+        with suppress(IndexError, SchemaError):  # the rollout's page reports the error
             name = self._rollouts.load(1).header.tokenizer
-            threading.Thread(target=self._load, args=(name,), daemon=True).start()
+            threading.Thread(target=self._load_tokenizer, args=(name,), daemon=True).start()
 
-    def all(self) -> bytes:
-        """Return the page of all rollouts."""
+    def collection(self) -> bytes:
+        """Return the page with the table of all rollouts."""
         self._rollouts.refresh()
         rows = self._rollouts.index_rows()
         data = {"title": self._rollouts.title, "home": self._home, "columns": INDEXED, "rows": rows}
         return self._page("collection", data)
 
-    def one(self, number: int) -> bytes:
+    def rollout(self, number: int) -> bytes:
         """Return the page of one rollout.
 
         Raises:
-            IndexError, SchemaError: It cannot be had.
+            IndexError: Unknown number.
+            SchemaError: Its ledger cannot be read.
         """
         with self._lock:
             data = self._data(number)
         return self._page("rollout", data | {"home": self._home, "rollouts": len(self._rollouts)})
 
-    def two(self, left: int, right: int) -> bytes:
-        """Return the page of two rollouts.
+    def comparison(self, left: int, right: int) -> bytes:
+        """Return the page that compares two rollouts.
 
         Raises:
-            IndexError, SchemaError: One cannot be had.
+            IndexError: Unknown number.
+            SchemaError: A ledger cannot be read.
         """
         with self._lock:
             sides = [self._data(number) for number in (left, right)]
         return self._page("compare", {"title": f"Rollouts {left} and {right}", "home": self._home, "sides": sides})
 
-    def facts(self, start: int) -> bytes:
-        """Return, as JSON, what ledgers say from rollout `start` on, counted from 0: as many as take a moment."""
+    def rows(self, start: int) -> bytes:
+        """Return table rows as JSON from rollout `start` (counted from 0), as many as `_STEP_S` allows."""
         until = time.monotonic() + _STEP_S
         with self._lock:
             rows = read_rows(self._rollouts, start, self._texts, lambda: time.monotonic() > until)
         return as_inert_json({"columns": READ, "rows": rows})
 
-    def _load(self, tokenizer: str | None) -> None:
+    def _load_tokenizer(self, tokenizer: str | None) -> None:
         with self._lock:
             self._texts.of(tokenizer)
 
@@ -102,4 +104,4 @@ class Site:
         return ledger_data(ledger, evidence) | {"title": self._rollouts.name(number), "number": number}
 
     def _differences(self, ledger: Ledger) -> Mapping[int, Logprobs]:
-        return rescored(ledger, *self._rescoring) if self._rescoring is not None else {}
+        return differences_at(ledger, *self._rescoring) if self._rescoring is not None else {}

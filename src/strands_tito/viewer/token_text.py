@@ -1,4 +1,4 @@
-"""What token ids stand for: the exact bytes of each, and where re-tokenizing their text would give others."""
+"""The text of token ids: the bytes of each, and the runs that re-tokenizing would change."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _METASPACE = "▁"
 
 
 class Drift(NamedTuple):
-    """A run of tokens that would change if their text were re-tokenized.
+    """A run of tokens that re-tokenizing their text would change.
 
     Attributes:
-        start: First token, counted from the first of those compared.
-        stop: One past its last token.
-        ids: What re-tokenizing gives instead.
+        start: First token, as an offset in the compared ids.
+        stop: One past the last token.
+        ids: The ids that re-tokenizing returns instead.
     """
 
     start: int
@@ -35,11 +35,7 @@ class Drift(NamedTuple):
 
 
 class TokenText:
-    """A tokenizer, asked only what its tokens stand for.
-
-    Args:
-        tokenizer: The tokenizer.
-    """
+    """The text of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -50,17 +46,17 @@ class TokenText:
             self._piece = TokenBytes(backend).__getitem__
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; none where the tokenizer does not know the id."""
+        """Return the bytes of a token; empty if the tokenizer does not know the id."""
         return self._piece(token)
 
     def drift(self, ids: Sequence[int]) -> list[Drift]:
-        """Return the runs of `ids` that decoding and encoding would change."""
+        """Return the runs of `ids` that change when they are decoded and encoded again."""
         text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
         again = list(self._tokenizer.encode(text, add_special_tokens=False))
         return [] if again == list(ids) else self._differing(list(ids), again)
 
     def _differing(self, ids: list[int], again: list[int]) -> list[Drift]:
-        """Compare run by run between the places where both have a token's edge."""
+        """Compare the runs between the byte offsets where both sequences have a token border."""
         ours, theirs = self._edges(ids), self._edges(again)
         edges = sorted({*ours} & {*theirs}) if ours[-1] == theirs[-1] else [0]
         bounds = [(bisect_left(ours, edge), bisect_left(theirs, edge)) for edge in edges[:-1]]
@@ -76,13 +72,13 @@ class TokenText:
         return list(accumulate((len(self.piece(token)) for token in ids), initial=0))
 
     def _plain_piece(self, token: int) -> bytes:
-        """Read the bytes off a token's name in a vocabulary that is not byte-level."""
-        found = self._pieces.get(token)
-        if found is None:
-            found = self._pieces[token] = self._named(token)
-        return found
+        """Return the bytes that a token's name spells, in a vocabulary that is not byte-level."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._bytes_of_name(token)
+        return piece
 
-    def _named(self, token: int) -> bytes:
+    def _bytes_of_name(self, token: int) -> bytes:
         added = self._tokenizer.added_tokens_decoder.get(token)
         if added is not None:
             return str(added.content).encode()
@@ -97,26 +93,26 @@ class TokenText:
 
 
 class TokenTexts:
-    """The tokenizers that rollouts name, each loaded once.
+    """The tokenizers of rollouts, each loaded once.
 
-    A file may name anything, so only folders of this machine and the model hub's cache are looked at; a tokenizer that
-    the user names may be fetched.
+    The name in a file is not trusted, so it is looked up in local folders and the model hub's cache only. The tokenizer
+    that the user gives may be downloaded.
 
     Args:
-        named: The user's tokenizer for all rollouts; empty for each rollout's own.
+        tokenizer: The user's tokenizer for all rollouts; empty to use the one named in each rollout.
 
     Raises:
         TokenizerError: The user's tokenizer cannot be loaded.
     """
 
-    def __init__(self, named: str = "") -> None:
-        self._named = TokenText(load_tokenizer(named)) if named else None
+    def __init__(self, tokenizer: str = "") -> None:
+        self._override = TokenText(load_tokenizer(tokenizer)) if tokenizer else None
         self._loaded: dict[str, TokenText | None] = {}
 
     def of(self, name: str | None) -> TokenText | None:
-        """Return the tokenizer of a rollout that names it, or None where it is not on this machine."""
-        if self._named is not None or not name:
-            return self._named
+        """Return the tokenizer of the given name as `TokenText`; None if it is not on this machine."""
+        if self._override is not None or not name:
+            return self._override
         if name not in self._loaded:
             try:
                 self._loaded[name] = TokenText(load_tokenizer(name, local_files_only=True))

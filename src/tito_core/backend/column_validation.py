@@ -164,9 +164,10 @@ class ColumnValidation:
         """Read routed experts of the whole sequence, or from the requested offset, which some servers ignore."""
         start = self.request.first_routed
         whole = len(self.request.input_ids) + len(self.ids) - 1
-        array = self._array(value, (whole, whole - start))
+        is_flat = self.request.optional_outputs.routed_experts == "flat"
+        array = self._array(value, (whole - start, whole) if is_flat else (whole, whole - start))
         shape = self.request.optional_outputs.expert_shape
-        malformed = array.ndim != 3 or 0 in array.shape[1:]
+        malformed = array.ndim not in ((2, 3) if is_flat else (3,)) or 0 in array.shape[1:]
         if (malformed and not self.request.lenient) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
             raise self.reader.violation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
@@ -29,7 +29,8 @@ class OptionalOutputs(TypedValues):
             temperature 1 on every engine. The first token of a history has none.
         routed_experts: The experts that each token was routed to: column `routed_experts`, shape (rows, layers,
             experts). The last token of a path has none yet. `True` takes the shape from the engine. SGLang does not
-            report it: give (layers, experts per token) of the model's configuration.
+            report it: give (layers, experts per token) of the model's configuration. "flat" takes rows of any shape:
+            (rows, layers * experts) if the engine does not report it.
         sampling_mask: The ids that `top_k`, `top_p` and `min_p` keep: column `sampling_mask`, shape (n, k), padded
             with -1. Needs a finite `top_k`.
         priority: Higher is served sooner, if the server schedules by priority.
@@ -38,7 +39,7 @@ class OptionalOutputs(TypedValues):
 
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS, strict=True)] = 0
     prompt_logprobs: StrictBool = False
-    routed_experts: StrictBool | tuple[Size, Size] = False
+    routed_experts: StrictBool | Literal["flat"] | tuple[Size, Size] = False
     sampling_mask: StrictBool = False
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31, strict=True)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -61,7 +62,7 @@ class OptionalOutputs(TypedValues):
     @property
     def expert_shape(self) -> tuple[int, int] | None:
         """(layers, experts per token), or None if the user did not give them."""
-        return None if isinstance(self.routed_experts, bool) else self.routed_experts
+        return self.routed_experts if isinstance(self.routed_experts, tuple) else None
 
     @classmethod
     def of(cls, given: OptionalOutputs | Mapping[str, Any] | None) -> OptionalOutputs:

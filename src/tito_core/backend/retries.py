@@ -47,11 +47,18 @@ class Retries:
     These are the only retries: Strands does not retry the error that is raised in the end.
 
     Args:
-        max_attempts: Most tries, the first included.
-        sleep: Waits between tries.
+        max_attempts: Tries in all.
+        sleep: Waits between them.
+        may_retry: Returns whether an error is retried.
     """
 
-    def __init__(self, max_attempts: int = 4, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        max_attempts: int = 4,
+        sleep: Sleep = asyncio.sleep,
+        may_retry: Callable[[BaseException], bool] | None = None,
+    ) -> None:
+        self._may_retry = may_retry or is_transient
         self.max_attempts = at_least("max_attempts", max_attempts, 1)
         self._sleep = sleep
 
@@ -64,11 +71,11 @@ class Retries:
         try:
             return await work(Attempt(0))
         except BackendError as error:
-            if not is_transient(error):
+            if not self._may_retry(error):
                 raise
             first = error
-        tries = AsyncRetrying(  # created only now: most requests need no retry
-            retry=retry_if_exception(is_transient),
+        tries = AsyncRetrying(  # made only now: most requests never need it
+            retry=retry_if_exception(self._may_retry),
             stop=stop_after_attempt(self.max_attempts),
             wait=_wait,
             sleep=self._sleep,

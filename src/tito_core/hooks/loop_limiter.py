@@ -165,7 +165,7 @@ class LoopLimiter(HookProvider):
             ]
         for error, allowed, reached in limits:
             if allowed is not None and reached >= allowed:
-                raise error(allowed, reached)
+                raise error(allowed, reached) from error(allowed, reached)  # code for other loops looks at the cause
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -1,4 +1,4 @@
-// Small charts in SVG. What they show is also in their label, and in the table.
+// Small charts in SVG. Their data is also in their label and in the table.
 
 const BINS = 24;
 

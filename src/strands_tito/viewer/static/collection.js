@@ -1,4 +1,4 @@
-// The page of many rollouts: what the index says at once, and what only the ledgers say as they are read.
+// The table of rollouts: index columns first, ledger columns as the ledgers are read.
 
 const COLUMNS = [
   ["number", "#", (row) => String(row.number)],
@@ -100,7 +100,7 @@ class CollectionPage {
     this.compare.replaceChildren(this.chosen.size === 2 ? el("a", { class: "button", href: `${this.data.home}compare/${left}/${right}` }, `Compare ${left} and ${right}`) : hint);
   }
 
-  // Read the rest in steps, each as much as its server does in a moment.
+  // Fetch the remaining rows in steps; the server limits the time of each step.
   async read() {
     let from = 0, drawn = performance.now();
     while (from < this.rows.length) {

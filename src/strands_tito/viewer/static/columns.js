@@ -9,7 +9,7 @@ function bytesOf(text) {
 const integers = (text) => new Int32Array(bytesOf(text).buffer);
 const floats = (text) => new Float32Array(bytesOf(text).buffer);
 
-// A rollout: its turns by index, what extends what, and which leaf trains which turn (law 3).
+// A rollout: its turns by index, their children, and the leaf that trains each turn (law 3).
 class Rollout {
   constructor(data) {
     this.data = data;
@@ -17,7 +17,7 @@ class Rollout {
     this.turns = new Map(data.turns.map((turn) => [turn.index, turn]));
     const extended = new Set(data.turns.map((turn) => turn.parent));
     this.leaves = data.turns.filter((turn) => !extended.has(turn.index)).map((turn) => turn.index);
-    this.leafOf = new Map(); // the first leaf, in commit order, whose path has a turn
+    this.leafOf = new Map(); // turn -> first leaf in commit order whose path holds it
     for (const leaf of this.leaves) {
       for (let at = this.turns.get(leaf); at && !this.leafOf.has(at.index); at = this.turns.get(at.parent)) {
         this.leafOf.set(at.index, leaf);
@@ -52,7 +52,7 @@ class Rollout {
     return this.data.text ? this.data.pieces[id] ?? "" : null;
   }
 
-  // What a page shows for a token that holds whole characters; its id where nobody knows its text.
+  // The text of a token that holds whole characters; its id if the text is unknown.
   shown(id) {
     let label = this.labels.get(id);
     if (label === undefined) {
@@ -66,7 +66,7 @@ class Rollout {
 
 const shownPiece = (text) => visible(text).replaceAll("\n", "↵\n");
 
-// What tokens with a part of a character show: the one that begins it shows it whole.
+// The text of tokens that share a character: the first token shows the whole character.
 function partLabels(pieces) {
   const bytes = [], owners = [];
   pieces.forEach((piece, owner) => {

@@ -15,7 +15,7 @@ class ComparePage {
     this.show();
   }
 
-  // What the two have of each fact: first what differs, then, folded, what does not.
+  // The facts of both rollouts: first those that differ, then, folded, the equal ones.
   facts(data) {
     const of = (rollout) => new Map([
       ...rollout.data.notes.filter((note) => note.turn === null).map((note) => [note.name, note.value]),
@@ -92,7 +92,7 @@ function sharedText([left, right], common) {
   return `The first ${count(common, "token is", "tokens are")} the same${apart}`;
 }
 
-// What the modes need to know of two paths at once.
+// The part of a path's interface that the colour modes need, over two paths.
 function modePath(paths) {
   return {
     kind: Uint8Array.from(new Set(paths.flatMap((path) => [...new Set(path.kind)]))),

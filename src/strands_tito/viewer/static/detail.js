@@ -1,6 +1,6 @@
 const HINT = "Point at a token, or press Tab and use the arrow keys. A click keeps a token here until Escape.";
 
-// One token in full: its id, exact bytes, numbers, and what the engine might have sampled instead.
+// The details of one token: id, bytes, numbers, and the alternatives that the engine reported.
 
 function detailOf(path, token) {
   const { turn, inTurn, inOutput } = path.locate(token);

@@ -1,5 +1,5 @@
 "use strict";
-// Elements are made here and nowhere else: attributes are the page's own, and content is only ever text.
+// All elements are made here. Attributes never hold content of a rollout, and content is inserted as text only.
 
 function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -28,7 +28,7 @@ function listOf(facts) {
   return el("dl", { class: "facts" }, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
-// Control characters and what turns the direction of text are shown, and not acted on.
+// Control and bidirectional characters are replaced by visible ones.
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 function visible(text) {
   return text.replace(CONTROL, (found) => {
@@ -40,14 +40,14 @@ function visible(text) {
 
 const kept = {
   get(name) {
-    try { return localStorage.getItem(`tito-${name}`); } catch { return null; } // a notebook's frame has no storage
+    try { return localStorage.getItem(`tito-${name}`); } catch { return null; } // no storage in a notebook's frame
   },
   set(name, value) {
     try { localStorage.setItem(`tito-${name}`, value); } catch { /* it lasts as long as the page */ }
   },
 };
 
-// The theme that the reader chose, or else the system's.
+// The theme chosen by the reader, else the system's.
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
 const THEMES = { auto: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" };
 function applyTheme(choice) {

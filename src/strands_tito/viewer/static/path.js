@@ -1,4 +1,4 @@
-// One root-to-leaf path: columns of one length, index-aligned, as the engine saw the tokens.
+// One root-to-leaf path as index-aligned columns of one length.
 
 const PROVENANCE = ["prompt", "scaffold", "inserted", "sampled", "constrained"];
 const [INSERTED, SAMPLED, CONSTRAINED] = [2, 3, 4];
@@ -56,7 +56,7 @@ class Path {
     return this[column].some((value) => !Number.isNaN(value));
   }
 
-  // Which turn of the path holds a token: its place in `turns`.
+  // The position in `turns` of the turn that holds a token.
   turnAt(token) {
     let low = 0, high = this.starts.length - 1;
     while (low < high) {
@@ -67,7 +67,7 @@ class Path {
     return low;
   }
 
-  // Where a token lies: its turn, and its offset in the turn's output, negative in its delta.
+  // A token's turn and its offset in the turn's output; negative offsets are in the delta.
   locate(token) {
     const place = this.turnAt(token), turn = this.turns[place];
     return { place, turn, inTurn: token - this.starts[place], inOutput: token - this.starts[place] - turn.prompt };
@@ -93,7 +93,7 @@ class Path {
     return turn.stop !== null && inOutput === turn.output - 1 && this.id[token] === turn.stop;
   }
 
-  // What a page shows for tokens `start` to `stop`, one string each.
+  // The text of tokens `start` to `stop`, one string each.
   labels(start, stop) {
     const labels = [];
     for (let at = start; at < stop;) {

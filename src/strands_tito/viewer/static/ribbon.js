@@ -1,4 +1,4 @@
-// The whole path as one band, a column a pixel: what it is made of at a glance, and a way to any place in it.
+// The whole path as one band of pixel columns: an overview, and a scroll bar.
 
 class Ribbon {
   constructor(path, mode, go) {
@@ -44,7 +44,7 @@ class Ribbon {
     if (this.at >= 0) context.fillRect(Math.floor((this.at / path.length) * width) - devicePixelRatio, 0, 2 * devicePixelRatio, height);
   }
 
-  // The highest step among some tokens: what is rare stays visible.
+  // The highest step among the tokens of a pixel, so that rare steps stay visible.
   strongest(start, stop) {
     let found = "none";
     const every = Math.max(1, Math.floor((stop - start) / 64));

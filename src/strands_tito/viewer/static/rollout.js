@@ -72,7 +72,7 @@ class RolloutPage {
     }
   }
 
-  // Go to a turn; where this path lacks it, to the first path that has it.
+  // Go to a turn; if this path lacks it, open the first path that holds it.
   go(index) {
     if (!this.rollout.turns.has(index)) return;
     if (!this.path.turns.some((turn) => turn.index === index)) this.show(this.rollout.leafOf.get(index));

@@ -1,6 +1,6 @@
-// Colour modes. A class of each token says its step; the stylesheet gives steps their colours, in both themes.
+// Colour modes. A token's class names its step; the stylesheet colours the steps in both themes.
 
-const LOGPROB_EDGES = [0.99, 0.9, 0.5, 0.2, 0.05, 0.01]; // of the probability, falling
+const LOGPROB_EDGES = [0.99, 0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities, descending
 const ENTROPY_EDGES = [0.01, 0.1, 0.5, 1, 1.5, 2]; // nats
 const DIFFERENCE_EDGES = [1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 1e-1]; // nats
 const VERSION_COLOURS = 6;

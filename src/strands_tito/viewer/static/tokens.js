@@ -1,8 +1,8 @@
-// The tokens of a path, turn by turn, in chunks. A chunk is plain text, which browsers find and lay out fast, until it
-// comes near the window: then each of its tokens becomes an element.
+// The tokens of a path, turn by turn, in chunks. A chunk is plain text, which is fast to search and lay out. Near the
+// viewport each of its tokens becomes an element.
 
-const CHUNK_TOKENS = 160; // from here on a chunk ends with the next line
-const CHUNK_LIMIT = 800; // here it ends in any case
+const CHUNK_TOKENS = 160; // after this many tokens a chunk ends at the next line break
+const CHUNK_LIMIT = 800; // longest chunk
 const NEAR = "600px";
 
 class TokenView {
@@ -39,7 +39,7 @@ class TokenView {
 
   fill(run, turn, first, last, middle) {
     const calls = first >= middle ? turn.calls : [];
-    const edges = new Map(); // where chunks must begin, and what is written there
+    const edges = new Map(); // token -> heading: chunks must begin there
     for (const call of calls) {
       if (middle + call.start >= first) edges.set(middle + call.start, [...(edges.get(middle + call.start) ?? []), callLabel(call)]);
       if (!edges.has(middle + call.stop)) edges.set(middle + call.stop, []);
@@ -161,7 +161,7 @@ class TokenView {
     return Boolean((call && call.status !== "ok") || this.path.driftAt(token) || this.path.kind[token] === INSERTED || this.path.mediaAt(token));
   }
 
-  // The next token that begins a run of marked ones: a bad call, drift, an inserted closer or a picture.
+  // The next token that starts a marked run: a bad call, drift, an inserted closer or an image.
   nextMark(from, by) {
     for (let at = from + by; at >= this.from && at < this.to; at += by) {
       if (this.isMarked(at) && (at === this.from || !this.isMarked(at - 1))) return at;

@@ -1,4 +1,4 @@
-// Turns: the forest that they form, and the heading and engine record of each.
+// The forest of turns, and the heading and engine record of each turn.
 
 function branchTree(rollout, path, go) {
   const items = [];

@@ -72,6 +72,7 @@ class HttpBackend(ABC):
     """
 
     name: ClassVar[str]
+    http_type: ClassVar[type[EngineHttp]] = EngineHttp
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class HttpBackend(ABC):
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.http = EngineHttp(
+        self.http = self.http_type(
             self.name,
             base_url,
             api_key=api_key,

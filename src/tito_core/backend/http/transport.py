@@ -31,7 +31,7 @@ from tito_core.backend.http.connections import (
 )
 from tito_core.backend.http.errors import error_from_failure, error_from_status, speaks_tls, wants_tls
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.retries import Attempt, Retries, Sleep
+from tito_core.backend.retries import Attempt, Retries, Sleep, is_transient
 from tito_core.backend.typed_values import at_least, positive_seconds
 
 T = TypeVar("T")
@@ -99,12 +99,17 @@ class EngineHttp:
         self._where = where
         self.timeout_s = positive_seconds("timeout_s", timeout_s)
         self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
-        self._retries = Retries(max_attempts, sleep)
+        self._retries = Retries(max_attempts, sleep, self.may_retry)
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
         limit = at_least("max_connections", max_connections, 0)
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
         self._transports = LoopTransports(http_transport or pool)
+
+    @staticmethod
+    def may_retry(error: BaseException) -> bool:
+        """Return whether a request is sent again after an error; see `Retries`."""
+        return is_transient(error)
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Call `work`, and retry transient failures.
