@@ -169,7 +169,7 @@ def experts_are_the_proxys_bytes() -> None:
     assert routes.dtype == np.uint8
     assert routes.tolist() == rows.tolist()
     ledger.commit(make_draft(0, 4, [100] * 2, [200] * 2))
-    with pytest.raises(ValueError, match="not those of every token"):
+    with pytest.raises(ValueError, match="routed experts of every token"):
         events_of(ledger, temperature=1.0)
 
 
