@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strands_tito.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
-from support.ended import ended
+from support.made_up import made_up_result
 from tito_core.store import SchemaError
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "folder"
     with RolloutFolder(path, {}) as opened:
         task = next(iter(Tasks.of([{"question": "What?"}])))
-        opened.keep(ended(Rollout(opened.index.run, task, 0)))
+        opened.append(made_up_result(Rollout(opened.index.run, task, 0)))
     return path
 
 

@@ -20,9 +20,9 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.export import TrainingSample, samples_of
 from strands_tito.export.batch import padded
-from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.packing import packed
 from strands_tito.export.parquet import read_parquet, write_parquet
+from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.slime import fields_of
 from strands_tito.export.turnwise import trained_turns
 from strands_tito.integrations.trl import columns_of

@@ -96,7 +96,7 @@ async def errors_come_as_they_are(kind: str, server: ScriptedServer, cluster: An
     with pytest.raises(EngineConnectionError):
         await OnRay.start(cluster.address, nobody, "collect_agents:run", actors=1, folder=HERE)
     connection = Connection(kind, server.base_url, folder)
-    with pytest.raises(CollectError, match="99 actors need a CPU each, and the Ray cluster has"):
+    with pytest.raises(CollectError, match=r"99 actors .*--ray-actors"):
         await OnRay.start(cluster.address, connection, "collect_agents:run", actors=99, folder=HERE)
     with pytest.raises(AgentError, match="has no 'walk'"):
         await OnRay.start(cluster.address, connection, "collect_agents:walk", actors=1, folder=HERE)
