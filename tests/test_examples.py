@@ -32,7 +32,7 @@ ENDS = [
 @by_kind
 @pytest.mark.parametrize(("answers", "ended"), ENDS)
 async def test_the_math_agents_rollouts_are_exported(kind: str, answers: tuple[str, ...], ended: Termination) -> None:
-    ledger = await math_agent.roll_out(scripted(kind, *answers), "What is 25 * 17?", "425")
+    ledger = await math_agent.run_rollout(scripted(kind, *answers), "What is 25 * 17?", "425")
     (sample,) = samples_of(ledger)
     assert sample.termination is ended
     assert sample.reward == float(ended is Termination.COMPLETED)

@@ -1,7 +1,7 @@
-"""transformers as an engine, in this process: a backend of a third party, found by its entry point.
+"""A third party's backend, found by its entry point: transformers as an engine in this process.
 
-It has no server, no wire and no base class. It loads a model from a folder, samples with `generate`, and copies what
-the model read and sampled into a `RawResponse`; the core checks that, as it checks vLLM's.
+It needs no server and no base class. It loads a model from a folder, samples with `generate`, and copies the prompt and
+the sampled tokens into a `RawResponse`, which the core checks as it checks every backend's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
-NOTHING_MORE = Capabilities(
+NO_OPTIONAL_OUTPUTS = Capabilities(
     top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False, priority=False
 )
-"""Optional outputs: this engine gives none."""
-REFUSED = ("grammar", "extra")
-"""Sampling parameters that it does not know."""
+"""This engine supports no optional outputs."""
+UNSUPPORTED = ("grammar", "extra")
+"""Sampling parameters that it does not support."""
 
 
 class TransformersBackend:
@@ -37,13 +37,13 @@ class TransformersBackend:
     Args:
         base_url: Folder of the model, or its name on the hub.
         model: Name of the model in ledgers; the folder's when None.
-        device: Where torch computes, such as "cpu" or "cuda:0".
+        device: The torch device, such as "cpu" or "cuda:0".
     """
 
     name = "transformers"
 
     def __init__(self, base_url: str, *, model: str | None = None, device: str = "cpu") -> None:
-        self._folder, self._named, self._device = base_url, model, device
+        self._folder, self._name, self._device = base_url, model, device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transformers")
         self._aborts: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
@@ -57,20 +57,20 @@ class TransformersBackend:
 
     async def generate(self, request: TokenRequest) -> RawResponse:
         sampling = request.sampling
-        for name in REFUSED:
+        for name in UNSUPPORTED:
             if getattr(sampling, name):
-                raise BadRequestError(f"transformers has no {name}: leave it out.", backend=self.name)
+                raise BadRequestError(f"transformers does not support {name}: leave it out.", backend=self.name)
         stop_now = self._aborts[request.request_id] = threading.Event()
         try:
-            return await self._run(lambda: self._sampled(request, stop_now))
+            return await self._run(lambda: self._sample(request, stop_now))
         except asyncio.CancelledError:
-            stop_now.set()  # the thread ends at its next token
+            stop_now.set()  # the thread stops after its next token
             raise
         finally:
             self._aborts.pop(request.request_id, None)
 
     async def score(self, token_ids: TokenIds) -> RawScores:
-        return RawScores(logprobs=await self._run(lambda: self._scored(token_ids.tolist())), token_ids=token_ids)
+        return RawScores(logprobs=await self._run(lambda: self._score(token_ids.tolist())), token_ids=token_ids)
 
     async def tokenize(self, text: str) -> list[int]:
         await self.connect()
@@ -82,32 +82,32 @@ class TransformersBackend:
             running.set()
 
     async def aclose(self) -> None:
-        """Nothing is open: the model lives as long as the backend."""
+        """Do nothing: the model lives as long as the backend."""
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Compute in the engine's one thread, so that the event loop stays free."""
+        """Run blocking work in the engine's one thread, so that the event loop is not blocked."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _load(self) -> None:
-        if self._info is not None:  # another request was first
+        if self._info is not None:  # another request has loaded it
             return
         transformers.utils.logging.set_verbosity_error()
         self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
         self._model = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32).to(self._device).eval()
         ends = self._model.generation_config.eos_token_id
         self._ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        self._model.generation_config = GenerationConfig()  # the model's own defaults apply to nothing
+        self._model.generation_config = GenerationConfig()  # do not apply the model's own defaults
         self._info = EngineInfo(
             self.name,
-            self._named or Path(self._folder).name,
+            self._name or Path(self._folder).name,
             self._model.config.max_position_embeddings,
             transformers.__version__,
             vocab_size=self._model.get_input_embeddings().num_embeddings,
-            capabilities=NOTHING_MORE,
+            capabilities=NO_OPTIONAL_OUTPUTS,
         )
 
     @torch.inference_mode()
-    def _sampled(self, request: TokenRequest, stop_now: threading.Event) -> RawResponse:
+    def _sample(self, request: TokenRequest, stop_now: threading.Event) -> RawResponse:
         began, sampling = time.perf_counter(), request.sampling
         prompt = torch.tensor([request.input_ids.tolist()], device=self._device)
         ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self._ends)}
@@ -124,7 +124,7 @@ class TransformersBackend:
             tokenizer=self._tokenizer,
         )
         read, output = done.sequences[0, : prompt.shape[1]].tolist(), done.sequences[0, prompt.shape[1] :].tolist()
-        logits = torch.stack([step[0] for step in done.logits]).float()  # of the model, before any sampling parameter
+        logits = torch.stack([step[0] for step in done.logits]).float()  # raw, before sampling parameters
         logprobs = torch.log_softmax(logits, -1)[torch.arange(len(output)), output]
         stop = output[-1] if output[-1] in ends else self._stop_string(output, sampling.stop)
         cut_off = "length" if len(output) == sampling.max_new_tokens else "abort"
@@ -145,13 +145,13 @@ class TransformersBackend:
         return min((stop for stop in stops if stop in text), key=text.find, default=None)
 
     @torch.inference_mode()
-    def _scored(self, ids: list[int]) -> list[float | None]:
+    def _score(self, ids: list[int]) -> list[float | None]:
         logits = self._model(torch.tensor([ids], device=self._device)).logits[0, :-1].float()
         return [None, *torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]].tolist()]
 
 
 class _Penalties(LogitsProcessor):
-    """Presence and frequency penalties on sampled tokens, which transformers lacks; logits come divided by T."""
+    """Presence and frequency penalties on sampled tokens, which transformers lacks; `scores` are divided by T."""
 
     def __init__(self, sampling: SamplingParams, prompt: int) -> None:
         heat = sampling.temperature or 1.0
@@ -164,7 +164,7 @@ class _Penalties(LogitsProcessor):
 
 
 def _config(sampling: SamplingParams, ends: list[int]) -> GenerationConfig:
-    """Write every sampling parameter down under transformers' names."""
+    """Return the sampling parameters under transformers' names."""
     fields: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "min_new_tokens": sampling.min_new_tokens,
