@@ -1,11 +1,11 @@
-"""A server that answers every generation alike, on SGLang's and on vLLM's wire, for as little CPU as it can.
+"""A server that gives every request the same answer, on SGLang's and vLLM's wire, with as little CPU as possible.
 
     python benchmarks/canned_server.py ANSWER.json
 
 It prints its port and runs until its standard input is closed. ANSWER.json holds `output_ids`, `logprobs`, `text`,
-`pieces` (the text of each token) and `max_model_len`. What it reads of a request is what an answer depends on: the
-prompt's ids as text, which it echoes where that is asked for, the request's id, and from where prompt logprobs are
-wanted. Its own CPU is nobody's figure, but where a client keeps a core busy it must not be the slower one.
+`pieces` (the text of each token) and `max_model_len`. Of a request it reads only what the answer depends on: the prompt
+ids as text, to echo them on request, the request's id, and the start of prompt logprobs. Its CPU is not measured, but
+it must not be slower than a client that keeps a core busy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFUSAL = b'{"error":{"message":"logit_bias must has keys in [0, %d], got 21474
 
 @dataclass(frozen=True)
 class ParsedCallText:
-    """The first tokens of the answer, as the wires write them."""
+    """The first tokens of the answer, in the format of each wire."""
 
     count: int
     ids: bytes
@@ -41,7 +41,7 @@ class ParsedCallText:
 
 
 class Answers:
-    """The bodies of answers, made of one generation."""
+    """The response bodies, made from one answer."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.answer = answer
@@ -51,7 +51,7 @@ class Answers:
         self.whole = self._said(len(answer["output_ids"]))
 
     def said(self, body: bytes) -> ParsedCallText:
-        """Give the whole answer, or as much as was asked for."""
+        """Return the whole answer, or its first `max_new_tokens` tokens."""
         limit = _LIMIT.search(body)
         asked = int(limit[1]) if limit else self.whole.count
         return self.whole if asked >= self.whole.count else self._said(asked)
@@ -121,7 +121,7 @@ class Answers:
         return _json({"choices": [choice], "usage": {"prompt_tokens": len(tokens), "completion_tokens": 1}})
 
     def _chat(self) -> bytes:
-        """A streamed answer of `/v1/chat/completions`, an event a token."""
+        """Answer `/v1/chat/completions` with one event per token."""
         common = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "canned"}
         events: list[Any] = []
         for number, (token, piece) in enumerate(zip(self.answer["output_ids"], self.answer["pieces"], strict=True)):
@@ -154,7 +154,7 @@ def _ids(body: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def scores(ids: bytes, start: int) -> bytes:
-    """Prompt logprobs from an offset on, as SGLang writes them."""
+    """Return prompt logprobs from an offset on, in SGLang's format."""
     entries: list[Any] = [[-1.25, int(token), None] for token in ids.split(b",")[start:]]
     entries[0][0] = None
     return _json(entries)
@@ -169,11 +169,11 @@ class Connection(asyncio.Protocol):
         self.needed = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self.transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is whole."""
+        """Answer every complete request."""
         self.received += data
         while len(self.received) >= max(self.needed, 1):
             end = self.received.find(b"\r\n\r\n")

@@ -24,7 +24,7 @@ from tito_core.turn.parent import as_shown
 
 
 class Seeded:
-    """A run whose model has taken its context in: the ledger of each has the same first turn.
+    """A run whose model has processed its context: every ledger has the same first turn.
 
     Args:
         seeds: What was taken in.
@@ -36,7 +36,7 @@ class Seeded:
         self.seeds, self.turns, self.ready = seeds, turns, ready
 
     async def __call__(self, model: TITOModel, task: Mapping[str, Any]) -> float:
-        """Take the turns."""
+        """Run the turns."""
         seeds, ledger = self.seeds, model.ledger
         ledger.commit(seeds.draft, ledger.walk(seeds.history), as_shown(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
@@ -48,7 +48,7 @@ class Seeded:
 
 
 async def collected(seeds: Seeds, rollouts: int, turns: int, *, ready: bool) -> dict[str, float]:
-    """Collect rollouts into a folder, all at once; give turns a second of CPU and of time."""
+    """Collect rollouts into a folder, all at once; return turns per second of CPU and of wall time."""
     idle = seeds.policy.model()
     agents = [agent_of((idle, seeds.messages), turns) for _ in range(rollouts if ready else 0)]
     workers = InProcess(
@@ -65,12 +65,12 @@ async def collected(seeds: Seeds, rollouts: int, turns: int, *, ready: bool) -> 
     shutil.rmtree(folder)
     if tally.missing:
         raise RuntimeError(f"{tally.missing} rollouts are missing: {tally.last_error}")
-    taken = tally.turns - tally.finished  # the first turn of each was taken in before
+    taken = tally.turns - tally.finished  # without the prepared first turn of each
     return {"turns_per_cpu_s": taken / spent, "turns_per_s": taken / took}
 
 
 async def made(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
-    """The same rollouts without `collect`: each makes its ledger, model and agent, and is forgotten when it ends."""
+    """Run the same rollouts without `collect`: each makes its ledger, model and agent, and is dropped when it ends."""
 
     async def one() -> None:
         await through_agent(agent_of(seeds(), turns), turns)

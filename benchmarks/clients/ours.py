@@ -12,7 +12,7 @@ from strands_tito.engines import models
 
 
 async def main(port: str) -> None:
-    """Time what is asked for: {"name": "ours_vllm_echo", "context": "2k", "rollouts": 5}."""
+    """Measure the requested case: {"name": "ours_vllm_echo", "context": "2k", "rollouts": 5}."""
     tokenizer = models.load_tokenizer("smollm2")
     url = f"http://127.0.0.1:{port}"
     policies = {

@@ -13,7 +13,7 @@ from conversation import CONTEXTS, timed, told
 
 
 async def main(port: str, tokenizer: str) -> None:
-    """Time what is asked for: {"context": "2k", "rollouts": 5}."""
+    """Measure the requested case: {"context": "2k", "rollouts": 5}."""
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     client = SGLangClient(base_url=f"http://127.0.0.1:{port}")
 

@@ -12,7 +12,7 @@ from conversation import CONTEXTS, timed, told
 
 
 async def main(port: str) -> None:
-    """Time what is asked for: {"context": "2k", "rollouts": 5}."""
+    """Measure the requested case: {"context": "2k", "rollouts": 5}."""
     url, params = f"http://127.0.0.1:{port}/v1", {"max_tokens": 300}
 
     async def answer(asked: Any) -> list[float]:
