@@ -1,4 +1,4 @@
-"""What `examples/train_tiny.py` has that needs no engine and no torch: the task, the batch, the order of an update."""
+"""The parts of `examples/train_tiny.py` that need no engine and no torch: task, batch, order of an update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUM = Problem("What is 25 * 17?", 425)
 GOOD = (call("calculator", '{"expression": "25 * 17"}'), "The answer is 425.")
 END = ids_of("<|im_end|>")
 SPLIT = [*ids_of("The"), *ids_of(" an"), *ids_of("swer"), *ids_of(" is 425."), *END]
-"""Spelt as no tokenizer would."""
+"""Tokens that the tokenizer would not produce for this text."""
 
 
 def scripted(kind: str, *answers: Any) -> Policy:
@@ -62,7 +62,9 @@ def test_answers_are_those_of_the_calculator_and_a_seed_gives_the_same_problems(
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-async def test_the_reward_is_for_a_call_its_result_and_telling_it(answers: tuple[str, ...], reward: float) -> None:
+async def test_the_reward_is_for_a_call_its_result_and_the_final_answer(
+    answers: tuple[str, ...], reward: float
+) -> None:
     ledger = await attempt(scripted("vllm", *answers), SUM, "a")
     assert ledger.annotation("reward") == reward
     assert ledger.header.group_id == "a"
@@ -86,9 +88,7 @@ def test_advantages_compare_a_group_with_itself(groups: list[list[float]]) -> No
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_rows_are_the_ledgers_and_retokenizing_changes_those_that_were_spelt_otherwise(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_rows_are_the_ledgers_and_retokenizing_changes_other_spellings(kind: str, tmp_path: Path) -> None:
     ledgers = [await attempt(scripted(kind, GOOD[0], last), SUM, "a") for last in (GOOD[1], SPLIT, "Who knows?")]
     rows = batch.rows_of(ledgers)
     again = batch.retokenized(ledgers, policy_of(kind).tokenizer)
@@ -107,7 +107,7 @@ async def test_rows_are_the_ledgers_and_retokenizing_changes_those_that_were_spe
 
 
 class Noted:
-    """Notes the order of what the loop does, in the place of the learner and the engine's loader."""
+    """Records the order of the loop's calls; replaces the learner and the engine's loader."""
 
     def __init__(self, done: list[str]) -> None:
         self.done = done
@@ -121,7 +121,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_update_is_rolled_out_learnt_written_and_only_then_loaded(
+async def test_an_update_samples_learns_saves_and_then_loads(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
