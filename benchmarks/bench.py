@@ -154,8 +154,8 @@ def interpreter(minor: str) -> str | None:
     ]
     ask = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
     for path in filter(None, candidates):
-        said = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, check=False)
-        if said.stdout.strip() == minor:
+        answer = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, check=False)
+        if answer.stdout.strip() == minor:
             return path
     return None
 

@@ -28,7 +28,7 @@ _REFUSAL = b'{"error":{"message":"logit_bias must has keys in [0, %d], got 21474
 
 
 @dataclass(frozen=True)
-class ParsedCallText:
+class AnswerParts:
     """The first tokens of the answer, in the format of each wire."""
 
     count: int
@@ -48,18 +48,18 @@ class Answers:
         model = {"id": "canned", "object": "model", "max_model_len": answer["max_model_len"]}
         self.models = _json({"object": "list", "data": [model]})
         self.chat = self._chat()
-        self.whole = self._said(len(answer["output_ids"]))
+        self.whole = self._truncated(len(answer["output_ids"]))
 
-    def said(self, body: bytes) -> ParsedCallText:
+    def parts(self, body: bytes) -> AnswerParts:
         """Return the whole answer, or its first `max_new_tokens` tokens."""
         limit = _LIMIT.search(body)
-        asked = int(limit[1]) if limit else self.whole.count
-        return self.whole if asked >= self.whole.count else self._said(asked)
+        limited = int(limit[1]) if limit else self.whole.count
+        return self.whole if limited >= self.whole.count else self._truncated(limited)
 
-    def _said(self, count: int) -> ParsedCallText:
+    def _truncated(self, count: int) -> AnswerParts:
         ids, logprobs = self.answer["output_ids"][:count], self.answer["logprobs"][:count]
         whole = count == len(self.answer["output_ids"])
-        return ParsedCallText(
+        return AnswerParts(
             count,
             _json(ids),
             _json(self.answer["text"] if whole else "".join(self.answer["pieces"][:count])),
@@ -76,9 +76,9 @@ class Answers:
 
     def sglang(self, body: bytes) -> bytes:
         """Answer `/generate`."""
-        ids, said = _ids(body), self.said(body)
-        prompt, rid, wanted = ids.count(b",") + 1, _RID.search(body), _FROM.search(body)
-        start = int(wanted[1]) if wanted else -1
+        ids, parts = _ids(body), self.parts(body)
+        prompt, rid, prompt_start = ids.count(b",") + 1, _RID.search(body), _FROM.search(body)
+        start = int(prompt_start[1]) if prompt_start else -1
         scored = b'"input_token_logprobs":%b,' % scores(ids, start) if 0 <= start < prompt else b""
         echo = b',"prompt_token_ids":[%b]' % ids if b'"return_prompt_token_ids":true' in body else b""
         return (
@@ -87,23 +87,23 @@ class Answers:
             b'"output_token_logprobs":%b,"completion_tokens":%d,"cached_tokens":%d,'
             b'"weight_versions":[{"version":"default","start":0,"end":%d}],"dp_rank":null,"e2e_latency":0.01}%b}'
         ) % (
-            said.text,
-            said.ids,
+            parts.text,
+            parts.ids,
             rid[1] if rid else b"none",
-            said.finish,
-            said.stop,
+            parts.finish,
+            parts.stop,
             prompt,
             scored,
-            said.entries,
-            said.count,
+            parts.entries,
+            parts.count,
             prompt - 1,
-            said.count,
+            parts.count,
             echo,
         )
 
     def vllm(self, body: bytes) -> bytes:
         """Answer `/inference/v1/generate`."""
-        ids, said = _ids(body), self.said(body)
+        ids, parts = _ids(body), self.parts(body)
         prompt = ids.count(b",") + 1
         echo = b"[%b]" % ids if b'"return_token_ids":true' in body else b"null"
         return (
@@ -112,7 +112,17 @@ class Answers:
             b'"prompt_logprobs":null,"prompt_token_ids":%b,"choices":[{"index":0,"finish_reason":"%b",'
             b'"stop_reason":null,"token_ids":%b,"routed_experts":null,"sampling_mask":null,'
             b'"weight_versions":[{"version":"default","start":0,"end":%d}],"logprobs":{"content":%b}}]}'
-        ) % (prompt, prompt + said.count, said.count, prompt - 1, echo, said.finish, said.ids, said.count, said.content)
+        ) % (
+            prompt,
+            prompt + parts.count,
+            parts.count,
+            prompt - 1,
+            echo,
+            parts.finish,
+            parts.ids,
+            parts.count,
+            parts.content,
+        )
 
     def scored(self, body: bytes) -> bytes:
         """Answer `/v1/completions` to a request for prompt logprobs."""

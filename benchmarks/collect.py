@@ -43,8 +43,8 @@ def measure(rollouts: int) -> dict[str, Any]:
     with canned_server({cores[-1]} if bound else None) as port:
         client = Client(sys.executable, "collect_rollouts.py", str(port), cores=bound)
         for _ in range(3):
-            for name, asked in WHAT.items():
-                several[name].append(client.ask(**asked, context="2k", rollouts=rollouts, turns=TURNS))
+            for name, request in WHAT.items():
+                several[name].append(client.ask(**request, context="2k", rollouts=rollouts, turns=TURNS))
         client.close()
     runs = {name: median(found) for name, found in several.items()}
     return {

@@ -50,8 +50,8 @@ def measure(rollouts: int) -> dict[str, Any]:
         for way in WAYS:
             for at in AT:
                 for name, one in clients.items():
-                    asked = {"what": "crowd", "way": way, "context": at, "rollouts": rollouts, "turns": TURNS}
-                    runs[name][f"{way}_{at}"] = one.ask(**asked)
+                    request = {"what": "crowd", "way": way, "context": at, "rollouts": rollouts, "turns": TURNS}
+                    runs[name][f"{way}_{at}"] = one.ask(**request)
         memory = clients["ours"].ask(what="memory", context="2k", rollouts=max(20, rollouts // 10), turns=TURNS)
         alone = {at: clients["ours"].ask(what="strands", context=at, rollouts=rollouts, turns=TURNS) for at in AT}
         for one in clients.values():

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rollouts import answered, asked, draft, rollout
+from rollouts import answer_message, draft, prompt_message, rollout
 
 from tito_core import store
 from tito_core.ledger import Draft, Ledger
@@ -55,11 +55,11 @@ def commit(length: int, repeats: int, *, cold: bool) -> list[float]:
     rng = np.random.default_rng(0)
     ledger, history, size = Ledger(), [{"system": "Be exact.", "tools": [], "template": "t"}], length // MESSAGES * 2
     for turn in range((MESSAGES - repeats) // 2):  # so that there are 800 in the middle of the measurement
-        history.append(asked(rng, turn, size))
-        history.append(answered(rng, turn, size))
+        history.append(prompt_message(rng, turn, size))
+        history.append(answer_message(rng, turn, size))
         _commit(ledger, history[:-1], history[-1], draft(rng, turn - 1 if turn else None, 0, size, b""), turn)
     coming = [
-        (asked(rng, turn, size), answered(rng, turn, size), draft(rng, turn - 1, 0, size, b""))
+        (prompt_message(rng, turn, size), answer_message(rng, turn, size), draft(rng, turn - 1, 0, size, b""))
         for turn in range(len(ledger), len(ledger) + repeats)
     ]
     samples, shown = [], copy.deepcopy(history)

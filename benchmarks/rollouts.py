@@ -76,15 +76,15 @@ def rollout(seed: int, tokens: int, turns: int, *, messages: bool = False) -> Le
         if not messages:
             ledger.commit(draft(rng, parent, ledger.path_length(parent), size, rng.bytes(16)))
             continue
-        history.append(asked(rng, turn, size))
-        walk, answer = ledger.walk(history), answered(rng, turn, size)
+        history.append(prompt_message(rng, turn, size))
+        walk, answer = ledger.walk(history), answer_message(rng, turn, size)
         fingerprint = extended(walk.digest, answer)
         ledger.commit(draft(rng, parent, ledger.path_length(parent), size, fingerprint), walk, answer)
         history.append(answer)
     return ledger
 
 
-def asked(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
+def prompt_message(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
     """Return the message of a turn's prompt, four characters per token: a question or, every other turn, a result."""
     shown = {"text": rng.bytes(tokens).hex()}
     if turn % 2 == 0:
@@ -93,10 +93,10 @@ def asked(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
     return {"role": "user", "content": [{"toolResult": result}]}
 
 
-def answered(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
+def answer_message(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
     """Return the message of a turn's answer: text, every other turn with a call that has a number in it."""
-    said: list[dict[str, Any]] = [{"text": rng.bytes(tokens).hex()}]
+    content: list[dict[str, Any]] = [{"text": rng.bytes(tokens).hex()}]
     if turn % 2 == 0:
         use = {"toolUseId": f"call_1a2b3c4d_{turn + 1}", "name": "calculator", "input": {"a": turn, "b": "x" * 8}}
-        said.append({"toolUse": use})
-    return {"role": "assistant", "content": said}
+        content.append({"toolUse": use})
+    return {"role": "assistant", "content": content}

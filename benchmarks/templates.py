@@ -184,10 +184,10 @@ def page(certified: dict[str, tuple[ChatTemplate, Any]], refused: dict[str, str]
     rows.append("| --- | --- | --- | --- | --- | --- | --- |")
     for name, (template, _) in certified.items():
         kind = zoo.family(name).tokenizer if name in zoo.NAMES else ""
-        said = template.certificate
-        parts = sorted({line.split(":")[0] for line in said.rewrites})
-        facts = (len(said.passed), len(said.refused), said.thinking, ", ".join(parts) or "no")
-        rows.append(f"| {' | '.join(map(str, (name, kind or '(byte-level)', said.candidate, *facts)))} |")
+        certificate = template.certificate
+        parts = sorted({line.split(":")[0] for line in certificate.rewrites})
+        facts = (len(certificate.passed), len(certificate.refused), certificate.thinking, ", ".join(parts) or "no")
+        rows.append(f"| {' | '.join(map(str, (name, kind or '(byte-level)', certificate.candidate, *facts)))} |")
     rows += [f"| {name} | refused: {why.splitlines()[0]} | | | | | |" for name, why in refused.items()]
     return "\n".join(rows)
 

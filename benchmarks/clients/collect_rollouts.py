@@ -14,7 +14,7 @@ from typing import Any
 
 from strands import Agent
 
-from conversation import CONTEXTS, told
+from conversation import CONTEXTS, serve
 from crowd import agent_of, crowd, through_agent
 from ours_rollouts import Seeds
 from strands_tito import Policy, TITOModel
@@ -89,15 +89,15 @@ async def main(port: str) -> None:
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
 
-    async def answer(asked: Any) -> Any:
-        seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
-        if asked["what"] == "crowd":
-            return await crowd(seeds, "agent", asked["rollouts"], asked["turns"])
-        if asked["what"] == "made":
-            return await made(seeds, asked["rollouts"], asked["turns"])
-        return await collected(seeds, asked["rollouts"], asked["turns"], ready=asked["ready"])
+    async def answer(request: Any) -> Any:
+        seeds = await Seeds.of(policy, CONTEXTS[request["context"]])
+        if request["what"] == "crowd":
+            return await crowd(seeds, "agent", request["rollouts"], request["turns"])
+        if request["what"] == "made":
+            return await made(seeds, request["rollouts"], request["turns"])
+        return await collected(seeds, request["rollouts"], request["turns"], ready=request["ready"])
 
-    await told(answer)
+    await serve(answer)
     await policy.backend.aclose()
 
 

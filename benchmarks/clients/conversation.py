@@ -68,7 +68,7 @@ async def turn(model: Any, messages: list[Any], tools: list[Any] = TOOLS) -> flo
     return spent
 
 
-async def told(answer: Callable[[Any], Awaitable[Any]]) -> None:
+async def serve(answer: Callable[[Any], Awaitable[Any]]) -> None:
     """Answer one line of JSON after the other until the input ends. Clients alternate, so that noise affects all alike.
 
     Args:

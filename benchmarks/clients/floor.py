@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from conversation import CONTEXTS, TOOLS, TURNS, told
+from conversation import CONTEXTS, TOOLS, TURNS, serve
 
 JSON = {"Content-Type": "application/json"}
 PACE_S = 0.002
@@ -36,17 +36,17 @@ async def main(port: str) -> None:
     """Measure the requested case: {"name": "floor_echo", "context": "2k", "rollouts": 5}."""
     async with aiohttp.ClientSession() as session:
 
-        async def answer(asked: Any) -> list[float]:
-            content, spent = body(CONTEXTS[asked["context"]], "echo" in asked["name"]), []
-            for _ in range(asked["rollouts"] * (TURNS + 1)):
-                other_work(PACE_S if "paced" in asked["name"] else 0.0)
+        async def answer(request: Any) -> list[float]:
+            content, spent = body(CONTEXTS[request["context"]], "echo" in request["name"]), []
+            for _ in range(request["rollouts"] * (TURNS + 1)):
+                other_work(PACE_S if "paced" in request["name"] else 0.0)
                 began = time.process_time()
                 async with session.post(f"http://127.0.0.1:{port}/generate", data=content, headers=JSON) as response:
                     await response.read()
                 spent.append((time.process_time() - began) * 1e3)
-            return spent[asked["rollouts"] :]
+            return spent[request["rollouts"] :]
 
-        await told(answer)
+        await serve(answer)
 
 
 if __name__ == "__main__":

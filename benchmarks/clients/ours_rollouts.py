@@ -10,7 +10,7 @@ from typing import Any
 
 from strands.models.model import Model
 
-from conversation import CONTEXTS, SYSTEM, message_of, opening, result, told, turn
+from conversation import CONTEXTS, SYSTEM, message_of, opening, result, serve, turn
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from strands_tito import Policy
 from strands_tito.engines import models
@@ -109,16 +109,16 @@ async def main(port: str) -> None:
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
 
-    async def answer(asked: Any) -> Any:
-        if asked["what"] == "strands":
-            seeded = canned(CONTEXTS[asked["context"]])
-            return await crowd(lambda: seeded, "agent", asked["rollouts"], asked["turns"])
-        seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
-        if asked["what"] == "memory":
-            return await memory(seeds, asked["rollouts"], asked["turns"])
-        return await crowd(seeds, asked["way"], asked["rollouts"], asked["turns"])
+    async def answer(request: Any) -> Any:
+        if request["what"] == "strands":
+            seeded = canned(CONTEXTS[request["context"]])
+            return await crowd(lambda: seeded, "agent", request["rollouts"], request["turns"])
+        seeds = await Seeds.of(policy, CONTEXTS[request["context"]])
+        if request["what"] == "memory":
+            return await memory(seeds, request["rollouts"], request["turns"])
+        return await crowd(seeds, request["way"], request["rollouts"], request["turns"])
 
-    await told(answer)
+    await serve(answer)
     await policy.backend.aclose()
 
 

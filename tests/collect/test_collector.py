@@ -99,17 +99,17 @@ class Stop:
 def test_whatever_stops_it_each_rollout_is_there_once_in_the_end(
     data: st.DataObject, count: int, n: int, concurrency: int
 ) -> None:
-    wanted = {(f"task {number}", sample) for number in range(count) for sample in range(n)}
+    expected = {(f"task {number}", sample) for number in range(count) for sample in range(n)}
 
     async def sessions(path: Path) -> None:
         had: list[tuple[str, int]] = []
         played: Counter[tuple[str, int]] = Counter()
         session = 0
-        while len(had) < len(wanted):
+        while len(had) < len(expected):
             session += 1
             calm = session > 6 or data.draw(st.integers(0, 3)) == 0
             workers = Fated(data.draw(st.integers(0, 99)), failing=0 if calm else 0.3, hanging=0 if calm else 0.2)
-            stop = Stop(10**6 if calm else data.draw(st.integers(0, len(wanted))))
+            stop = Stop(10**6 if calm else data.draw(st.integers(0, len(expected))))
             stop.task = asyncio.ensure_future(
                 collect(
                     tasks(count),
@@ -134,14 +134,14 @@ def test_whatever_stops_it_each_rollout_is_there_once_in_the_end(
             tally = stop.tally
             assert tally is not None
             assert (tally.before, tally.finished) == (len(had), len(now) - len(had))
-            assert tally.missing == len(wanted) - len(now)
+            assert tally.missing == len(expected) - len(now)
             assert not played.keys() & (+workers.played).keys(), "a finished rollout was run again"
             had = now
             played = Counter(dict.fromkeys(had, 1))
-        assert set(had) == wanted
+        assert set(had) == expected
         found = [(ledger.header.task_id, ledger.header.user["sample"]) for ledger in collected(path)]
         assert found == had
-        for task in {task for task, _ in wanted}:
+        for task in {task for task, _ in expected}:
             groups = {ledger.header.group_id for ledger in collected(path) if ledger.header.task_id == task}
             assert len(groups) == 1
 

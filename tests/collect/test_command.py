@@ -75,10 +75,10 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
         assert first.exit_code == 0, first.output
         assert "measuring what its logprobs mean" in first.stderr
         turns = expect_collected(out, server, WANTED)
-        asked = len(server.engine.requests)
+        connecting = len(server.engine.requests)
         again = here.invoke(cli.app, argv)
         assert again.exit_code == 0, again.output
-        assert len(server.engine.requests) - asked < 8, "only what is asked at connect"
+        assert len(server.engine.requests) - connecting < 8, "only what is asked at connect"
     assert "15 of 15 rollouts are finished.\nThis run: 15 in " in first.stderr
     assert f", {turns} turns, " in first.stderr
     assert "15 of 15 rollouts are finished, 15 of them by an earlier run.\nThis run: 0 in " in again.stderr
@@ -181,7 +181,7 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
     out = tmp_path / "out"
     places = os.pathsep.join(filter(None, sys.path))
 
-    def said(argv: list[str], *, on: Path = HERE) -> str:
+    def error_of(argv: list[str], *, on: Path = HERE) -> str:
         run = [sys.executable, "-c", "from strands_tito.cli import main; main()", *argv]
         environment = {**os.environ, "PYTHONPATH": places, "COLUMNS": "400"}
         ran = subprocess.run(run, cwd=on, env=environment, text=True, capture_output=True)
@@ -193,7 +193,7 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
         argv = command("vllm", server, folder, tasks, out)
         with tasks.open("a") as file:
             file.write("{\n")
-        assert "TaskError: " in (text := said(argv))
+        assert "TaskError: " in (text := error_of(argv))
         assert "line 6 is not JSON" in text
         assert not server.engine.requests, "nothing was run"
         assert not out.exists()

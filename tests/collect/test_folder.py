@@ -69,15 +69,17 @@ def names(path: Path) -> list[tuple[str, int]]:
 def expect_each_once(path: Path) -> None:
     """Index and files hold every rollout once, each whole, and nothing else."""
     found = list(entries(path))
-    wanted = {(rollout.task.id, rollout.sample): rollout for rollout in rollouts(read_start(path / "index.jsonl").run)}
-    assert sorted(names(path)) == sorted(wanted)
+    expected = {
+        (rollout.task.id, rollout.sample): rollout for rollout in rollouts(read_start(path / "index.jsonl").run)
+    }
+    assert sorted(names(path)) == sorted(expected)
     in_files: list[str] = []
     for file in files(path):
         with LedgerFile(file) as ledgers:
             in_files += ledgers.uuids
     assert sorted(in_files) == sorted(entry.ledger for entry in found)
     for entry, ledger in zip(found, collected(path), strict=True):
-        expect_one(entry, ledger, made_up_result(wanted[entry.task, entry.sample]).ledger)
+        expect_one(entry, ledger, made_up_result(expected[entry.task, entry.sample]).ledger)
 
 
 def expect_one(entry: Entry, ledger: Ledger, made: Ledger) -> None:

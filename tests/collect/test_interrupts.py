@@ -39,7 +39,7 @@ def test_an_interrupt_at_any_moment_ends_it_and_keeps_what_is_finished(kind: str
     tasks.write_text(
         "".join(json.dumps({"id": f"t{n}", "question": f"What is {n} * 17?"}) + "\n" for n in range(count))
     )
-    wanted = {(f"t{number}", sample) for number in range(count) for sample in range(GROUP)}
+    expected = {(f"t{number}", sample) for number in range(count) for sample in range(GROUP)}
     seen: Counter[str] = Counter()
     had: list[bytes] = []
     with served(kind, SEED, 0.02) as server:
@@ -58,11 +58,11 @@ def test_an_interrupt_at_any_moment_ends_it_and_keeps_what_is_finished(kind: str
             now = lines(out)
             assert now[: len(had)] == had, "a finished rollout is gone"
             had = now
-            seen[stage_of(ended, which, len(now), len(wanted))] += 1
+            seen[stage_of(ended, which, len(now), len(expected))] += 1
         ended = run(argv, HERE)
         assert ended.status == 0, ended.errors
         assert lines(out)[: len(had)] == had
-        expect_collected(out, server, wanted)
+        expect_collected(out, server, expected)
     print(f"\n{INTERRUPTS} interrupts on {kind}: {dict(seen)}")
 
 
@@ -71,16 +71,16 @@ def has_answered(server: ScriptedServer, count: int) -> bool:
     return len(server.engine.exchanges) >= count
 
 
-def stage_of(ended: Ended, which: signal.Signals, there: int, wanted: int) -> str:
+def stage_of(ended: Ended, which: signal.Signals, there: int, expected: int) -> str:
     """Return the stage in which the command was interrupted, and check what that stage prints."""
     assert not ended.noise, ended.errors
     assert ended.out == ""
     if ended.status == 0:  # the command was done before the interrupt
-        assert there == wanted, ended.errors
+        assert there == expected, ended.errors
         return "over"
     assert ended.status == STATUSES[which], ended.errors
     if "rollouts are finished" in ended.errors:
-        assert f"{there:,} of {wanted:,} rollouts are finished" in ended.errors
+        assert f"{there:,} of {expected:,} rollouts are finished" in ended.errors
         return "collecting"
     assert ended.errors.splitlines()[-1:] in ([], ["Interrupted."], ["Interrupted before anything was collected."])
     return "connecting"

@@ -32,12 +32,12 @@ def test_killed_again_and_again_it_has_every_rollout_once(kind: str, tmp_path: P
     tasks.write_text(
         "".join(json.dumps({"id": f"t{n}", "question": f"What is {n} * 17?"}) + "\n" for n in range(count))
     )
-    wanted = {(f"t{number}", sample) for number in range(count) for sample in range(GROUP)}
+    expected = {(f"t{number}", sample) for number in range(count) for sample in range(GROUP)}
     had: list[bytes] = []
     busy = 0
     with served(kind, SEED, LATENCY_S) as server, nursery() as forks:
         argv = command(kind, server, tokenizer_folder(tmp_path), tasks, out, "-n", str(GROUP), "--concurrency", "16")
-        for moment in sorted(dice.sample(range(len(wanted) - 1), KILLS)):
+        for moment in sorted(dice.sample(range(len(expected) - 1), KILLS)):
             pid = forks.start(argv, log)
             wait_for(out, moment)
             time.sleep(dice.uniform(0, 2 * LATENCY_S))
@@ -50,10 +50,10 @@ def test_killed_again_and_again_it_has_every_rollout_once(kind: str, tmp_path: P
         assert forks.wait(forks.start(argv, log)) == 0, log.read_text()[-3000:]
         now = lines(out)
         assert now[: len(had)] == had
-        turns = expect_collected(out, server, wanted)
+        turns = expect_collected(out, server, expected)
     assert (
-        f"{len(wanted):,} of {len(wanted):,} rollouts are finished, {len(had):,} of them by an earlier run."
+        f"{len(expected):,} of {len(expected):,} rollouts are finished, {len(had):,} of them by an earlier run."
         in log.read_text()
     )
     assert busy, "no kill came while the engine was at work"
-    print(f"\n{len(wanted)} rollouts of {turns} turns on {kind}, after {KILLS} kills")
+    print(f"\n{len(expected)} rollouts of {turns} turns on {kind}, after {KILLS} kills")

@@ -1,4 +1,4 @@
-"""What is lost on a cluster is run again. Ray itself runs in `real/ray_check.py`; only its errors' names are here."""
+"""Rollouts that a cluster loses are run again. `real/ray_check.py` runs Ray itself; here are only its error names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ERRORS = {name: type(name, (Exception,), {}) for name in (*LOSSES, "RayTaskError
 
 
 class Actor:
-    """Answers as it is told, one after the other."""
+    """Raises or answers in the given order."""
 
     def __init__(self, *fates: str) -> None:
         self.fates = list(fates)
@@ -85,18 +85,18 @@ class Hiccup:
     """A server that does not answer the first time."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.connects = 0
 
     async def connect(self) -> Policy:
-        self.asked += 1
-        if self.asked == 1:
+        self.connects += 1
+        if self.connects == 1:
             raise EngineConnectionError("Nothing answers.", backend="vllm")
         return replace(policy_of("vllm"), backend=backend_of(engine_of("vllm", Says("Yes.")), "vllm"))
 
 
 @pytest.mark.usefixtures("_usual_rounds")
 async def test_an_actor_that_was_started_again_connects_when_the_server_answers() -> None:
-    """Where its first rollout finds nobody, that one fails: neither the collection, nor all that come after it."""
+    """If the server does not answer the first rollout, only that rollout fails."""
     server = Hiccup()
     actor = RolloutActor(cast(Any, server), "collect_agents:run", Path(collect_agents.__file__).parent, {})
     first = await actor.run(rollout())
@@ -104,9 +104,9 @@ async def test_an_actor_that_was_started_again_connects_when_the_server_answers(
     assert first.termination == "engine_error"
     assert first.failure.error == "EngineConnectionError: Nothing answers."
     again = await actor.run(rollout())
-    assert (again.termination, again.failure, server.asked) == ("completed", None, 2)
+    assert (again.termination, again.failure, server.connects) == ("completed", None, 2)
     await actor.run(rollout())
-    assert server.asked == 2
+    assert server.connects == 2
     await actor.aclose()
 
 

@@ -93,8 +93,8 @@ async def test_a_factorys_agent_is_cleaned_up(fault: Fault | None) -> None:
     assert providers[0].consumers == set()
 
 
-async def test_a_clean_up_that_fails_hides_no_end_that_came_before_it() -> None:
-    """Not a bound's, which is no failure, and not the collection's, which would go on otherwise."""
+async def test_a_failing_cleanup_does_not_hide_the_first_error() -> None:
+    """Neither the end at a limit, which is not a failure, nor a cancellation of the collection."""
 
     def make(model: Any, task: Any) -> Agent:
         return Agent(model=model, tools=[Stubborn()], callback_handler=None)

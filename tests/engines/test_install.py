@@ -65,12 +65,12 @@ def test_processes_that_ask_at_once_install_once(variant: Variant, tmp_path: Pat
         "from support.fake_engine import FAKE; from strands_tito.engines import ensure\n"
         f"print(ensure(replace(FAKE, import_check={check!r})).root)"
     )
-    asked = [
+    processes = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
         for _ in range(3)
     ]
-    answers = {process.communicate(timeout=60)[0] for process in asked}
-    assert [process.returncode for process in asked] == [0, 0, 0]
+    answers = {process.communicate(timeout=60)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(answers) == 1
     assert log.read_text() == "x"
 

@@ -83,7 +83,7 @@ def test_logprobs_of_another_quantity_are_refused() -> None:
         fields(chain((3, 2), semantics=HOT))
     assert fields(chain((3, 2), semantics=HOT), temperature=0.7)[0]["rollout_log_probs"] == [-0.125, -0.25]
     ledger = chain((3, 2))
-    grow(ledger, 0, 1, 2, semantics=CUT, constrained=True)  # a forced call is no part of the loss
+    grow(ledger, 0, 1, 2, semantics=CUT, constrained=True)  # a forced call is not part of the loss
     assert fields(ledger)[0]["rollout_log_probs"] == [-0.125, -0.25, 0, 0, 0]
     assert fields(ledger)[0]["loss_mask"] == [1, 1, 0, 0, 0]
 

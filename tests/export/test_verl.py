@@ -46,10 +46,10 @@ class Answer:
 class Client:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.asked: list[tuple[str, list[int], dict[str, Any]]] = []
+        self.requests: list[tuple[str, list[int], dict[str, Any]]] = []
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Answer:
-        self.asked.append((request_id, prompt_ids, sampling_params))
+        self.requests.append((request_id, prompt_ids, sampling_params))
         return self.answer
 
 
@@ -78,7 +78,7 @@ async def test_how_an_answer_ended_is_read_off_its_tokens(
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tolist() == [-1.0] * len(ids)
     assert (response.finish, response.stop) == (finish, stop)
-    assert client.asked[0][:2] == ("session", [1, 2, 3])
+    assert client.requests[0][:2] == ("session", [1, 2, 3])
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypat
 
 
 async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
-    """Else its markup would be words of the user's, inside the template once more, and nobody would see it."""
+    """Otherwise its markup would silently become text of a user message."""
     policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
     args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
     run = generate_with(make_agent, policy=policy)

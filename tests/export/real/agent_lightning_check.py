@@ -136,8 +136,8 @@ def batch_holds_each_token_once(level: str, found: CompletedRollout, expected: l
         ids = batch["responses"][row][kept].tolist()
         trained.update(zip(ids, batch["rollout_log_probs"][row][kept].tolist(), strict=True))
     pairs = [pair for _, ids, logprobs in expected for pair in zip(ids, logprobs, strict=True)]
-    wanted = Counter(pairs)
-    assert trained == wanted
+    expected = Counter(pairs)
+    assert trained == expected
     if batch.get("routed_experts") is not None:
         seen["experts"] += 1
         for row in range(rows):
