@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,27 +174,19 @@ def test_an_exit_in_a_task_of_the_agents_code_is_an_error_not_success(
     assert "5 are missing: run the same command again" in found.stderr
 
 
-def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> None:
-    """In a process of its own, as the command is."""
-    out = tmp_path / "out"
-    places = os.pathsep.join(filter(None, sys.path))
-
-    def error_of(argv: list[str], *, on: Path = HERE) -> str:
-        run = [sys.executable, "-c", "from strands_tito.cli import main; main()", *argv]
-        environment = {**os.environ, "PYTHONPATH": places, "COLUMNS": "400"}
-        ran = subprocess.run(run, cwd=on, env=environment, text=True, capture_output=True)
-        assert ran.returncode in (1, 2)
-        assert "Traceback" not in ran.stderr
-        return ran.stderr
-
+def test_an_invalid_task_is_an_error_before_the_server_is_asked(
+    tasks: Path, folder: str, tmp_path: Path, forks: Nursery
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    with tasks.open("a") as file:
+        file.write("{\n")
     with served("vllm") as server:
-        argv = command("vllm", server, folder, tasks, out)
-        with tasks.open("a") as file:
-            file.write("{\n")
-        assert "TaskError: " in (text := error_of(argv))
-        assert "line 6 is not JSON" in text
-        assert not server.engine.requests, "nothing was run"
-        assert not out.exists()
+        assert forks.wait(forks.start(command("vllm", server, folder, tasks, out), log)) == 1
+        assert not server.engine.requests
+    assert "TaskError: " in log.read_text()
+    assert "line 6 is not JSON" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
