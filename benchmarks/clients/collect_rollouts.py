@@ -27,9 +27,9 @@ class Seeded:
     """A run whose model has processed its context: every ledger has the same first turn.
 
     Args:
-        seeds: What was taken in.
-        turns: Turns of each rollout.
-        ready: Agents that are made already; without any left, a run makes its own.
+        seeds: The processed context.
+        turns: Number of turns of each rollout.
+        ready: Prepared agents; a run makes its own if none is left.
     """
 
     def __init__(self, seeds: Seeds, turns: int, ready: list[Agent]) -> None:
@@ -40,7 +40,7 @@ class Seeded:
         seeds, ledger = self.seeds, model.ledger
         ledger.commit(seeds.draft, ledger.walk(seeds.history), as_shown(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
-        model.policy.prompts.keep(ledger, 0, prompt, seeds.draft.output_ids)
+        model.policy.prompts.keep(ledger, 0, None, prompt.then(seeds.draft.output_ids))
         agent = self.ready.pop() if self.ready else agent_of((model, seeds.messages), self.turns)
         agent.model = model
         await through_agent(agent, self.turns)

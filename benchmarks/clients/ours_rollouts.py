@@ -62,7 +62,7 @@ class Seeds:
         ledger.commit(self.draft, ledger.walk(self.history), as_shown(self.messages[1]))
         model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
         prompt = self.policy.prompts.text(ledger, None, self.draft.prompt_ids)
-        self.policy.prompts.keep(ledger, 0, prompt, self.draft.output_ids)
+        self.policy.prompts.keep(ledger, 0, None, prompt.then(self.draft.output_ids))
         return model, self.messages
 
 

@@ -20,8 +20,8 @@ To add an exporter for the trainer "acme":
    quantity that the trainer computes (law 11).
 4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. For a trainer
    that takes one prompt and one response per rollout, `prompt_response.prompt_response_of` does steps 3 and 4.
-5. Test it on `tests/support/rollout_forests.py`, run it through the trainer's own code in `tests/export/real/`, and
-   add a row to the table in `docs/trainers.md`.
+5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
+   `tests/export/real/`, and add a row to the table in `docs/trainers.md`. Nothing has to be registered.
 """
 
 from strands_tito.export.logprobs import LogprobMismatchError, logprobs_for
