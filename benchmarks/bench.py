@@ -1,4 +1,4 @@
-"""What benchmarks with peers share: the canned server, and an environment for each peer in the user's cache."""
+"""Shared by the benchmarks with peers: the canned server, and an environment for each peer in the user's cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = {
     "strands_sglang_0_4_3": ("strands-sglang==0.4.3", "3.11"),
     "strands_vllm": ("strands-vllm==0.0.6", "3.12"),
 }
-"""Each peer: what to install, and the Python to do it with."""
+"""Each peer: the package to install, and its Python version."""
 SAMPLED = 300
 PROSE = (
     "The river rises early in spring, and whoever lives beside it learns to read its colour: grey for meltwater, brown "
@@ -32,7 +32,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"n": 17}}\n</tool_call>'
 
 
 def answer() -> dict[str, Any]:
-    """Make the one answer: prose, a tool call and the end of the turn, 300 tokens in all."""
+    """Return the canned answer: prose, a tool call and the end of the turn, 300 tokens in total."""
     tokenizer: Any = models.load_tokenizer("smollm2")
     call = tokenizer.encode(CALL, add_special_tokens=False)
     prose = tokenizer.encode(PROSE * 20, add_special_tokens=False)[: SAMPLED - len(call) - 1]
@@ -48,7 +48,7 @@ def answer() -> dict[str, Any]:
 
 @contextmanager
 def canned_server(cores: set[int] | None = None) -> Iterator[int]:
-    """Run the server in a process of its own, on these cores or any; gives its port."""
+    """Run the server in its own process, on `cores` if given; yields its port."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "answer.json")
         path.write_text(json.dumps(answer()))
@@ -66,12 +66,12 @@ def canned_server(cores: set[int] | None = None) -> Iterator[int]:
 
 
 def tokenizer_folder() -> str:
-    """Give the folder from which peers load the tokenizer that we load."""
+    """Return the folder of the tokenizer, for peers and us."""
     return str(models.ensure_tokenizer("smollm2"))
 
 
 class Client:
-    """A client script in a process of its own, and under its own Python, that answers line by line."""
+    """A client script in its own process and Python, which answers each line with a line."""
 
     def __init__(self, python: Path | str, script: str, *arguments: str, cores: set[int] | None = None) -> None:
         ours = str(python) == sys.executable
@@ -90,12 +90,12 @@ class Client:
         if cores is not None:
             os.sched_setaffinity(self._process.pid, cores)
 
-    def ask(self, **asked: Any) -> Any:
-        """Send a line and give what is said to it."""
+    def ask(self, **request: Any) -> Any:
+        """Send a request and return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -106,7 +106,7 @@ class Client:
         return json.loads(line)
 
     def close(self) -> None:
-        """Let it end."""
+        """End the client."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -114,9 +114,9 @@ class Client:
 
 
 def peer_python(name: str) -> Path | None:
-    """Give the interpreter of a peer's environment, which is made where it is not there yet; None where it cannot be.
+    """Return the interpreter of a peer's environment, created if necessary; None if that fails.
 
-    The reason goes to standard error: a benchmark without a peer is still one.
+    The reason is printed to standard error; the benchmark runs without this peer.
     """
     package, minor = PEERS[name]
     folder = cache_dir() / "peers" / package.replace("==", "-")
@@ -125,25 +125,25 @@ def peer_python(name: str) -> Path | None:
         return python
     maker = interpreter(minor)
     if maker is None:
-        print(f"{package} is left out: no Python {minor} was found.", file=sys.stderr)
+        print(f"{package} is skipped: no Python {minor} was found.", file=sys.stderr)
         return None
     print(f"Installing {package} into {folder} ...", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         subprocess.run([maker, "-m", "venv", str(folder)], check=True, capture_output=True, text=True)
-        # strands-sglang 0.4.3 and strands-vllm take any version of Strands: all get the one that we are tested with.
+        # strands-sglang 0.4.3 and strands-vllm accept any version of Strands; all get the version that we test with.
         install = [str(python), "-m", "pip", "install", "-q", package, f"strands-agents[openai]=={_strands()}"]
         subprocess.run(install, check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
-        print(f"{package} is left out: {error.stderr[-500:]}", file=sys.stderr)
+        print(f"{package} is skipped: {error.stderr[-500:]}", file=sys.stderr)
         return None
     ready.touch()
     return python
 
 
 def interpreter(minor: str) -> str | None:
-    """Find a Python of this minor version: the running one, on the PATH, under pyenv or under uv."""
+    """Return an interpreter of this minor version: the running one, on the PATH, of pyenv or of uv; else None."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
     candidates = [
@@ -154,8 +154,8 @@ def interpreter(minor: str) -> str | None:
     ]
     ask = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
     for path in filter(None, candidates):
-        said = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, check=False)
-        if said.stdout.strip() == minor:
+        answer = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, check=False)
+        if answer.stdout.strip() == minor:
             return path
     return None
 

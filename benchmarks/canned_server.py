@@ -1,11 +1,11 @@
-"""A server that answers every generation alike, on SGLang's and on vLLM's wire, for as little CPU as it can.
+"""A server that gives every request the same answer, on SGLang's and vLLM's wire, with as little CPU as possible.
 
     python benchmarks/canned_server.py ANSWER.json
 
 It prints its port and runs until its standard input is closed. ANSWER.json holds `output_ids`, `logprobs`, `text`,
-`pieces` (the text of each token) and `max_model_len`. What it reads of a request is what an answer depends on: the
-prompt's ids as text, which it echoes where that is asked for, the request's id, and from where prompt logprobs are
-wanted. Its own CPU is nobody's figure, but where a client keeps a core busy it must not be the slower one.
+`pieces` (the text of each token) and `max_model_len`. Of a request it reads only what the answer depends on: the prompt
+ids as text, to echo them on request, the request's id, and the start of prompt logprobs. Its CPU is not measured, but
+it must not be slower than a client that keeps a core busy.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _REFUSAL = b'{"error":{"message":"logit_bias must has keys in [0, %d], got 21474
 
 
 @dataclass(frozen=True)
-class ParsedCallText:
-    """The first tokens of the answer, as the wires write them."""
+class AnswerParts:
+    """The first tokens of the answer, in the format of each wire."""
 
     count: int
     ids: bytes
@@ -41,25 +41,25 @@ class ParsedCallText:
 
 
 class Answers:
-    """The bodies of answers, made of one generation."""
+    """The response bodies, made from one answer."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.answer = answer
         model = {"id": "canned", "object": "model", "max_model_len": answer["max_model_len"]}
         self.models = _json({"object": "list", "data": [model]})
         self.chat = self._chat()
-        self.whole = self._said(len(answer["output_ids"]))
+        self.whole = self._truncated(len(answer["output_ids"]))
 
-    def said(self, body: bytes) -> ParsedCallText:
-        """Give the whole answer, or as much as was asked for."""
+    def parts(self, body: bytes) -> AnswerParts:
+        """Return the whole answer, or its first `max_new_tokens` tokens."""
         limit = _LIMIT.search(body)
-        asked = int(limit[1]) if limit else self.whole.count
-        return self.whole if asked >= self.whole.count else self._said(asked)
+        limited = int(limit[1]) if limit else self.whole.count
+        return self.whole if limited >= self.whole.count else self._truncated(limited)
 
-    def _said(self, count: int) -> ParsedCallText:
+    def _truncated(self, count: int) -> AnswerParts:
         ids, logprobs = self.answer["output_ids"][:count], self.answer["logprobs"][:count]
         whole = count == len(self.answer["output_ids"])
-        return ParsedCallText(
+        return AnswerParts(
             count,
             _json(ids),
             _json(self.answer["text"] if whole else "".join(self.answer["pieces"][:count])),
@@ -76,9 +76,9 @@ class Answers:
 
     def sglang(self, body: bytes) -> bytes:
         """Answer `/generate`."""
-        ids, said = _ids(body), self.said(body)
-        prompt, rid, wanted = ids.count(b",") + 1, _RID.search(body), _FROM.search(body)
-        start = int(wanted[1]) if wanted else -1
+        ids, parts = _ids(body), self.parts(body)
+        prompt, rid, prompt_start = ids.count(b",") + 1, _RID.search(body), _FROM.search(body)
+        start = int(prompt_start[1]) if prompt_start else -1
         scored = b'"input_token_logprobs":%b,' % scores(ids, start) if 0 <= start < prompt else b""
         echo = b',"prompt_token_ids":[%b]' % ids if b'"return_prompt_token_ids":true' in body else b""
         return (
@@ -87,23 +87,23 @@ class Answers:
             b'"output_token_logprobs":%b,"completion_tokens":%d,"cached_tokens":%d,'
             b'"weight_versions":[{"version":"default","start":0,"end":%d}],"dp_rank":null,"e2e_latency":0.01}%b}'
         ) % (
-            said.text,
-            said.ids,
+            parts.text,
+            parts.ids,
             rid[1] if rid else b"none",
-            said.finish,
-            said.stop,
+            parts.finish,
+            parts.stop,
             prompt,
             scored,
-            said.entries,
-            said.count,
+            parts.entries,
+            parts.count,
             prompt - 1,
-            said.count,
+            parts.count,
             echo,
         )
 
     def vllm(self, body: bytes) -> bytes:
         """Answer `/inference/v1/generate`."""
-        ids, said = _ids(body), self.said(body)
+        ids, parts = _ids(body), self.parts(body)
         prompt = ids.count(b",") + 1
         echo = b"[%b]" % ids if b'"return_token_ids":true' in body else b"null"
         return (
@@ -112,7 +112,17 @@ class Answers:
             b'"prompt_logprobs":null,"prompt_token_ids":%b,"choices":[{"index":0,"finish_reason":"%b",'
             b'"stop_reason":null,"token_ids":%b,"routed_experts":null,"sampling_mask":null,'
             b'"weight_versions":[{"version":"default","start":0,"end":%d}],"logprobs":{"content":%b}}]}'
-        ) % (prompt, prompt + said.count, said.count, prompt - 1, echo, said.finish, said.ids, said.count, said.content)
+        ) % (
+            prompt,
+            prompt + parts.count,
+            parts.count,
+            prompt - 1,
+            echo,
+            parts.finish,
+            parts.ids,
+            parts.count,
+            parts.content,
+        )
 
     def scored(self, body: bytes) -> bytes:
         """Answer `/v1/completions` to a request for prompt logprobs."""
@@ -121,7 +131,7 @@ class Answers:
         return _json({"choices": [choice], "usage": {"prompt_tokens": len(tokens), "completion_tokens": 1}})
 
     def _chat(self) -> bytes:
-        """A streamed answer of `/v1/chat/completions`, an event a token."""
+        """Answer `/v1/chat/completions` with one event per token."""
         common = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "canned"}
         events: list[Any] = []
         for number, (token, piece) in enumerate(zip(self.answer["output_ids"], self.answer["pieces"], strict=True)):
@@ -154,7 +164,7 @@ def _ids(body: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def scores(ids: bytes, start: int) -> bytes:
-    """Prompt logprobs from an offset on, as SGLang writes them."""
+    """Return prompt logprobs from an offset on, in SGLang's format."""
     entries: list[Any] = [[-1.25, int(token), None] for token in ids.split(b",")[start:]]
     entries[0][0] = None
     return _json(entries)
@@ -169,11 +179,11 @@ class Connection(asyncio.Protocol):
         self.needed = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self.transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is whole."""
+        """Answer every complete request."""
         self.received += data
         while len(self.received) >= max(self.needed, 1):
             end = self.received.find(b"\r\n\r\n")

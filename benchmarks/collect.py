@@ -1,16 +1,16 @@
-"""Rollouts through `collect` on one core, beside the same ones of benchmarks/concurrency.py, on one canned server.
+"""Rollouts through `collect` on one core, compared with those of benchmarks/concurrency.py, on one canned server.
 
     python benchmarks/collect.py [--json] [--quick]
 
-A thousand at once, each with 2,000 tokens of context when the clock starts, and then five turns of 300 sampled tokens
-with a tool call each, through Strands' `Agent`:
+A thousand rollouts at once, each with 2,000 tokens of context at the start, then five turns of 300 sampled tokens with
+a tool call each, through Strands' `Agent`:
 
-- `concurrency`: as benchmarks/concurrency.py runs them. Ledgers, models and agents are made before its clock starts.
-- `collect`: agents are made before; ledgers and models are made, and rollouts and their index written, in its clock.
-- `made`, `collect_made`: the two with everything made in their clocks, agents too, as whoever runs rollouts must.
+- `concurrency`: as in benchmarks/concurrency.py. Ledgers, models and agents are made before the measurement.
+- `collect`: agents are made before; the measurement includes making ledgers and models, and writing rollouts and index.
+- `made`, `collect_made`: as these two, but the measurement includes making everything, agents too.
 
-Keys: `ratio` is collect's turns a second of CPU over concurrency's, `ratio_made` that of the two others. `runs` holds
-the figures of every run, each the median of three, taken in turns.
+Keys: `ratio` is the turns per second of CPU of `collect` over `concurrency`, `ratio_made` of `collect_made` over
+`made`. `runs` holds the figures of every run, each the median of three alternating runs.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ WHAT: dict[str, dict[str, Any]] = {
 
 
 def measure(rollouts: int) -> dict[str, Any]:
-    """Run everything and give the figures."""
+    """Run everything and return the figures."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     bound = {cores[0]} if len(cores) > 1 else None
     several: dict[str, list[Any]] = {name: [] for name in WHAT}
     with canned_server({cores[-1]} if bound else None) as port:
         client = Client(sys.executable, "collect_rollouts.py", str(port), cores=bound)
         for _ in range(3):
-            for name, asked in WHAT.items():
-                several[name].append(client.ask(**asked, context="2k", rollouts=rollouts, turns=TURNS))
+            for name, request in WHAT.items():
+                several[name].append(client.ask(**request, context="2k", rollouts=rollouts, turns=TURNS))
         client.close()
     runs = {name: median(found) for name, found in several.items()}
     return {
@@ -56,12 +56,12 @@ def measure(rollouts: int) -> dict[str, Any]:
 
 
 def median(found: list[dict[str, float]]) -> dict[str, float]:
-    """Give the median of each figure."""
+    """Return the median of each figure."""
     return {key: statistics.median(one[key] for one in found) for key in ("turns_per_cpu_s", "turns_per_s")}
 
 
 def ratio(runs: dict[str, Any], ours: str, other: str) -> float:
-    """Give one's turns a second of CPU over another's."""
+    """Return one's turns per second of CPU over another's."""
     return float(runs[ours]["turns_per_cpu_s"] / runs[other]["turns_per_cpu_s"])
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    table = Table("", "turns a second of CPU", "turns a second", title=f"{found['rollouts']} rollouts at once")
+    table = Table("", "turns per second of CPU", "turns a second", title=f"{found['rollouts']} rollouts at once")
     for name, run in found["runs"].items():
         table.add_row(name, f"{run['turns_per_cpu_s']:.0f}", f"{run['turns_per_s']:.0f}")
     console = Console()

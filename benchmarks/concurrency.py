@@ -1,19 +1,19 @@
-"""A thousand rollouts at once on one core, beside strands-sglang, on one canned server.
+"""A thousand rollouts at once on one core, compared with strands-sglang, on one canned server.
 
     python benchmarks/concurrency.py [--json] [--quick]
 
-Each rollout has its context taken in when the clock starts, and then takes five turns of 300 sampled tokens, a tool
-call each: through Strands' `Agent`, or at `Model.stream`. The clients take turns on one core (where the system lets a
-process be bound to one), the server has another. Keys:
+Each rollout has already processed its context when the measurement starts, and then takes five turns of 300 sampled
+tokens with a tool call each: through Strands' `Agent`, or at `Model.stream`. The clients alternate on one core (if the
+system supports binding a process to it); the server has another. Keys:
 
-- `agent_2k_ratio`, `agent_32k_ratio`, `stream_2k_ratio`, `stream_32k_ratio`: our turns a second of CPU over
-  strands-sglang's (0.6.2; 0.4.3 where there is no Python 3.12), by way and context; null where it cannot be installed.
-- `strands_ms_per_turn`: CPU of Strands' own loop around a model that takes none, at 2k; `strands_32k_ms_per_turn`: at
-  32k, since Strands writes the whole history anew for each turn's trace. `agent_ratios_of_no_time`: by context, the
-  ratio that a model would have that took no time at all.
-- `loop_lag_p99_ms`: how late the event loop was with a timer of 5 ms, of our runs the worst.
-- `idle_rollout_bytes`: memory of a rollout that waits, its agent included, besides its tokens and its kept body, which
-  `memory` tells (`tokens`, `body`, all of it `held`).
+- `agent_2k_ratio`, `agent_32k_ratio`, `stream_2k_ratio`, `stream_32k_ratio`: our turns per second of CPU over
+  strands-sglang's (0.6.2; 0.4.3 without Python 3.12), by way and context; null if it cannot be installed.
+- `strands_ms_per_turn`: CPU of Strands' own loop around a model without any cost, at 2k; `strands_32k_ms_per_turn`: at
+  32k, because Strands serialises the whole history for each turn's trace. `agent_ratios_of_no_time`: by context, the
+  ratio of such a model without any cost.
+- `loop_lag_p99_ms`: delay of a 5 ms timer of the event loop, the worst of our runs.
+- `idle_rollout_bytes`: memory of an idle rollout with its agent, without its tokens and its request body, which are in
+  `memory` (`tokens`, `body`; `held` is everything).
 
 `runs` holds the figures of every run, by client, way and context.
 """
@@ -36,7 +36,7 @@ TURNS = 5
 
 
 def measure(rollouts: int) -> dict[str, Any]:
-    """Run everything and give the figures."""
+    """Run everything and return the figures."""
     python = peer_python("strands_sglang") or peer_python("strands_sglang_0_4_3")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     bound = {cores[0]} if len(cores) > 1 else None
@@ -50,8 +50,8 @@ def measure(rollouts: int) -> dict[str, Any]:
         for way in WAYS:
             for at in AT:
                 for name, one in clients.items():
-                    asked = {"what": "crowd", "way": way, "context": at, "rollouts": rollouts, "turns": TURNS}
-                    runs[name][f"{way}_{at}"] = one.ask(**asked)
+                    request = {"what": "crowd", "way": way, "context": at, "rollouts": rollouts, "turns": TURNS}
+                    runs[name][f"{way}_{at}"] = one.ask(**request)
         memory = clients["ours"].ask(what="memory", context="2k", rollouts=max(20, rollouts // 10), turns=TURNS)
         alone = {at: clients["ours"].ask(what="strands", context=at, rollouts=rollouts, turns=TURNS) for at in AT}
         for one in clients.values():
@@ -70,14 +70,14 @@ def measure(rollouts: int) -> dict[str, Any]:
 
 
 def ratio(runs: dict[str, Any], run: str) -> float | None:
-    """Give our turns a second of CPU over theirs."""
+    """Return our turns per second of CPU over theirs."""
     theirs = runs["strands_sglang"].get(run)
     found: float | None = theirs and runs["ours"][run]["turns_per_cpu_s"] / theirs["turns_per_cpu_s"]
     return found
 
 
 def ceiling(runs: dict[str, Any], at: str, alone: dict[str, float]) -> float | None:
-    """Give the ratio through `Agent` that a model of ours would have that took no time at all."""
+    """Return the ratio through `Agent` of a model without any cost."""
     theirs = runs["strands_sglang"].get(f"agent_{at}")
     found: float | None = theirs and alone["turns_per_cpu_s"] / theirs["turns_per_cpu_s"]
     return found
@@ -93,7 +93,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    table = Table("", "ours", "strands-sglang", "ratio", title=f"Turns a second of CPU, {found['rollouts']} at once")
+    table = Table("", "ours", "strands-sglang", "ratio", title=f"Turns per second of CPU, {found['rollouts']} at once")
     for run, ours in found["runs"]["ours"].items():
         theirs = found["runs"]["strands_sglang"].get(run)
         cells = (f"{theirs['turns_per_cpu_s']:.0f}", f"{found[f'{run}_ratio']:.2f}") if theirs else ("-", "-")

@@ -1,10 +1,10 @@
-"""Memory and file size of finished rollouts, in bytes a token.
+"""Memory and file size of finished rollouts, in bytes per token.
 
     python benchmarks/ledger_memory.py [--json] [--quick]
 
-1,000 rollouts of 32k tokens (100 with --quick) in 40 turns and in 110, half of the tokens sampled. Memory is what
-tracemalloc counts, and beside it by how much the resident size of a process without tracemalloc grows. What a live
-rollout keeps by reference to find the parents of turns to come is printed apart, without the caller's own strings.
+1,000 rollouts of 32k tokens (100 with --quick) in 40 turns and in 110, half of the tokens sampled. Memory is measured
+with tracemalloc, and as the growth of the resident size of a process without tracemalloc. What a live rollout keeps by
+reference to find the parents of later turns is printed separately, without the caller's own strings.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tito_core import store
 TOKENS = 32_000
 TURNS = (40, 110)
 LIVE = 20
-"""Live rollouts that are made to see what they keep by reference."""
+"""Live rollouts, to measure what they keep by reference."""
 
 
 def traced(turns: int, count: int) -> float:
-    """Give bytes a token by tracemalloc."""
+    """Return bytes per token by tracemalloc."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     ledgers = [rollout(seed, TOKENS, turns) for seed in range(count)]
@@ -41,7 +41,7 @@ def traced(turns: int, count: int) -> float:
 
 
 def resident(turns: int, count: int) -> float:
-    """Give bytes a token by the process's resident size."""
+    """Return bytes per token by the process's resident size."""
     rollout(0, TOKENS, turns)
     gc.collect()
     process = psutil.Process()
@@ -52,7 +52,7 @@ def resident(turns: int, count: int) -> float:
 
 
 def retained(turns: int, count: int) -> float:
-    """Give bytes a token of a live rollout's history: containers and entries, not the strings."""
+    """Return bytes per token of a live rollout's history: containers and entries, not the strings."""
     tracemalloc.start()
     ledgers = [rollout(seed, TOKENS, turns, messages=True) for seed in range(count)]
     gc.collect()
@@ -73,7 +73,7 @@ def texts(message: Any) -> list[str]:
 
 
 def on_disk(turns: int, count: int) -> float:
-    """Give bytes a token of a file of rollouts."""
+    """Return bytes per token of a file of rollouts."""
     total = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollouts.tito"
@@ -91,7 +91,7 @@ def tokens_of(ledgers: list[Any]) -> int:
 
 
 def apart(measure: Any, *arguments: int) -> float:
-    """Measure in a fresh process, so that nothing measured before is in the way."""
+    """Measure in a fresh process, so that earlier measurements do not interfere."""
     with multiprocessing.get_context("spawn").ConnectionPool(1) as pool:
         return float(pool.apply(measure, arguments))
 
@@ -104,7 +104,7 @@ def main() -> None:
     arguments = parser.parse_args()
     count = 100 if arguments.quick else 1000
     results: dict[str, Any] = {"rollouts": count, "tokens_each": TOKENS, "samples": {}}
-    table = Table("turns", "memory", "resident", "file", "kept by reference while live", title="bytes a token")
+    table = Table("turns", "memory", "resident", "file", "kept by reference while live", title="bytes per token")
     for turns in TURNS:
         found = {
             "memory_bytes_per_token": apart(traced, turns, count),

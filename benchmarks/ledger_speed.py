@@ -2,11 +2,10 @@
 
     python benchmarks/ledger_speed.py [--json] [--quick]
 
-Load and verify: rollouts of 32k tokens in 40 turns, half of them sampled, read from a file and held to every law.
-Commit: a history of 800 messages (question, call, result, answer, and so on), deep-copied as Strands does;
-its parent is found, the new messages are digested, and the next turn is checked and committed. Turns follow each other
-in a loop, on one copy that grows; `cold` is the first look at a fresh copy of everything, which takes Strands 10 ms to
-make and leaves neither the copy nor this code in a cache.
+Load and verify: read rollouts of 32k tokens in 40 turns, half of them sampled, from a file and check every law.
+Commit: with a history of 800 messages (question, call, result, answer, and so on), deep-copied as Strands does, find
+the parent, digest the new messages, check and commit the next turn. Turns follow each other in a loop on one growing
+copy; `cold` uses a fresh copy of everything for each turn, so that neither the copy nor the code is in a CPU cache.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rollouts import answered, asked, draft, rollout
+from rollouts import answer_message, draft, prompt_message, rollout
 
 from tito_core import store
 from tito_core.ledger import Draft, Ledger
@@ -37,7 +36,7 @@ CONTEXTS = {"2k": 2_000, "32k": 32_000, "128k": 128_000}
 
 
 def load_and_verify(count: int, repeats: int) -> list[float]:
-    """Give tokens a second of CPU."""
+    """Return tokens per second of CPU."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollouts.tito"
         store.append(path, (rollout(seed, TOKENS, TURNS) for seed in range(count)))
@@ -52,15 +51,15 @@ def load_and_verify(count: int, repeats: int) -> list[float]:
 
 
 def commit(length: int, repeats: int, *, cold: bool) -> list[float]:
-    """Give CPU milliseconds of finding the parent and committing, on a copy that grows or on a fresh one each time."""
+    """Return CPU milliseconds of finding the parent and committing, on a growing copy or on a fresh one each time."""
     rng = np.random.default_rng(0)
     ledger, history, size = Ledger(), [{"system": "Be exact.", "tools": [], "template": "t"}], length // MESSAGES * 2
-    for turn in range((MESSAGES - repeats) // 2):  # so that 800 are there in the middle of what is measured
-        history.append(asked(rng, turn, size))
-        history.append(answered(rng, turn, size))
+    for turn in range((MESSAGES - repeats) // 2):  # so that there are 800 in the middle of the measurement
+        history.append(prompt_message(rng, turn, size))
+        history.append(answer_message(rng, turn, size))
         _commit(ledger, history[:-1], history[-1], draft(rng, turn - 1 if turn else None, 0, size, b""), turn)
     coming = [
-        (asked(rng, turn, size), answered(rng, turn, size), draft(rng, turn - 1, 0, size, b""))
+        (prompt_message(rng, turn, size), answer_message(rng, turn, size), draft(rng, turn - 1, 0, size, b""))
         for turn in range(len(ledger), len(ledger) + repeats)
     ]
     samples, shown = [], copy.deepcopy(history)
@@ -74,7 +73,7 @@ def commit(length: int, repeats: int, *, cold: bool) -> list[float]:
 
 
 def _commit(ledger: Ledger, history: list[Any], answer: Any, coming: Draft, index: int) -> float:
-    """Find the parent, and commit after it; give the CPU milliseconds of both."""
+    """Find the parent, and commit after it; return the CPU milliseconds of both."""
     coming = replace(coming, prompt_length=ledger.path_length(coming.parent) + coming.columns.prompt)
     started = time.process_time_ns()
     match = ledger.match(history, coming.parent)

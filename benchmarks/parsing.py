@@ -1,10 +1,10 @@
-"""Ids parsed a second on one core, by format: a turn of prose, and a turn of nothing but calls.
+"""Ids parsed per second on one core, by format: a turn of prose, and a turn of calls only.
 
     python benchmarks/parsing.py [--json] [--quick]
 
-The tokenizer is the one of `qwen3-tiny` with each format's control tokens added. A turn arrives in chunks of 16 ids and
-includes starting the session; CPU time, the best of several repeats. `text_ids_per_s` and `call_ids_per_s` are the
-slowest format's.
+The tokenizer is that of `qwen3-tiny` plus each format's control tokens. A turn arrives in chunks of 16 ids. Its CPU
+time includes starting the session and is the best of several repeats. `text_ids_per_s` and `call_ids_per_s` are those
+of the slowest format.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ CALLS = {
 OBJECT = f'{{"name": "look", "arguments": {ARGUMENTS}}}'
 LITERALS = """look(city='Nürnberg', days=5, units=['celsius', 'mm'], note='two "quoted" words')"""
 COUNT = 40
-"""Calls of a turn."""
+"""Number of calls in a turn."""
 TURNS = {
     **{name: (tags, call * COUNT) for name, (tags, call) in CALLS.items()},
     "llama3_json": (["<|python_tag|>"], "; ".join([OBJECT.replace("arguments", "parameters")] * COUNT)),
@@ -96,13 +96,13 @@ TURNS = {
     "phi4_mini": ([], f"functools[{', '.join([OBJECT] * COUNT)}]"),
     "xlam": ([], f"[{', '.join([OBJECT] * COUNT)}]"),
 }
-"""Of each kind of reader one format; `glm45`, `deepseek_v3`, `deepseek_v32` and `llama4_pythonic` share theirs."""
+"""One format for each parser; `glm45`, `deepseek_v3`, `deepseek_v32` and `llama4_pythonic` share parsers with these."""
 TOOLS = {"look": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 CHUNK = 16
 
 
 def measure(name: str, ids: list[int], tokenizer: Any, repeats: int, calls: int) -> float:
-    """Give ids a second, having checked that the turn parses as it must."""
+    """Check that the turn parses correctly, and return ids per second."""
     parser = get_tool_parser(name, tokenizer)
     best = float("inf")
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""Rollouts for the benchmarks: as many turns and tokens as asked for, half of them sampled, ids at random."""
+"""Random rollouts for the benchmarks, with a given number of turns and tokens, half of them sampled."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SCAFFOLD = 8
 
 
 VOCABULARY = 151_669
-"""Tokens of a real vocabulary, Qwen3's."""
+"""Size of Qwen3's vocabulary."""
 
 
 def draft(rng: np.random.Generator, parent: int | None, path_length: int, tokens: int, fingerprint: bytes) -> Draft:
-    """Make a turn of so many tokens, half of them sampled, with everything that a real one records."""
+    """Return a turn with a number of tokens, half of them sampled, and all the records of a real one."""
     output = tokens // 2
     prompt = tokens - output
     provenance = np.full(prompt, Provenance.PROMPT, np.uint8)
@@ -66,7 +66,7 @@ def draft(rng: np.random.Generator, parent: int | None, path_length: int, tokens
 
 
 def rollout(seed: int, tokens: int, turns: int, *, messages: bool = False) -> Ledger:
-    """Make a finished rollout; with `messages`, as a live one that keeps its history by reference."""
+    """Return a finished rollout; with `messages`, a live one that keeps its history by reference."""
     rng = np.random.default_rng(seed)
     ledger = Ledger(str(uuid.UUID(bytes=rng.bytes(16))))
     history: list[Any] = [{"system": "Be exact.", "tools": [], "template": "t"}]
@@ -76,16 +76,16 @@ def rollout(seed: int, tokens: int, turns: int, *, messages: bool = False) -> Le
         if not messages:
             ledger.commit(draft(rng, parent, ledger.path_length(parent), size, rng.bytes(16)))
             continue
-        history.append(asked(rng, turn, size))
-        match, answer = ledger.match(history), answered(rng, turn, size)
+        history.append(prompt_message(rng, turn, size))
+        match, answer = ledger.match(history), answer_message(rng, turn, size)
         fingerprint = extended(match.digest, answer)
         ledger.commit(draft(rng, parent, ledger.path_length(parent), size, fingerprint), match, answer)
         history.append(answer)
     return ledger
 
 
-def asked(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
-    """Make what half of a turn's tokens say, at four characters a token: a question, in every other turn a result."""
+def prompt_message(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
+    """Return the message of a turn's prompt, four characters per token: a question or, every other turn, a result."""
     shown = {"text": rng.bytes(tokens).hex()}
     if turn % 2 == 0:
         return {"role": "user", "content": [shown]}
@@ -93,10 +93,10 @@ def asked(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
     return {"role": "user", "content": [{"toolResult": result}]}
 
 
-def answered(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
-    """Make what the other half says: text, in every other turn with a call that has a number in it."""
-    said: list[dict[str, Any]] = [{"text": rng.bytes(tokens).hex()}]
+def answer_message(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
+    """Return the message of a turn's answer: text, every other turn with a call that has a number in it."""
+    content: list[dict[str, Any]] = [{"text": rng.bytes(tokens).hex()}]
     if turn % 2 == 0:
         use = {"toolUseId": f"call_1a2b3c4d_{turn + 1}", "name": "calculator", "input": {"a": turn, "b": "x" * 8}}
-        said.append({"toolUse": use})
-    return {"role": "assistant", "content": said}
+        content.append({"toolUse": use})
+    return {"role": "assistant", "content": content}

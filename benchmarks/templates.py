@@ -1,10 +1,10 @@
-"""Chat templates: certified, exact over random conversations, safe under attack, and quick.
+"""Chat templates: certification, exactness over random conversations, safety under attack, and speed.
 
     python benchmarks/templates.py [--json] [--quick]
     python benchmarks/templates.py --page      (writes the table of docs/templates.md)
 
-Run it from the repository: the templates and tokenizers are those of the tests (tests/support/zoo.py), fetched once.
-Each delta is compared with transformers' own rendering of the whole conversation, with 30% of the turns cut off.
+Run it from the repository: it uses the templates and tokenizers of the tests (tests/support/zoo.py), fetched once. Each
+delta is compared with transformers' own rendering of the whole conversation, with 30% of the turns truncated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WORDS = (
     "quietly",
 )
 REAL = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
-"""Each real tokenizer and a template of its own."""
+"""Each real tokenizer and one of its own templates."""
 LETTERS = "abcdefghij XYZ 0123456789 .,;:!?'\"()-_/\\\n\t é日本語Ωß😀\u00a0{}="
 
 
@@ -69,7 +69,7 @@ class Certified:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def times(self) -> dict[str, Any]:
-        """Give what certification takes."""
+        """Return the CPU time of certification."""
         slowest = max(self.seconds, key=lambda name: self.seconds[name])
         return {
             "certify_s_median": statistics.median(self.seconds.values()),
@@ -80,7 +80,7 @@ class Certified:
 
 
 def certify() -> Certified:
-    """Certify all tool templates, and the structures of our own, anew."""
+    """Certify all tool templates and our own structures, without the cache."""
     found = Certified()
     with tempfile.TemporaryDirectory() as folder:
         for name in (*zoo.TOOL_NAMES, *structures.STRUCTURES):
@@ -100,7 +100,7 @@ def certify() -> Certified:
 
 
 def converse(certified: dict[str, tuple[ChatTemplate, Any]], conversations: int) -> dict[str, Any]:
-    """Count exact deltas over random conversations, shared evenly among the templates."""
+    """Count exact deltas over random conversations, distributed evenly over the templates."""
     counts: Counter[str] = Counter()
     each = -(-conversations // len(certified))
     for name, (template, tokenizer) in certified.items():
@@ -129,7 +129,7 @@ def converse(certified: dict[str, tuple[ChatTemplate, Any]], conversations: int)
 
 
 def assault(certified: dict[str, tuple[ChatTemplate, Any]], attempts: int) -> dict[str, Any]:
-    """Count control ids from content over attempts, shared evenly among the templates."""
+    """Count control ids from content over attacks, distributed evenly over the templates."""
     each = -(-attempts // len(certified))
     leaked = 0
     for name, (template, _) in certified.items():
@@ -184,16 +184,16 @@ def page(certified: dict[str, tuple[ChatTemplate, Any]], refused: dict[str, str]
     rows.append("| --- | --- | --- | --- | --- | --- | --- |")
     for name, (template, _) in certified.items():
         kind = zoo.family(name).tokenizer if name in zoo.NAMES else ""
-        said = template.certificate
-        parts = sorted({line.split(":")[0] for line in said.rewrites})
-        facts = (len(said.passed), len(said.refused), said.thinking, ", ".join(parts) or "no")
-        rows.append(f"| {' | '.join(map(str, (name, kind or '(byte-level)', said.candidate, *facts)))} |")
+        certificate = template.certificate
+        parts = sorted({line.split(":")[0] for line in certificate.rewrites})
+        facts = (len(certificate.passed), len(certificate.refused), certificate.thinking, ", ".join(parts) or "no")
+        rows.append(f"| {' | '.join(map(str, (name, kind or '(byte-level)', certificate.candidate, *facts)))} |")
     rows += [f"| {name} | refused: {why.splitlines()[0]} | | | | | |" for name, why in refused.items()]
     return "\n".join(rows)
 
 
 def table(measured: dict[str, Any], refused: dict[str, str]) -> Table:
-    """Lay out what a person reads."""
+    """Return the table that is printed."""
     shown = Table("what", "value", title="Chat templates")
     for key, value in measured.items():
         if key not in ("delta_samples", "certify_s"):

@@ -1,22 +1,21 @@
-"""Client CPU of one turn at `Model.stream`, by context length, beside peers and a floor, on one canned server.
+"""Client CPU of one turn at `Model.stream`, by context length, compared with peers and a floor, on one canned server.
 
     python benchmarks/turn_cost.py [--json] [--quick]
 
-A turn sends the whole context and takes 300 sampled tokens with their logprobs, a tool call among them. The server is a
-process of its own and answers at once, so that only the client's CPU is counted (`time.process_time`); the turn that
-takes the context in is not timed. Keys, each by context (2k, 32k, 128k), in milliseconds, medians:
+A turn sends the whole context and receives 300 sampled tokens with logprobs and a tool call. The server is another
+process and answers at once, so that only the client's CPU is counted (`time.process_time`); the first turn, which
+processes the context, is not measured. Keys, each by context (2k, 32k, 128k), in milliseconds, medians:
 
-- `ours_ms`: SGLang's wire with `verify_echo="first"`; `ours_echo_ms`: with the prompt's echo on every turn. Law 4 is in
-  force in both. `ours_vllm_ms` and `ours_vllm_echo_ms`: the same on vLLM's `/inference/v1/generate`.
-- `floor_ms`, `floor_echo_ms`: a bare aiohttp loop that posts ready-made bytes and reads the answer's.
-  `floor_paced_ms`, `floor_echo_paced_ms`: the same loop with 2 ms of other work, not timed, between two posts, since a
-  loop that does nothing else finds all of its code in the caches and the server still awake.
+- `ours_ms`: SGLang's wire with `verify_echo="first"`; `ours_echo_ms`: with the prompt's echo on every turn. Law 4 holds
+  in both. `ours_vllm_ms` and `ours_vllm_echo_ms`: the same on vLLM's `/inference/v1/generate`.
+- `floor_ms`, `floor_echo_ms`: a bare aiohttp loop that posts prepared bytes and reads the answer's bytes.
+  `floor_paced_ms`, `floor_echo_paced_ms`: the same loop with 2 ms of other work, not measured, between two posts,
+  because a loop without other work has all its code in the CPU caches.
 - `strands_sglang_ms` (0.6.2, under Python 3.12), `strands_sglang_0_4_3_ms` and `strands_vllm_ms` (0.0.6, which streams
-  chat completions): peers, each in an environment of its own under the user's cache, made at the first run; null where
-  that cannot be.
+  chat completions): peers, each in its own environment in the user's cache, made at the first run; null if that fails.
 
-`samples_ms` holds every sample, `bounds` what the figures are held to. Clients are started anew several times, since
-where a process happens to lie in memory makes it up to a tenth faster or slower for as long as it lives.
+`samples_ms` holds every sample, `bounds` the limits of the figures. Clients are restarted several times, because a
+process's memory layout makes it up to a tenth faster or slower for its lifetime.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from rich.console import Console
 from rich.table import Table
 
 PASSES = {True: 2, False: 5}
-"""By whether it is quick: how often the clients are started anew."""
+"""Restarts of the clients, by --quick."""
 ROUNDS = {True: {"2k": 3, "32k": 2, "128k": 1}, False: {"2k": 5, "32k": 3, "128k": 2}}
-"""How often each client takes its turn at a context in one pass, a rollout of ten timed turns each."""
+"""Rollouts of each client and context in one pass, with ten measured turns each, by --quick."""
 ROLLOUTS = 1
 FLOORS = ("floor", "floor_echo", "floor_paced", "floor_echo_paced")
 ROWS = ("ours", "ours_echo", "ours_vllm", "ours_vllm_echo", *FLOORS, *PEERS)
 
 
 def measure(passes: int, rounds: dict[str, int], peers: bool) -> dict[str, dict[str, list[float]] | None]:
-    """Let the clients take turns, started anew for each pass, and give the samples."""
+    """Run the clients alternately, restarted for each pass, and return the samples."""
     pythons = {name: peer_python(name) if peers else None for name in PEERS}
     samples: dict[str, Any] = {row: {at: [] for at in rounds} for row in ROWS if pythons.get(row, True) is not None}
     with canned_server() as port:
@@ -52,7 +51,7 @@ def measure(passes: int, rounds: dict[str, int], peers: bool) -> dict[str, dict[
 
 
 def one_pass(port: int, pythons: dict[str, Path | None], rounds: dict[str, int], samples: dict[str, Any]) -> None:
-    """Start every client, let them take turns, and add to the samples."""
+    """Start the clients, run them alternately, and add to the samples."""
     ours, floor = Client(sys.executable, "ours.py", str(port)), Client(sys.executable, "floor.py", str(port))
     clients = {row: floor if row.startswith("floor") else ours for row in ROWS if row not in PEERS}
     for name, python in pythons.items():
@@ -60,18 +59,18 @@ def one_pass(port: int, pythons: dict[str, Path | None], rounds: dict[str, int],
         if python is not None:
             clients[name] = Client(python, script, str(port), tokenizer_folder())
     for row, one in clients.items():
-        one.ask(name=row, context="2k", rollouts=2)  # what is done once is done
+        one.ask(name=row, context="2k", rollouts=2)  # warm-up
     for at, count in rounds.items():
         for _ in range(count):
             for row, one in clients.items():
-                # A peer that takes a tenth of a second a turn has said enough after one.
+                # One rollout is enough of a peer that takes a tenth of a second per turn.
                 samples[row][at] += one.ask(name=row, context=at, rollouts=1 if row == "strands_vllm" else ROLLOUTS)
     for one in set(clients.values()):
         one.close()
 
 
 def bounds(medians: dict[str, dict[str, float] | None]) -> dict[str, tuple[float, float]]:
-    """Give each bound: the ratio that was found and the largest that is allowed."""
+    """Return each bound: the measured ratio and the largest allowed one."""
     ours = medians["ours"] or {}
     found = {}
     for row, most in (("", 5.0), ("_echo", 3.0)):

@@ -1,4 +1,4 @@
-"""What the examples share: a command line, and an engine on this machine or a server of yours."""
+"""The examples' command line: run on an engine that is started here, or on a running server."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from strands_tito.inspect import summary as report
 
 
 def run(example: Callable[[Policy], Coroutine[Any, Any, object]], description: str | None) -> None:
-    """Run an example on `--backend`, on a server that is started here, or on the one at `--base-url`."""
+    """Run an example on the server at `--base-url`, or on one that is started here."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="vllm", help="vllm, sglang or another installed backend")
     parser.add_argument("--model", default="smollm2", help="model that a local engine runs")
-    parser.add_argument("--base-url", default="", help="a running server; without it one is started here")
+    parser.add_argument("--base-url", default="", help="address of a running server; default: start one here")
     parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
     arguments = parser.parse_args()
-    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # a small model's malformed calls are no news
+    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # a small model makes many malformed calls
     try:
         with contextlib.ExitStack() as stack:
             url = arguments.base_url
             if not url:
-                with engines.on_console() as say:
+                with engines.on_console() as show_progress:
                     started = engines.running_sync(
-                        arguments.backend, model=arguments.model, dev_mode=True, on_progress=say
+                        arguments.backend, model=arguments.model, dev_mode=True, on_progress=show_progress
                     )
                     url = stack.enter_context(started)
             tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)

@@ -1,4 +1,4 @@
-"""An agent with a calculator. Nothing in this file knows which engine runs the policy."""
+"""An agent with a calculator. It works on every engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPERATIONS: dict[type[ast.AST], Callable[..., float]] = {
 
 
 def evaluate(expression: str) -> float:
-    """Evaluate +, -, *, / and brackets, and nothing else."""
+    """Evaluate an expression of numbers, +, -, *, / and parentheses."""
 
     def value(node: ast.AST) -> float:
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float):

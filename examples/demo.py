@@ -1,4 +1,4 @@
-"""The main job, whole: an engine, an agent with a tool, and rollouts whose every token the engine confirms.
+"""Run an agent with a tool on an engine, and let the engine re-score every token of the rollouts.
 
 python examples/demo.py --backend vllm
 python examples/demo.py --backend sglang
@@ -31,7 +31,7 @@ console = Console(width=None if sys.stdout.isatty() else 118)
 async def rollout(
     policy: Policy, question: str, sampling: dict[str, float], slots: asyncio.Semaphore
 ) -> report.Rollout:
-    """Ask one question; the answer and the ledger of every token it took."""
+    """Ask one question; return the answer and the rollout's ledger."""
     async with slots:
         model = policy.model(sampling=sampling)
         agent = make_agent(model)
@@ -43,7 +43,7 @@ async def rollout(
 
 
 async def run(policy: Policy, arguments: argparse.Namespace) -> None:
-    """Run all rollouts, several at once, then report what the ledgers and the engine say."""
+    """Run all rollouts, several at once, then print the report and write the ledgers."""
     sampling = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
     slots = asyncio.Semaphore(arguments.concurrency)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="vllm", help="vllm, sglang or another installed backend")
     parser.add_argument("--model", default="smollm2", help="model that a local engine runs")
-    parser.add_argument("--base-url", default="", help="a running server; without it one is started here")
+    parser.add_argument("--base-url", default="", help="address of a running server; default: start one here")
     parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
     parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
     parser.add_argument("--temperature", type=float, default=1.0)
@@ -81,16 +81,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Start what is needed, run, report; errors are one sentence."""
-    # Strands logs an error for each malformed call, since no tool has its name; the table counts them.
+    """Start the engine if necessary, run and report. Expected errors are printed without a traceback."""
+    # Strands logs an error for each malformed call, because no tool has its name; the table counts them.
     logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
     arguments = parse_arguments()
     try:
         with contextlib.ExitStack() as stack:
             url = arguments.base_url
             if not url:
-                say = stack.enter_context(engines.on_console())
-                options = {"model": arguments.model, "torch_index": arguments.torch_index, "on_progress": say}
+                show_progress = stack.enter_context(engines.on_console())
+                options = {"model": arguments.model, "torch_index": arguments.torch_index, "on_progress": show_progress}
                 url = stack.enter_context(engines.running_sync(arguments.backend, **options))
             tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)
             policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""Drift: what tokenizing the text of an answer again would have changed, and what that does to a logprob.
+"""Drift: count the answers whose tokens change when their text is tokenized again, and measure the logprob error.
 
 python examples/drift.py --backend sglang
 """
@@ -21,16 +21,16 @@ from tito_core.ledger.turn import Turn
 SHOWN = 6
 
 
-async def roll_out(policy: Policy, question: str) -> Ledger:
-    """Ask one question at temperature 1, where spellings that no tokenizer makes are common."""
+async def run_rollout(policy: Policy, question: str) -> Ledger:
+    """Ask one question at temperature 1, at which sampled tokens often differ from the tokenizer's."""
     model = policy.model(sampling={"temperature": 1.0, "max_new_tokens": 64})
-    with contextlib.suppress(MaxTokensReachedException):  # what was cut off was sampled all the same
+    with contextlib.suppress(MaxTokensReachedException):  # truncated answers count too
         await make_agent(model).invoke_async(question, limits={"turns": 4})
     return model.ledger
 
 
 def first_difference(policy: Policy, turn: Turn) -> str:
-    """Show where sampled ids and those of their text part, as pieces of text."""
+    """Return the first difference between the sampled ids and the ids of their text."""
     ids = turn.draft.output_ids.tolist()
     again = policy.tokenizer.encode(policy.tokenizer.decode(ids), add_special_tokens=False)
     at = next(i for i in range(max(len(ids), len(again))) if ids[i : i + 1] != again[i : i + 1])
@@ -39,15 +39,15 @@ def first_difference(policy: Policy, turn: Turn) -> str:
 
 
 async def moved(policy: Policy, turn: Turn, prompt: list[int]) -> float:
-    """Give how far the summed logprob of an answer is from that of its re-tokenized text, in nats."""
+    """Return the difference between the summed logprobs of an answer and of its re-tokenized text, in nats."""
     ids = policy.tokenizer.encode(policy.tokenizer.decode(turn.draft.output_ids.tolist()), add_special_tokens=False)
     scores = await score(policy.backend, [*prompt, *ids])
     return float(np.abs(scores[len(prompt) :].sum() - turn.draft.logprobs.sum()))
 
 
 async def main(policy: Policy) -> tuple[int, int]:
-    """Count the turns that would have changed; show some of them."""
-    ledgers = await asyncio.gather(*(roll_out(policy, question) for question in QUESTIONS))
+    """Count the turns that re-tokenizing would change, and print some of them."""
+    ledgers = await asyncio.gather(*(run_rollout(policy, question) for question in QUESTIONS))
     found = [(ledger, ledger[index]) for ledger in ledgers for index in drifted_turns(ledger, policy.tokenizer)]
     for ledger, turn in found[:SHOWN]:
         prompt = ledger.path_ids(turn.index)[: -len(turn.draft.output_ids)].tolist()

@@ -1,4 +1,4 @@
-"""A math agent: groups of rollouts, a reward for each, and the columns that a trainer takes.
+"""A math agent: groups of rollouts with rewards, and the columns for a trainer.
 
 python examples/math_agent.py --backend sglang
 """
@@ -19,8 +19,8 @@ PROBLEMS = {"What is 25 * 17?": "425", "What is 148 + 389?": "537", "What is 36 
 COPIES = 4
 
 
-async def roll_out(policy: Policy, question: str, answer: str) -> Ledger:
-    """Ask once; the ledger keeps what was sampled, what it was worth, and why it ended."""
+async def run_rollout(policy: Policy, question: str, answer: str) -> Ledger:
+    """Ask one question; the ledger records the tokens, the reward and the termination."""
     ledger = policy.ledger(group_id=question)
     model = policy.model(ledger=ledger, sampling={"temperature": 1.0, "max_new_tokens": 64})
     try:
@@ -34,9 +34,9 @@ async def roll_out(policy: Policy, question: str, answer: str) -> Ledger:
 
 
 async def main(policy: Policy) -> list[Ledger]:
-    """Roll every problem out several times, at once, and print a group a line."""
-    asked = [(question, answer) for question, answer in PROBLEMS.items() for _ in range(COPIES)]
-    ledgers = await asyncio.gather(*(roll_out(policy, *each) for each in asked))
+    """Run several rollouts of every problem concurrently, and print one line for each group."""
+    attempts = [(question, answer) for question, answer in PROBLEMS.items() for _ in range(COPIES)]
+    ledgers = await asyncio.gather(*(run_rollout(policy, *each) for each in attempts))
     for question in PROBLEMS:
         group = [ledger for ledger in ledgers if ledger.header.group_id == question]
         rewards = np.array([ledger.annotation("reward") for ledger in group])
@@ -44,11 +44,11 @@ async def main(policy: Policy) -> list[Ledger]:
         print(f"{question:20} rewards {rewards}  advantages {advantages.round(2)}")
     for ledger in ledgers:
         check_ledger(ledger)
-        for trajectory in ledger.trajectories():  # several where a history was edited; here always one
+        for trajectory in ledger.trajectories():  # one here; several if an agent edits its history
             trained = trajectory.loss_mask == 1
             assert np.isfinite(trajectory.logprobs[trained]).all()
     tokens = sum(int(t.loss_mask.sum()) for ledger in ledgers for t in ledger.trajectories())
-    print(f"{len(ledgers)} rollouts, {tokens} tokens to train on, each with the logprob it was sampled at")
+    print(f"{len(ledgers)} rollouts, {tokens} tokens to train on, each with the logprob at which it was sampled")
     return list(ledgers)
 
 

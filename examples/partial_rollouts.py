@@ -1,4 +1,4 @@
-"""Partial rollouts: weights change while agents are in mid-answer, and every token says which weights sampled it.
+"""Partial rollouts: change the weights during answers; the ledger records which weights sampled each token.
 
 python examples/partial_rollouts.py --backend vllm
 """
@@ -22,26 +22,26 @@ from tito_core.ledger import check_ledger
 TOPICS = ["the sea", "an old clock", "winter", "a lost letter"]
 
 
-async def roll_out(policy: Policy, topic: str) -> Ledger:
-    """Tell a long story; a turn that is aborted goes on from its tokens (`on_abort="resume"`, the default)."""
+async def run_rollout(policy: Policy, topic: str) -> Ledger:
+    """Tell a long story. An aborted turn resumes after its last token (`on_abort="resume"`, the default)."""
     model = policy.model(sampling={"temperature": 1.0, "max_new_tokens": 400, "ignore_eos": True})
-    with contextlib.suppress(MaxTokensReachedException):  # long enough
+    with contextlib.suppress(MaxTokensReachedException):  # expected: the story reaches max_new_tokens
         await Agent(model=model, callback_handler=None).invoke_async(f"Tell me a long story about {topic}.")
     return model.ledger
 
 
 async def update_weights(policy: Policy, folder: str, version: str) -> None:
-    """Do as a trainer does: abort what runs, load, name the version, and let it all go on."""
+    """Do as a trainer does: abort running requests, load the weights under a new version, and resume."""
     admin = policy.backend
     assert isinstance(admin, EngineAdmin), f"{policy.info.backend} cannot change its server's weights"
     await admin.load_weights(folder, version, running="abort")
 
 
 async def main(policy: Policy, folder: str = "", seconds: float = 3.0) -> list[Ledger]:
-    """Change the weights under running agents. The "new" ones are the old ones, so that one scoring confirms all."""
+    """Change the weights under running agents. The new weights equal the old ones, so that re-scoring can check all."""
     python = install.ensure(engines.find(policy.info.backend)).python
     folder = folder or str(models.ensure("smollm2", python))
-    rollouts = [asyncio.ensure_future(roll_out(policy, topic)) for topic in TOPICS]
+    rollouts = [asyncio.ensure_future(run_rollout(policy, topic)) for topic in TOPICS]
     await asyncio.sleep(seconds)
     await update_weights(policy, folder, "step-1")
     ledgers = await asyncio.gather(*rollouts)

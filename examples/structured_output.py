@@ -1,4 +1,4 @@
-"""Structured output: the engine holds the answer to a schema, and the mask leaves out what it forced.
+"""Structured output: a grammar forces the answer into a schema, and the loss mask excludes the forced tokens.
 
 python examples/structured_output.py --backend vllm
 """
@@ -14,13 +14,13 @@ from tito_core.ledger import check_ledger
 
 
 class Sum(BaseModel):
-    """The sum that was found."""
+    """The sum."""
 
     total: int = Field(ge=0, le=1000)
 
 
 async def main(policy: Policy) -> Ledger:
-    """Let an agent work, then have it fill the schema: a forced call of a tool that Strands makes of it."""
+    """Run an agent, then force its answer into the schema, which Strands does with a forced tool call."""
     model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 96})
     result = await make_agent(model).invoke_async("What is 2 + 3?", structured_output_model=Sum, limits={"turns": 4})
     print(repr(result.structured_output))
@@ -28,7 +28,7 @@ async def main(policy: Policy) -> Ledger:
     for trajectory in model.trajectories:
         counts = {kind.name: trajectory.count(kind) for kind in Provenance if trajectory.count(kind)}
         print(f"{len(trajectory)} tokens: {counts}; mask 1 on {trajectory.loss_mask.sum()}")
-    # Under a grammar no token is quite the policy's own choice, so none of them is trained unless you say so.
+    # A grammar changes the distribution of every token, so these tokens are trained only on request.
     trained = sum(int(t.loss_mask.sum()) for t in model.ledger.trajectories(train_constrained=True))
     print(f"with train_constrained=True mask 1 on {trained}")
     return model.ledger

@@ -1,4 +1,4 @@
-"""A sub-agent: an agent whose tool is another agent on the same model. One ledger, a root for each of them.
+"""A sub-agent: an agent whose tool is another agent on the same model. Both share one ledger, each with its own root.
 
 python examples/sub_agent.py --backend sglang
 """
@@ -18,11 +18,11 @@ QUESTIONS = ["What is 25 * 17?", "What is 36 * 12?", "What is 148 + 389?"]
 
 
 def make_pair(model: TITOModel) -> Agent:
-    """Make an agent that has its sums done by another one, which has a calculator."""
+    """Make an agent that delegates its sums to another agent, which has a calculator."""
 
     @tool(name="calculator")
     async def delegate(expression: str) -> str:
-        """Have an expression worked out.
+        """Evaluate an arithmetic expression.
 
         Args:
             expression: The expression, such as "12 + 30".
@@ -32,7 +32,7 @@ def make_pair(model: TITOModel) -> Agent:
     return Agent(model=model, tools=[delegate], system_prompt="You answer briefly.", callback_handler=None)
 
 
-async def roll_out(policy: Policy, question: str) -> Ledger:
+async def run_rollout(policy: Policy, question: str) -> Ledger:
     """Ask the outer agent."""
     model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 64})
     result = await make_pair(model).invoke_async(question, limits={"turns": 3})
@@ -42,8 +42,8 @@ async def roll_out(policy: Policy, question: str) -> Ledger:
 
 
 async def main(policy: Policy) -> list[Ledger]:
-    """Ask all questions; both agents' turns are trained, each token once (law 3)."""
-    ledgers = await asyncio.gather(*(roll_out(policy, question) for question in QUESTIONS))
+    """Ask all questions. The turns of both agents are trained, each token once (law 3)."""
+    ledgers = await asyncio.gather(*(run_rollout(policy, question) for question in QUESTIONS))
     for ledger in ledgers:
         trained = sum(int(trajectory.loss_mask.sum()) for trajectory in ledger.trajectories())
         assert trained == sum(len(turn.draft.output_ids) for turn in ledger)

@@ -1,10 +1,10 @@
-"""On-policy training of a tool-using agent on a CPU: a real engine samples, torch learns, the engine goes on with that.
+"""On-policy training of an agent with a tool on a CPU: an engine samples, torch learns, the engine loads the weights.
 
 python examples/train_tiny.py --backend vllm
 python examples/train_tiny.py --backend sglang --updates 3
 
-Rollouts come from the engine through `TITOModel`; the learner takes their ids, mask and logprobs as they are; the new
-weights are loaded into the running engine under a new version's name, which every sampled token then carries.
+The learner takes the ids, loss mask and logprobs of the rollouts unchanged. The running engine loads the new weights
+under a new version, which the ledger records for every sampled token.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ console = Console(width=None if sys.stdout.isatty() else 118)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much, and how fast.
+    """Settings of a run.
 
     Attributes:
-        updates: Batches that are rolled out, learnt from and forgotten.
-        minutes: After this long no update begins.
-        questions, copies: Groups in a batch, and rollouts in a group, whose rewards are compared with one another.
-        held_out: Questions that are asked before and after, and never learnt from.
+        updates: Number of updates; each uses a new batch of rollouts.
+        minutes: No update starts after this time.
+        questions, copies: Groups per batch, and rollouts per group, whose rewards are compared.
+        held_out: Questions for evaluation before and after the training; never trained on.
         layers, lr, passes, clip: See `learner.Learner`.
     """
 
@@ -59,13 +59,13 @@ class Settings:
     clip: tuple[float, float] = (0.2, 0.28)
 
     def learner(self) -> dict[str, Any]:
-        """Give the learner's part."""
+        """Return the learner's settings."""
         return {name: getattr(self, name) for name in ("layers", "lr", "passes", "clip")}
 
 
 @dataclass(slots=True)
 class Run:
-    """What a run found out: a row of figures an update, the proof, and the reward on held-out questions."""
+    """Results of a run: figures of each update, the learner's check of the logprobs, and the held-out rewards."""
 
     backend: str
     engine: str
@@ -78,18 +78,18 @@ class Run:
 
 
 class Training:
-    """One run: a policy on an engine, a learner with the same weights, and a folder between them."""
+    """One run: a policy on an engine, a learner with the same weights, and a folder to exchange files."""
 
     def __init__(self, policy: Policy, learner: LearnerProcess, folder: Path, settings: Settings) -> None:
         if not isinstance(policy.backend, EngineAdmin):
-            raise TypeError(f"The backend {policy.info.backend} cannot change its server's weights.")
+            raise TypeError(f"The backend {policy.info.backend} cannot change its server's weights: use another one.")
         self.policy, self.admin, self.learner = policy, policy.backend, learner
         self.folder, self.settings = folder, settings
         self.untrained: list[Ledger] = []
         self.run = Run(policy.info.backend, f"{policy.info.backend} {policy.info.version}", asdict(settings))
 
     async def train(self, progress: Progress) -> Run:
-        """Roll out, learn, load, and again; the figures of all of it."""
+        """Repeat: run rollouts, update the weights, load them. Return the results."""
         began = time.monotonic()
         bar = progress.add_task("held-out questions", total=self.settings.updates)
         self.untrained = await self._held_out()
@@ -109,15 +109,15 @@ class Training:
 
     async def _update(self, step: int, progress: Progress) -> dict[str, Any]:
         began, version = time.monotonic(), await self.admin.weight_version()
-        ledgers = await self._roll_out(problems(self.settings.questions, seed=step), self.settings.copies)
+        ledgers = await self._run_rollouts(problems(self.settings.questions, seed=step), self.settings.copies)
         rolled_out = time.monotonic()
         rows, again = batch.rows_of(ledgers), batch.retokenized(ledgers, self.policy.tokenizer)
         path = batch.write(rows, self.folder / "batch.npz")
         if not self.run.proof:
             self.run.proof = await self._prove([*self.untrained, *ledgers])
             progress.console.print("\n".join(curves.proof_lines(self.run.proof)), highlight=False)
-        told = await asyncio.to_thread(self.learner.ask, "update", batch=path)
-        weights = str(self.folder / f"weights-{step % 2}")  # whole before the engine hears of them
+        stats = await asyncio.to_thread(self.learner.ask, "update", batch=path)
+        weights = str(self.folder / f"weights-{step % 2}")  # the engine loads one folder while the other is written
         await asyncio.to_thread(self.learner.ask, "save", folder=weights)
         await self.admin.load_weights(weights, f"step-{step + 1}")
         figures = {
@@ -130,13 +130,13 @@ class Training:
             "retokenizing_changes": batch.changed(rows, again),
             "rollout_s": rolled_out - began,
             "seconds": time.monotonic() - began,
-            **told,
+            **stats,
         }
         self.run.updates.append(figures)
         return figures
 
     async def _prove(self, ledgers: Sequence[Ledger]) -> dict[str, Any]:
-        """Let the learner score what the engine recorded: on our ids, and on the ids of re-tokenized text."""
+        """Compare the recorded logprobs with the learner's, on the sampled ids and on the ids of re-tokenized text."""
         rows, again = batch.rows_of(ledgers), batch.retokenized(ledgers, self.policy.tokenizer)
         proof: dict[str, Any] = {"samples": len(rows), "retokenizing_changes": batch.changed(rows, again)}
         for name, columns in (("ours", rows), ("retokenized", again)):
@@ -153,25 +153,25 @@ class Training:
         return proof
 
     async def _held_out(self) -> list[Ledger]:
-        return await self._roll_out(problems(self.settings.held_out, seed=10**6), copies=1)
+        return await self._run_rollouts(problems(self.settings.held_out, seed=10**6), copies=1)
 
-    async def _roll_out(self, asked: Sequence[Problem], copies: int) -> list[Ledger]:
+    async def _run_rollouts(self, batch_problems: Sequence[Problem], copies: int) -> list[Ledger]:
         slots = asyncio.Semaphore(16)
 
         async def one(number: int, problem: Problem) -> Ledger:
             async with slots:
                 return await attempt(self.policy, problem, group=str(number))
 
-        return await asyncio.gather(*(one(*numbered) for numbered in enumerate(asked) for _ in range(copies)))
+        return await asyncio.gather(*(one(*numbered) for numbered in enumerate(batch_problems) for _ in range(copies)))
 
 
 def mean_reward(ledgers: Sequence[Ledger]) -> float:
-    """Average the rewards; NaN where there is none."""
+    """Return the mean reward; NaN without rollouts."""
     return float(np.mean([ledger.annotation("reward") for ledger in ledgers])) if ledgers else float("nan")
 
 
 def sampled_by(ledgers: Sequence[Ledger]) -> list[str | None]:
-    """List the weight versions that the engine says sampled these tokens."""
+    """Return the weight versions of the sampled tokens."""
     return sorted(
         {span.version for ledger in ledgers for turn in ledger for span in turn.draft.engine.versions}, key=str
     )
@@ -179,31 +179,33 @@ def sampled_by(ledgers: Sequence[Ledger]) -> list[str | None]:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    usual = Settings()
+    defaults = Settings()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang"))
-    parser.add_argument("--updates", type=int, default=usual.updates)
-    parser.add_argument("--minutes", type=float, default=usual.minutes, help="after this long no update begins")
-    parser.add_argument("--questions", type=int, default=usual.questions, help="groups in a batch")
-    parser.add_argument("--copies", type=int, default=usual.copies, help="rollouts in a group")
-    parser.add_argument("--layers", type=int, default=usual.layers, help="how many of the last layers learn")
-    parser.add_argument("--lr", type=float, default=usual.lr)
-    parser.add_argument("--passes", type=int, default=usual.passes, help="optimizer steps on each batch")
+    parser.add_argument("--updates", type=int, default=defaults.updates)
+    parser.add_argument("--minutes", type=float, default=defaults.minutes, help="no update starts after this time")
+    parser.add_argument("--questions", type=int, default=defaults.questions, help="groups in a batch")
+    parser.add_argument("--copies", type=int, default=defaults.copies, help="rollouts in a group")
+    parser.add_argument("--layers", type=int, default=defaults.layers, help="number of last layers to train")
+    parser.add_argument("--lr", type=float, default=defaults.lr)
+    parser.add_argument("--passes", type=int, default=defaults.passes, help="optimizer steps on each batch")
     parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
-    parser.add_argument("--page", default="runs/training.md", help="page of the table; figures and plot go beside it")
+    parser.add_argument(
+        "--page", default="runs/training.md", help="page for the table; figures and plot go into the same folder"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
-    """Start the engine and the learner, train, draw; errors are one sentence."""
-    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # malformed calls are what the policy unlearns
+    """Start the engine and the learner, train and draw. Expected errors are printed without a traceback."""
+    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # the policy makes many malformed calls at first
     arguments = parse_arguments()
     chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__slots__}
     settings = Settings(**chosen)
     try:
         with contextlib.ExitStack() as stack:
-            with engines.on_console() as say:
-                options = {"torch_index": arguments.torch_index, "timeout_s": 900.0, "on_progress": say}
+            with engines.on_console() as show_progress:
+                options = {"torch_index": arguments.torch_index, "timeout_s": 900.0, "on_progress": show_progress}
                 started = engines.running_sync(arguments.backend, dev_mode=True, **options)
                 url = stack.enter_context(started)
             python = install.ensure(engines.find(arguments.backend)).python
@@ -215,7 +217,7 @@ def main() -> int:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             progress = stack.enter_context(Progress(*columns, console=console))
             training = Training(policy, learner, folder, settings)
-            with contextlib.suppress(KeyboardInterrupt):  # what there is by then is shown all the same
+            with contextlib.suppress(KeyboardInterrupt):  # show the results so far
                 asyncio.run(training.train(progress))
     except report.EXPECTED_ERRORS as error:
         console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)

@@ -1,4 +1,4 @@
-"""What README and guides show is run, against scripted engines in the place of the user's server."""
+"""Run the code of README and guides against scripted engines."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ def snippets(page: str, language: str = "python") -> list[str]:
 
 
 def at_server(code: str, url: str, folder: str) -> str:
-    """Put a scripted engine and a tokenizer at hand in the place of those that a user has."""
+    """Replace the server's address and the tokenizer's name by those of the test."""
     code = code.replace('model_id="Qwen/Qwen3-4B"', f'model_id="scripted", tokenizer="{folder}"')
     return re.sub(r"http://localhost:\d+", url, code).replace("Qwen/Qwen3-4B", folder)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    tokenizer().save_pretrained(tmp_path / "tokenizer")
-    return str(tmp_path / "tokenizer")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("of") / "tokenizer"
+    tokenizer().save_pretrained(path)
+    return str(path)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_readmes_ten_lines_run(number: int, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_first_example_runs(number: int, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = snippets("README.md")[number]
     kind = ("vllm", "sglang")[number]
     assert f'backend="{kind}"' in code
@@ -60,7 +61,7 @@ def test_the_readmes_ten_lines_run(number: int, folder: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(("kind", "options"), [("vllm", vllm_wire.OPTIONS), ("sglang", sglang_wire.OPTIONS)])
-def test_each_backends_page_runs_and_names_every_option_that_an_error_names(
+def test_each_backends_page_runs_and_has_every_option_of_the_errors(
     kind: str, options: dict[str, str], folder: str
 ) -> None:
     page = f"docs/{kind}.md"
@@ -128,7 +129,7 @@ def test_the_page_on_migrating_runs_with_only_the_import_changed(
     assert printed.count("(True, ") == (2 if kind == "sglang" else 0)
 
 
-def test_the_page_on_migrating_puts_our_package_in_the_others_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_migrating_registers_our_package_under_the_others_name(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = ("client", "exceptions", "limiter", "rollout", "sglang", "tool_parsers", "tool_parsers.base", "utils")
     for name in ("strands_sglang", *(f"strands_sglang.{module}" for module in modules)):
         monkeypatch.setitem(sys.modules, name, None)
@@ -210,7 +211,7 @@ def test_the_page_on_columns_runs(kind: str, folder: str, capsys: pytest.Capture
     assert printed.endswith("('top_ids', 'top_logprobs', 'prompt_logprobs')\nTrue\nTrue\n")
 
 
-def test_the_page_on_columns_has_all_that_can_be_wanted() -> None:
+def test_the_page_on_columns_has_every_optional_output() -> None:
     page = (ROOT / "docs/columns.md").read_text(encoding="utf-8") + (ROOT / "docs/backends.md").read_text("utf-8")
     assert all(page.count(f"`{name}") >= 2 for name in OptionalOutputs.model_fields)
 
@@ -276,9 +277,8 @@ def test_the_page_on_collecting_has_every_termination_option_and_field() -> None
     assert set(re.findall(r"`(\w+)`", table)) == {field.name for field in fields(Entry)}
     parameters = inspect.signature(collect_command).parameters
     options = {f"--{name.replace('_', '-')}" for name in parameters}
-    asked = [line for code in snippets("docs/collect.md", "bash") for line in code.split() if line.startswith("--")]
-    told = {*asked, *re.findall(r"`(--[a-z-]+)", page)}
-    assert told - {"--help", "--working-dir"} <= options
+    shown = [word for code in snippets("docs/collect.md", "bash") for word in code.split() if word.startswith("--")]
+    assert {*shown, *re.findall(r"`(--[a-z-]+)", page)} - {"--help", "--working-dir"} <= options
 
 
 def test_the_page_on_trainers_runs(
@@ -292,7 +292,7 @@ def test_the_page_on_trainers_runs(
     assert capsys.readouterr().out == "True\ncompleted\n2\n"
 
 
-def test_the_page_on_training_runs_and_names_what_there_is(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_on_training_runs_and_its_examples_exist(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = snippets("docs/training.md")
     with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
         exec(at_server(code, server.base_url, folder), {})

@@ -1,4 +1,4 @@
-"""Imports run in no circle, and core and suite name no engine: what knows one lies in its own package."""
+"""Imports have no cycles, and tito_core and strands_tito name no engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_modules_import_each_other(house: Any) -> None:
         "def f():\n    global vllm_state",
     ],
 )
-def test_a_name_is_noticed_wherever_it_stands(house: Any, source: str) -> None:
+def test_an_engine_name_is_found_in_any_position(house: Any, source: str) -> None:
     assert house.named(source)
 
 

@@ -1,4 +1,4 @@
-"""The page of mutation scores: counts of survivors, with each accepted one's reason in a file beside the tool."""
+"""The page of mutation scores has counts of survivors; a file next to the tool has the reasons of accepted ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tool() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -52,7 +52,7 @@ def test_every_reason_is_of_a_package_that_is_mutated(tool: ModuleType) -> None:
         assert reason.strip()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(statuses=st.lists(st.sampled_from(STATUSES), min_size=1, max_size=30), data=st.data())
 def test_a_survivor_without_a_reason_is_only_counted(
     tool: ModuleType, tmp_path: Path, statuses: list[str], data: st.DataObject
@@ -73,7 +73,7 @@ def test_a_survivor_without_a_reason_is_only_counted(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tool, "EXPLAINED", explained_file)
         patch.setattr(tool, "PAGE", page_file)
-        said = tool.report(tool.PACKAGES["ledger"], found, survivors)
+        report = tool.report(tool.PACKAGES["ledger"], found, survivors)
     page = page_file.read_text()
     before = tool.PAGE.read_text(encoding="utf-8")
     killed = sum(status in ("killed", "timeout") for status in statuses)
@@ -86,7 +86,7 @@ def test_a_survivor_without_a_reason_is_only_counted(
     assert cells(page, "chat") == cells(before, "chat")
     assert len(page.splitlines()) == len(before.splitlines())
     assert not any(line in page for survivor in survivors for line in (*survivor.removed, *survivor.added))
-    assert {line for line in said.splitlines() if line.startswith("+ ")} == {
+    assert {line for line in report.splitlines() if line.startswith("+ ")} == {
         f"+ {survivor.added[0]}" for survivor in survivors if survivor not in explained
     }
-    assert needless in said
+    assert needless in report

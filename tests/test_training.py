@@ -1,4 +1,4 @@
-"""What `examples/train_tiny.py` has that needs no engine and no torch: the task, the batch, the order of an update."""
+"""The parts of `examples/train_tiny.py` that need no engine and no torch: task, batch, order of an update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.progress import Progress
 
@@ -27,7 +27,7 @@ SUM = Problem("What is 25 * 17?", 425)
 GOOD = (call("calculator", '{"expression": "25 * 17"}'), "The answer is 425.")
 END = ids_of("<|im_end|>")
 SPLIT = [*ids_of("The"), *ids_of(" an"), *ids_of("swer"), *ids_of(" is 425."), *END]
-"""Spelt as no tokenizer would."""
+"""Tokens that the tokenizer would not produce for this text."""
 
 
 def scripted(kind: str, *answers: Any) -> Policy:
@@ -62,7 +62,9 @@ def test_answers_are_those_of_the_calculator_and_a_seed_gives_the_same_problems(
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-async def test_the_reward_is_for_a_call_its_result_and_telling_it(answers: tuple[str, ...], reward: float) -> None:
+async def test_the_reward_is_for_a_call_its_result_and_the_final_answer(
+    answers: tuple[str, ...], reward: float
+) -> None:
     ledger = await attempt(scripted("vllm", *answers), SUM, "a")
     assert ledger.annotation("reward") == reward
     assert ledger.header.group_id == "a"
@@ -73,6 +75,7 @@ def test_no_words_no_reward() -> None:
     assert reward_of([{"role": "user", "content": [{"text": "What is 25 * 17?"}]}], 425) == 0.0
 
 
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.sampled_from([0, 0.25, 0.5, 1.0]), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_advantages_compare_a_group_with_itself(groups: list[list[float]]) -> None:
     ledgers = [with_reward(reward, str(number)) for number, group in enumerate(groups) for reward in group]
@@ -85,9 +88,7 @@ def test_advantages_compare_a_group_with_itself(groups: list[list[float]]) -> No
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_rows_are_the_ledgers_and_retokenizing_changes_those_that_were_spelt_otherwise(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_rows_are_the_ledgers_and_retokenizing_changes_other_spellings(kind: str, tmp_path: Path) -> None:
     ledgers = [await attempt(scripted(kind, GOOD[0], last), SUM, "a") for last in (GOOD[1], SPLIT, "Who knows?")]
     rows = batch.rows_of(ledgers)
     again = batch.retokenized(ledgers, policy_of(kind).tokenizer)
@@ -106,7 +107,7 @@ async def test_rows_are_the_ledgers_and_retokenizing_changes_those_that_were_spe
 
 
 class Noted:
-    """Notes the order of what the loop does, in the place of the learner and the engine's loader."""
+    """Records the order of the loop's calls; replaces the learner and the engine's loader."""
 
     def __init__(self, done: list[str]) -> None:
         self.done = done
@@ -120,7 +121,7 @@ class Noted:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_update_is_rolled_out_learnt_written_and_only_then_loaded(
+async def test_an_update_samples_learns_saves_and_then_loads(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -150,10 +151,10 @@ async def test_an_update_is_rolled_out_learnt_written_and_only_then_loaded(
     assert "0 of 4 (0%)" in curves.table({kind: {**vars_of(run), "before": 0.0, "after": 0.0}})
 
 
-def test_a_learner_that_ends_says_its_last_words(tmp_path: Path) -> None:
+def test_the_error_of_a_learner_that_ended_has_its_last_lines(tmp_path: Path) -> None:
     with (
         LearnerProcess(Path(sys.executable), tmp_path / "no model", {}, tmp_path / "log") as learner,
-        pytest.raises(RuntimeError, match=r"The learner ended \(status 1\) when it was to save:\n(.*\n)*.*Error"),
+        pytest.raises(RuntimeError, match=r"status 1 during 'save':\n(.*\n)*.*Error"),
     ):
         learner.ask("save", folder=str(tmp_path))
 

@@ -1,10 +1,9 @@
-"""Plant every defect, run the suite on each, and write docs/defects.md: what is caught, by what, after how much.
+"""Plant every defect, run the suite on each, and write docs/defects.md: what catches each defect, and after how long.
 
     python tools/defects.py [--seeds 20] [--jobs 2] [--only NAME ...]
 
-It exits with 1 when a defect escapes or the suite raises an alarm over engines without any. With --only nothing is
-written. A run that was broken off
-goes on where it stopped, as long as the code is the same. The engines are scripted, so it takes no model.
+It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only nothing is
+written. An interrupted run resumes if the code has not changed. The engines are scripted, so no model is needed.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from strands_tito.engines import models
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests/conformance/defects")
-"""What the verdicts depend on."""
+"""Paths that the verdicts depend on."""
 PAGE = ROOT / "docs" / "defects.md"
 FOUND = ROOT / "runs" / "defects.jsonl"
-"""What was found so far, out of git's sight."""
+"""The verdicts so far, in a folder that git ignores."""
 PROFILE = PROFILES["standard"]
 
 
@@ -57,19 +56,21 @@ SOUNDS = {
 
 
 def main() -> int:
-    """Run all; give 1 when something is wrong with the suite."""
+    """Run all cases; return 1 if a defect escaped or an alarm was false."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, help="runs over engines without a defect, of each kind")
+    parser.add_argument("--seeds", type=int, default=20, help="runs without a defect, of each kind")
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     console, started, commit = Console(), time.monotonic(), commit_of_code()
     FOUND.parent.mkdir(exist_ok=True)
     known = Known(commit)
-    planted = [(each.name, wire, 0) for each, wire in all_defects() if not wanted.only or each.name in wanted.only]
-    seeds = range(0 if wanted.only else wanted.seeds)
+    planted = [
+        (each.name, wire, 0) for each, wire in all_defects() if not arguments.only or each.name in arguments.only
+    ]
+    seeds = range(0 if arguments.only else arguments.seeds)
     runs = [(name, wire, seed) for name in SOUNDS for seed in seeds for wire in SERVERS]
-    with ProcessPoolExecutor(wanted.jobs) as pool:
+    with ProcessPoolExecutor(arguments.jobs) as pool:
         for what, cases in (("defects", planted), ("sound", runs)):
             new = [case for case in cases if case not in known.verdicts]
             for case, verdict in track(zip(new, pool.map(judged, new), strict=True), what, len(new), console=console):
@@ -84,16 +85,16 @@ def main() -> int:
         f"defect; {time.monotonic() - started:.0f} s",
         highlight=False,
     )
-    if not wanted.only:
+    if not arguments.only:
         PAGE.write_text(page(found, sound, alarms, commit, Counter(name for name, _, _ in runs)), encoding="utf-8")
     return 1 if escaped or alarms else 0
 
 
 class Known:
-    """What was found of the code as it is, kept as it comes, so that a run that was broken off goes on.
+    """The verdicts of this version of the code, in a file, so that an interrupted run can resume.
 
     Args:
-        commit: The last commit that changed the code; of another one, or of changed files, nothing is kept.
+        commit: The last commit that changed the code. Verdicts of other commits or of changed files are ignored.
     """
 
     def __init__(self, commit: str) -> None:
@@ -105,7 +106,7 @@ class Known:
                 self.verdicts[tuple(record["case"])] = Verdict(**record["verdict"])
 
     def add(self, case: Case, verdict: Verdict) -> None:
-        """Keep a verdict."""
+        """Store a verdict."""
         self.verdicts[case] = verdict
         record = {"commit": self._commit, "case": case, "verdict": asdict(verdict)}
         with FOUND.open("a", encoding="utf-8") as file:
@@ -113,7 +114,7 @@ class Known:
 
 
 def judged(case: Case) -> Verdict:
-    """Try one case, in a process of a pool."""
+    """Run one case, in a process of the pool."""
     name, wire, seed = case
     if name in SOUNDS:
         return SOUNDS[name](wire, seed)
@@ -123,17 +124,17 @@ def judged(case: Case) -> Verdict:
 
 @cache
 def tokenizer() -> Any:
-    """Load the tokenizer once a process."""
+    """Load the tokenizer, once for each process."""
     return models.load_tokenizer("smollm2")
 
 
 def end() -> int:
-    """Give the id that ends a turn."""
+    """Return the id that ends a turn."""
     return int(tokenizer().eos_token_id)
 
 
 def commit_of_code() -> str:
-    """Give the last commit that changed the code, and say so when it has changed since."""
+    """Return the last commit that changed the code, with " with changes" if there are uncommitted changes."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, text=True, capture_output=True).stdout.strip()
@@ -145,7 +146,7 @@ def commit_of_code() -> str:
 def page(
     found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], commit: str, kinds: Mapping[str, int]
 ) -> str:
-    """Write the page."""
+    """Return the page."""
     turns = sum(verdict.turns for verdict in sound)
     by_name: dict[str, list[Verdict]] = {}
     for verdict in found:
@@ -169,14 +170,14 @@ def page(
 
 
 def row(defect: Defect, verdicts: list[Verdict]) -> str:
-    """Write one line: what noticed it, by wire where that differs."""
+    """Return one line of the table: what caught the defect, by wire if the wires differ."""
     by: dict[str, list[str]] = {}
     for verdict in verdicts:
         by.setdefault(verdict.caught_by or "**nothing**", []).append(verdict.wire)
-    said = ", ".join(name if len(by) == 1 else f"{name} ({', '.join(wires)})" for name, wires in by.items())
+    caught_by = ", ".join(name if len(by) == 1 else f"{name} ({', '.join(wires)})" for name, wires in by.items())
     turns = sorted({verdict.turns for verdict in verdicts})
     spread = str(turns[0]) if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
-    return f"| `{defect.name}` | {defect.law} {LAWS[defect.law]} | {defect.what} | {said} | {spread} |"
+    return f"| `{defect.name}` | {defect.law} {LAWS[defect.law]} | {defect.what} | {caught_by} | {spread} |"
 
 
 if __name__ == "__main__":

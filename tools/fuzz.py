@@ -1,10 +1,10 @@
-"""Feed the package hostile files, engines' answers and agents' messages, made from a seed.
+"""Feed the package hostile files, engine answers and agent messages, generated from a seed.
 
     python tools/fuzz.py --class files --minutes 5
     python tools/fuzz.py --class answers --seed 7 --only 1234      # one case again, with its traceback
 
-Each case runs in a child process with a limit of memory and time. The last lines are a table, and one of JSON a class.
-The exit status is 0 when nothing was found.
+Each case runs in a child process with limited memory and time. The output ends with a table and a line of JSON for each
+class. The exit status is 0 if there are no findings.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fuzz.runner import Report, run
 
 
 def main() -> int:
-    """Run the classes that were asked for; return 0 when nothing was found."""
+    """Run the chosen classes; return 0 if there are no findings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--class", dest="names", action="append", choices=list(CLASSES), help="default: all")
-    parser.add_argument("--minutes", type=float, help="how long each class runs")
-    parser.add_argument("--cases", type=int, help="how many cases of each class; with --minutes, whichever ends first")
-    parser.add_argument("--seed", type=int, default=20261121, help="what the cases are made from")
+    parser.add_argument("--minutes", type=float, help="minutes for each class")
+    parser.add_argument("--cases", type=int, help="cases of each class; with --minutes, whichever limit comes first")
+    parser.add_argument("--seed", type=int, default=20261121, help="seed of the cases")
     parser.add_argument("--only", type=int, help="run one case, by its number")
     chosen = parser.parse_args()
     cases = 1 if chosen.only is not None else chosen.cases
     if cases is None and chosen.minutes is None:
-        parser.error("say how long (--minutes) or how many (--cases)")
+        parser.error("give --minutes or --cases")
     seconds = None if chosen.minutes is None else 60 * chosen.minutes
     reports = [
         run(name, chosen.seed, cases=cases, seconds=seconds, first=chosen.only or 0) for name in chosen.names or CLASSES
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def show(report: Report) -> None:
-    """Print each finding with the command that repeats it."""
+    """Print each finding with the command that reproduces it."""
     for key, found in report.findings.items():
         print(f"{report.name}: {key}, {found['count']} times. {found['finding']}")
         print(f"  python tools/fuzz.py --class {report.name} --seed {report.seed} --only {found['first']}")
@@ -57,7 +57,7 @@ def show(report: Report) -> None:
 
 
 def line_of(report: Report) -> dict[str, object]:
-    """Return what a program reads of a run."""
+    """Return a run's results for its line of JSON."""
     counts = {"cases": report.cases, "refused": report.refused, "accepted": report.accepted}
     findings = {key: {"first": found["first"], "count": found["count"]} for key, found in report.findings.items()}
     return {

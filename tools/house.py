@@ -1,18 +1,18 @@
-"""Measure the house: its size, how far one turn runs through it, and what its imports look like.
+"""Measure the code: its size, the files and functions of one turn, and its imports.
 
     python tools/house.py [--json] [--check] [--src SRC]
 
 - `code_lines`, `core_code_lines`: lines of `src/` and of `src/tito_core` without docstrings, comments and blanks.
 - `files`: Python files of `src/`.
-- `files_per_turn`, `functions_per_turn`: files and functions of `src/` that one warm tool turn runs through: the third
-  of a rollout, from `Model.stream` to its last event, over a socket, with a tool call in the answer.
-- `import_cycles`: groups of modules that import each other, counting imports inside functions, but not those for type
-  checkers alone, which never run.
-- `engine_names_in_core`: engines named by identifiers or strings (docstrings may) of the core and of the suite.
-- `loose_modules`: modules of `tito_core` that lie in none of its packages, without `__init__` and `__main__`.
-- `import_depth`: modules on the longest chain of imports that begins at `tito_core.model`, itself not counted.
+- `files_per_turn`, `functions_per_turn`: files and functions of `src/` that run during one warm tool turn: the third of
+  a rollout, from `Model.stream` to its last event, over a socket, with a tool call in the answer.
+- `import_cycles`: groups of modules that import each other, including imports inside functions, but not imports for
+  type checkers only.
+- `engine_names_in_core`: engine names in identifiers or strings (docstrings may) of `tito_core` and `strands_tito`.
+- `loose_modules`: modules directly in `tito_core`, without `__init__` and `__main__`.
+- `import_depth`: length of the longest chain of imports that starts at `tito_core.model`, which is not counted.
 
-`--check` exits with 1 where there is an import cycle or an engine's name, and says which; it measures no turn.
+`--check` exits with 1 and prints the places if there is an import cycle or an engine name; it measures no turn.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ import grimp
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("strands_tito", "tito_core", "tito_sglang", "tito_vllm")
 NEUTRAL = ("strands_tito", "tito_core")
-"""Packages that may not name an engine."""
+"""Packages that must not name an engine."""
 ENGINES = re.compile("vllm|sglang", re.IGNORECASE)
 UNCOUNTED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 TURN = 3
-"""Which turn of a rollout is followed: the first takes the context in, the second still meets new shapes."""
+"""The turn of a rollout that is traced: the first processes the context, the second still fills caches."""
 
 
 def main() -> int:
-    """Print the table or the JSON; with --check, what must not be."""
+    """Print the table or the JSON; with --check, the problems."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--check", action="store_true", help="exit with 1 on an import cycle or an engine's name")
-    parser.add_argument("--src", type=Path, default=ROOT / "src", help="the sources")
-    asked = parser.parse_args()
-    if asked.check:
+    parser.add_argument("--check", action="store_true", help="exit with 1 on an import cycle or an engine name")
+    parser.add_argument("--src", type=Path, default=ROOT / "src", help="folder of the sources")
+    arguments = parser.parse_args()
+    if arguments.check:
         problems = [f"import cycle: {' <-> '.join(group)}" for group in cycles()]
-        problems += [f"an engine's name: {place}" for place in engine_names(asked.src)]
-        print("\n".join(problems) or "No import cycle, no engine's name in the core and the suite.")
+        problems += [f"engine name: {place}" for place in engine_names(arguments.src)]
+        print("\n".join(problems) or "No import cycles, no engine names in tito_core and strands_tito.")
         return 1 if problems else 0
-    found = measure(asked.src)
-    print(json.dumps(found) if asked.json else "\n".join(f"{name:20} {value:7,}" for name, value in found.items()))
+    found = measure(arguments.src)
+    print(json.dumps(found) if arguments.json else "\n".join(f"{name:20} {value:7,}" for name, value in found.items()))
     return 0
 
 
 def measure(src: Path) -> dict[str, int]:
-    """Measure everything."""
+    """Return all figures."""
     lines = {path: code_lines(path.read_text("utf-8")) for path in sorted(src.rglob("*.py"))}
     core = src / "tito_core"
     files, functions = followed()
@@ -80,14 +80,14 @@ def measure(src: Path) -> dict[str, int]:
 
 
 def docstrings(tree: ast.AST) -> list[ast.Constant]:
-    """Return the docstrings of modules, classes, functions and, below them, attributes."""
+    """Return the docstrings of modules, classes, functions and attributes."""
     bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]
     lone = [each.value for body in bodies for each in body if isinstance(each, ast.Expr)]
     return [value for value in lone if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 
 def code_lines(text: str) -> int:
-    """Count the lines that hold code."""
+    """Return the number of lines with code."""
     counted: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in UNCOUNTED:
@@ -98,19 +98,19 @@ def code_lines(text: str) -> int:
 
 
 def engine_names(src: Path) -> list[str]:
-    """Return `file:line name` of every identifier, string or file that names an engine."""
+    """Return `file:line name` of every identifier, string or file name with an engine name."""
     found = []
     for package in NEUTRAL:
         for path in sorted((src / package).rglob("*.py")):
             shown = path.relative_to(src)
             found += [f"{shown}:{line} {name[:60]!r}" for line, name in named(path.read_text("utf-8"))]
             if ENGINES.search(path.name):
-                found.append(f"{shown}:0 the file's name")
+                found.append(f"{shown}:0 the file name")
     return found
 
 
 def named(source: str) -> list[tuple[int, str]]:
-    """Return each identifier and string of a source that names an engine, with its line."""
+    """Return each identifier and string of a source with an engine name, and its line."""
     tree = ast.parse(source)
     allowed = {id(words) for words in docstrings(tree)}
     every = ((node, name) for node in ast.walk(tree) if id(node) not in allowed for name in names(node))
@@ -130,13 +130,13 @@ def names(node: ast.AST) -> Iterator[str]:
 
 @cache
 def imports() -> grimp.ImportGraph:
-    """Return who imports whom, without what only type checkers import."""
+    """Return the import graph, without imports for type checkers only."""
     return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
 
 
 @cache
 def below(module: str) -> frozenset[str]:
-    """Return the modules that a module imports, and that those import, and so on; itself only in a circle."""
+    """Return the modules that a module imports, directly or indirectly; itself only if it is in a cycle."""
     reached: set[str] = set()
     waiting = set(imports().find_modules_directly_imported_by(module))
     while waiting:
@@ -160,13 +160,13 @@ def cycles() -> list[list[str]]:
 
 @cache
 def depth(module: str) -> int:
-    """Count the modules below one on its longest chain of imports; those of a cycle are passed once."""
+    """Return the length of the longest chain of imports below a module, which skips cycles."""
     onward = [one for one in imports().find_modules_directly_imported_by(module) if module not in below(one)]
     return max((1 + depth(one) for one in onward), default=0)
 
 
 def followed() -> tuple[int, int]:
-    """Count the files and functions of a warm tool turn, in a process of its own."""
+    """Return the number of files and functions of a warm tool turn, traced in another process."""
     command = [sys.executable, __file__, "--follow"]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     files, functions = json.loads(answer[-1])
@@ -174,7 +174,7 @@ def followed() -> tuple[int, int]:
 
 
 async def follow(port: int) -> tuple[int, int]:
-    """Run a rollout on a server that answers at once, and follow one of its turns."""
+    """Run a rollout on the canned server and trace one of its turns."""
     from conversation import opening, turn
     from strands_tito.engines import models
     from tito_core import Policy

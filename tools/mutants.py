@@ -2,10 +2,10 @@
 
     python tools/mutants.py [--package ledger] [--children N] [--report]
 
-Without --package it does one package after the other. mutmut works in mutants/PACKAGE, where all but pyproject.toml is
-linked to the repository; it keeps its results there and a later run continues from them. tools/mutants_explained.toml
-says why a survivor is accepted, by function and mutated line. The page counts the survivors; the command prints those
-without a reason, each with its change, and the reasons that no survivor needs any more.
+Without --package it runs one package after the other. mutmut works in mutants/PACKAGE, where everything except
+pyproject.toml is linked to the repository; it keeps its results there, and a later run continues from them.
+tools/mutants_explained.toml has the reasons of accepted survivors, by function and mutated line. The page counts the
+survivors; the command prints those without a reason, each with its change, and the reasons without a survivor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE, EXPLAINED = ROOT / "docs" / "mutants.md", ROOT / "tools" / "mutants_explained.toml"
 MUTMUT = "[tool.mutmut]\n"
-"""Where pyproject.toml has what mutmut needs for every package."""
+"""The section of pyproject.toml with mutmut's settings for every package."""
 PYTEST = ("-p", "no:cacheprovider", "-q")
 HANGS = ("--timeout", "45")
-"""A mutant that makes a test wait for what never comes is killed by that test's own clock, in so many seconds."""
+"""Timeout of each test in seconds; it kills mutants that make a test wait forever."""
 KILLED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")
-"""What mutmut says of a mutant on which a test failed, or ran out of time."""
+"""mutmut's statuses of a mutant on which a test failed or timed out."""
 UNKNOWN = "not checked"
-"""What it says of one that was not run yet; the score counts it as alive."""
+"""mutmut's status of a mutant that has not run yet; the score counts it as alive."""
 Row = tuple[str, ...]
 """A package's cells of the page's table, without its name."""
 HEADINGS = (
@@ -58,13 +58,13 @@ are listed in `tools/mutants.py`.
 
 @dataclass(frozen=True)
 class Package:
-    """What is mutated, and what must notice.
+    """Code to mutate and its tests.
 
     Attributes:
-        name: As a user calls it.
-        code: Patterns of the files that are mutated.
-        tests: The tests that run on each mutant that they reach; the fewer and the faster the better.
-        options: For pytest; a test of time knows nothing under mutmut, which makes every call slower.
+        name: The package's name on the command line.
+        code: Patterns of the files to mutate.
+        tests: The tests to run on each mutant that they reach; few and fast ones.
+        options: Options for pytest. Tests of time are excluded, because mutmut makes every call slower.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Package:
 
     @property
     def folder(self) -> Path:
-        """Where mutmut works on it."""
+        """mutmut's working folder."""
         return ROOT / "mutants" / self.name
 
     def mutates(self, key: str) -> bool:
@@ -84,7 +84,7 @@ class Package:
 
 
 _WIRE_PARTS = ("backend", "stream", "wire")
-"""What each engine's package has for the backend."""
+"""Modules of each engine's package that belong to the backend."""
 _BACKEND_TESTS = tuple(
     f"tests/backend/test_{name}.py"
     for name in (
@@ -111,7 +111,7 @@ _BACKEND_TESTS = tuple(
         "optional_outputs",
     )
 )
-"""Without hundreds of recordings and of bad values, all of which each mutant would have to be told from."""
+"""Without the hundreds of recordings and bad values, which would run for each mutant."""
 _SLOW_OR_FELT = " or ".join(
     (
         "a_hundred_requests",
@@ -123,11 +123,11 @@ _SLOW_OR_FELT = " or ".join(
         "is_dropped",
     )
 )
-"""Seconds for each mutant that lives, or of what is freed when, where mutmut's own frames are felt."""
+"""Tests that take seconds, or test when memory is freed, which mutmut's own frames change."""
 _MODEL_PARTS = ("model", "policy", "settings", "turn/*")
-"""What the model is composed of."""
+"""The model's modules."""
 _IN_PROCESSES = "restored_session or new_root_still or any_kind_of_tool"
-"""Tests whose work is done in other processes, of which mutmut sees nothing."""
+"""Tests that work in other processes, which mutmut does not trace."""
 _MODEL_TESTS = tuple(
     f"tests/model/test_{name}.py"
     for name in (
@@ -220,7 +220,7 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Survivor:
-    """A mutant on which every test passed: its name, the lines that it removed and those that it added."""
+    """A mutant on which every test passed: its name, the lines that it removed and the lines that it added."""
 
     name: str
     removed: tuple[str, ...]
@@ -228,13 +228,13 @@ class Survivor:
 
     @property
     def key(self) -> str:
-        """The name of its reason: file and function, and the lines as mutated."""
+        """The key of its reason: module and function, and the mutated lines."""
         function = self.name.split("__mutmut_")[0]
         return f"{function}: {' '.join(self.added) or 'without ' + ' '.join(self.removed)}"
 
 
 def prepare(package: Package) -> None:
-    """Link the repository into the package's folder, beside a pyproject.toml that names the package to mutmut."""
+    """Link the repository into the package's folder, with a pyproject.toml that sets the package for mutmut."""
     package.folder.mkdir(parents=True, exist_ok=True)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in {line.split("/")[0] for line in tracked.splitlines()} - {"pyproject.toml"}:
@@ -252,7 +252,7 @@ def prepare(package: Package) -> None:
 
 
 def run(package: Package, children: int) -> None:
-    """Run what has no result yet."""
+    """Run the mutants that have no result yet."""
     environment = {**os.environ, "TITO_PROFILE": "mutants", "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
     subprocess.run(command, cwd=package.folder, env=environment, check=True)
@@ -266,19 +266,19 @@ def statuses(package: Package) -> dict[str, str]:
 
 
 def survivor(package: Package, name: str) -> Survivor:
-    """Read what a mutant changes."""
+    """Return a mutant's changes."""
     lines = [line for line in _mutmut(package, "show", name).splitlines() if not line.startswith(("---", "+++"))]
     changed = {sign: tuple(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+"}
     return Survivor(name, changed["-"], changed["+"])
 
 
 def explanations() -> dict[str, str]:
-    """Return the reason of each survivor that is accepted, by its key."""
+    """Return the reasons of accepted survivors by key."""
     return tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
 
 
 def row(found: dict[str, str], explained: int, unexplained: int) -> Row:
-    """Return a package's row, from the status of each mutant and how many survivors have a reason, and have none."""
+    """Return a package's row, given each mutant's status and the numbers of survivors with and without a reason."""
     counts = Counter(found.values())
     killed = sum(counts[status] for status in KILLED)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
@@ -297,7 +297,7 @@ def row(found: dict[str, str], explained: int, unexplained: int) -> Row:
 
 
 def page(rows: dict[str, Row]) -> str:
-    """Return the whole page: one row a package, in the order of `PACKAGES`, and their sum."""
+    """Return the whole page: one row for each package, in the order of `PACKAGES`, and their sum."""
     lines = [f"| {' | '.join((name, *rows[name]))} |" for name in PACKAGES if name in rows]
     sums = [sum(int(cells[at]) for cells in rows.values()) for at in range(2, 8)]
     total = f"| together | | | {' | '.join(map(str, sums))} | {sums[1] / sums[0]:.1%} |"
@@ -306,23 +306,23 @@ def page(rows: dict[str, Row]) -> str:
 
 
 def written() -> dict[str, Row]:
-    """Return the rows that the page has, by package."""
+    """Return the page's current rows by package."""
     cells = (line.strip("| \n").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines())
     return {found[0]: tuple(found[1:]) for found in cells if found[0] in PACKAGES}
 
 
 def report(package: Package, found: dict[str, str], survivors: list[Survivor]) -> str:
-    """Write the package's row, and return what is left to do: survivors without a reason, reasons without one."""
+    """Write the package's row; return a report of survivors without a reason and reasons without a survivor."""
     reasons = explanations()
     open_ = [mutant for mutant in survivors if mutant.key not in reasons]
     rows = {**written(), package.name: row(found, len(survivors) - len(open_), len(open_))}
     PAGE.write_text(page(rows), encoding="utf-8")
     keys = {mutant.key for mutant in survivors}
     needless = [key for key in reasons if package.mutates(key) and key not in keys]
-    lines = [f"{package.name}: {len(open_)} survivors have no reason, {len(needless)} reasons no survivor."]
+    lines = [f"{package.name}: {len(open_)} survivors without a reason, {len(needless)} reasons without a survivor."]
     for mutant in open_:
         lines += ["", mutant.key, *(f"- {line}" for line in mutant.removed), *(f"+ {line}" for line in mutant.added)]
-    return "\n".join([*lines, *(f"\nNo survivor needs the reason of {key}" for key in needless)])
+    return "\n".join([*lines, *(f"\nNo survivor has the reason of {key}" for key in needless)])
 
 
 def _mutmut(package: Package, *words: str) -> str:
@@ -333,9 +333,9 @@ def _mutmut(package: Package, *words: str) -> str:
 def main() -> None:
     """Run the mutants and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--package", choices=PACKAGES, help="the package (default: each in turn)")
+    parser.add_argument("--package", choices=PACKAGES, help="the package; default: all")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="mutants to run at once")
-    parser.add_argument("--report", action="store_true", help="only write the row from what was run")
+    parser.add_argument("--report", action="store_true", help="only write the row from existing results")
     arguments = parser.parse_args()
     for package in [PACKAGES[arguments.package]] if arguments.package else PACKAGES.values():
         prepare(package)

@@ -1,7 +1,7 @@
-"""A pytest plugin under which `strands_sglang` and `strands_vllm` are our packages, for tools/peers_tests.py.
+"""A pytest plugin that replaces `strands_sglang` and `strands_vllm` by our packages, for tools/peers_tests.py.
 
-Where a peer's test reaches for a private name, what stands for it here does what happens outside: a message that is
-added to a limiter goes through Strands' own events, and a mocked HTTP session is where our transport sends.
+Private names that the peers' tests use are replaced by adapters with the same visible behaviour: a message added to a
+limiter goes through Strands' own events, and our transport sends to the mocked HTTP session.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}
 
 
 def _install() -> None:
-    """Put our modules where the peers' would be imported from."""
+    """Register our modules under the peers' names."""
     for theirs, ours in ALIASES.items():
         package = importlib.import_module(ours)
         sys.modules[theirs] = package
@@ -38,7 +38,7 @@ def _install() -> None:
 
 
 def _stand_in(name: str, **instead: Any) -> None:
-    """Give a module of ours with some names of it replaced."""
+    """Register a copy of one of our modules with some names replaced."""
     real = sys.modules[f"strands_sglang.{name}"]
     module = ModuleType(real.__name__)
     module.__dict__.update({**real.__dict__, **instead})
@@ -49,7 +49,7 @@ def _limiter() -> type:
     from tito_sglang import LoopLimiter
 
     class Driven(LoopLimiter):
-        """Gets messages and calls as Strands tells of them; after a user's message the model would be asked."""
+        """Gets messages and calls through Strands' events; a model call follows each user message."""
 
         def __init__(self, *args: Any, **limits: Any) -> None:
             super().__init__(*args, **limits)
@@ -64,11 +64,11 @@ def _limiter() -> type:
                 self._registry.invoke_callbacks(BeforeModelCallEvent(agent=self._agent, invocation_state={}))
 
         def _on_before_tool_call(self, event: BeforeToolCallEvent) -> None:
-            told = BeforeToolCallEvent(
+            forwarded = BeforeToolCallEvent(
                 agent=self._agent, selected_tool=None, tool_use=event.tool_use, invocation_state={}
             )
-            self._registry.invoke_callbacks(told)
-            event.cancel_tool = told.cancel_tool
+            self._registry.invoke_callbacks(forwarded)
+            event.cancel_tool = forwarded.cancel_tool
 
     return Driven
 
@@ -108,20 +108,20 @@ class _ThroughSession:
             sent = send(urlsplit(url).path, data=body if isinstance(body, bytes) else b"".join(body))
         except (TimeoutError, aiohttp.ClientError):
             raise
-        except Exception as refused:  # a mock's way to say that nobody answers
+        except Exception as refused:  # a mock raises any exception for a refused connection
             where: Any = SimpleNamespace(host="mocked", port=80, ssl=True)
             raise aiohttp.ClientConnectorError(where, ConnectionRefusedError(str(refused))) from refused
         async with sent as answer:
             if answer.status >= 400:
                 return HttpResponse(answer.status, {}, _whole(await answer.text()), self.aclose)
             try:
-                said = json.dumps(await answer.json(content_type=None))
-            except Exception:  # a mock's way to say that the body is no JSON
-                said = "<html>"
-            return HttpResponse(answer.status, {"content-type": "application/json"}, _whole(said), self.aclose)
+                text = json.dumps(await answer.json(content_type=None))
+            except Exception:  # a mock raises any exception for a body that is not JSON
+                text = "<html>"
+            return HttpResponse(answer.status, {"content-type": "application/json"}, _whole(text), self.aclose)
 
     async def aclose(self) -> None:
-        """See `Carrier`."""
+        """See `HttpTransport`."""
 
 
 async def _whole(text: str) -> AsyncIterator[bytes]:

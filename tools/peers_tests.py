@@ -2,10 +2,10 @@
 
     python tools/peers_tests.py [--python PATH]
 
-Each source distribution is fetched by pip with its pinned sha256 into the user's cache, and its tests are copied out to
-a temporary folder: nothing of theirs is kept here. They run in an environment of their own, on Python 3.12, with
-tools/peers_shim.py, under which the peers' packages are ours. Why a test does not pass is looked up in
-docs/peers_tests.toml by its name, so that one without a reason stands out.
+pip fetches each source distribution with its pinned sha256 into the user's cache, and its tests are copied to a
+temporary folder; the repository keeps nothing of them. They run in their own environment, on Python 3.12, with
+tools/peers_shim.py, which replaces the peers' packages by ours. docs/peers_tests.toml has the reason why a test does
+not pass, by its name; the page marks failures without a reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from strands_tito.engines.locations import cache_dir  # noqa: E402
 
 PAGE, REASONS = ROOT / "docs" / "peers_tests.md", ROOT / "docs" / "peers_tests.toml"
 NEEDED = ("pybase64", "openai", "boto3", "cachetools", "aiolimiter", "click", "tqdm", "python-dotenv", "pytest-timeout")
-"""What the tests import beside pytest and us."""
+"""Packages that the tests import, besides pytest and ours."""
 SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 ABOUT = """\
 Made by `python tools/peers_tests.py`, which runs the unit tests of strands-sglang and strands-vllm, and those of
@@ -48,13 +48,13 @@ NO_REASON = "No reason yet."
 
 @dataclass(frozen=True)
 class Suite:
-    """A peer's unit tests, or those that touch a provider.
+    """A peer's unit tests, or those of its provider.
 
     Attributes:
-        project: Its name in the registry.
-        version: Pinned.
-        sha256: Of its source distribution.
-        tests: Files and folders to run, from its root.
+        project: Its name on PyPI.
+        version: The pinned version.
+        sha256: The hash of its source distribution.
+        tests: Files and folders to run, relative to its root.
     """
 
     project: str
@@ -89,22 +89,22 @@ SUITES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One test: its name from the suite's root, and what it raised, or None."""
+    """One test: its name, relative to the suite's root, and the error that it raised, or None."""
 
     name: str
     raised: str | None
 
 
 def fetched(suite: Suite) -> Path:
-    """Give the unpacked source distribution, in the user's cache."""
+    """Return the folder of the unpacked source distribution in the user's cache; fetch it if necessary."""
     folder = cache_dir() / "peers" / f"{suite.project}-{suite.version}-{suite.sha256[:12]}"
     if folder.exists():
         return folder
     with tempfile.TemporaryDirectory() as scratch:
-        wanted = Path(scratch, "wanted.txt")
-        wanted.write_text(f"{suite.project}=={suite.version} --hash=sha256:{suite.sha256}\n")
+        requirements = Path(scratch, "requirements.txt")
+        requirements.write_text(f"{suite.project}=={suite.version} --hash=sha256:{suite.sha256}\n")
         options = ["--no-deps", f"--no-binary={suite.project}", "--ignore-requires-python", "--require-hashes", "-q"]
-        download = [sys.executable, "-m", "pip", "download", *options, "-r", str(wanted), "-d", scratch]
+        download = [sys.executable, "-m", "pip", "download", *options, "-r", str(requirements), "-d", scratch]
         subprocess.run(download, check=True)
         archive = next(Path(scratch).glob("*.tar.gz"))
         with tarfile.open(archive) as packed:
@@ -115,13 +115,13 @@ def fetched(suite: Suite) -> Path:
 
 
 def environment() -> Path:
-    """Give the interpreter of an environment with our dependencies and the tests'; it is made at the first run."""
+    """Return the interpreter of an environment with our and the tests' dependencies; create it if necessary."""
     folder = cache_dir() / "peers" / "tests"
     python = folder / "bin" / "python"
     if not (folder / ".ready").exists():
         maker = interpreter("3.12")
         if maker is None:
-            raise SystemExit("The peers' tests need Python 3.12: install one, or give it by --python.")
+            raise SystemExit("The peers' tests need Python 3.12: install it, or give an interpreter with --python.")
         subprocess.run([maker, "-m", "venv", "--clear", str(folder)], check=True)
         install = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), f"{ROOT}[dev]"]
         subprocess.run([*install, *NEEDED], check=True)
@@ -130,12 +130,12 @@ def environment() -> Path:
 
 
 def run(suite: Suite, python: Path) -> list[Outcome]:
-    """Run a suite's tests on a copy, and read what came of each."""
+    """Run a suite's tests on a copy, and return their outcomes."""
     source = fetched(suite)
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(source / "tests", Path(scratch, "tests"))
         paths = [str(ROOT / "src"), str(ROOT / "tools"), scratch]
-        if suite.project == "strands-env":  # which is run itself, on our names
+        if suite.project == "strands-env":  # its own code runs, on our packages
             paths.append(str(source / "src"))
         report = Path(scratch, "report.xml")
         options = ["-q", "-p", "peers_shim", "-o", "asyncio_mode=auto", *SCOPE, "--timeout=60", f"--junitxml={report}"]
@@ -146,7 +146,7 @@ def run(suite: Suite, python: Path) -> list[Outcome]:
 
 
 def outcomes(report: Path) -> Iterator[Outcome]:
-    """Read pytest's report; a test that is skipped is not one that passes."""
+    """Yield the outcomes of pytest's report; a skipped test counts as not passed."""
     for case in ElementTree.parse(report).iter("testcase"):
         parts = [part for part in case.get("classname", "").split(".") if part not in ("tests", "unit")]
         name = "::".join(filter(None, [".".join(parts), case.get("name", "")]))
@@ -155,12 +155,12 @@ def outcomes(report: Path) -> Iterator[Outcome]:
 
 
 def reason_of(name: str, reasons: Mapping[str, str]) -> str:
-    """Look a test up: the first pattern that its name matches."""
+    """Return the reason of the first pattern that matches a test's name."""
     return next((text for pattern, text in reasons.items() if fnmatch.fnmatchcase(name, pattern)), NO_REASON)
 
 
 def page(found: Mapping[Suite, Sequence[Outcome]], reasons: Mapping[str, str]) -> str:
-    """Write the page."""
+    """Return the page."""
     rows = [(suite.title, len(tests), sum(test.raised is None for test in tests)) for suite, tests in found.items()]
     lines = [
         "# The peers' own tests",
@@ -184,9 +184,9 @@ def page(found: Mapping[Suite, Sequence[Outcome]], reasons: Mapping[str, str]) -
 
 
 def main() -> None:
-    """Run everything, and write the page."""
+    """Run all suites and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, help="an interpreter that has all of it, in the environment's place")
+    parser.add_argument("--python", type=Path, help="an interpreter with all dependencies, instead of the environment")
     python = parser.parse_args().python or environment()
     found = {suite: run(suite, python) for suite in SUITES}
     for tests in found.values():

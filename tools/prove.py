@@ -1,7 +1,7 @@
-"""Run the large proofs, chunk by chunk, going on where an earlier run stopped, and write docs/proofs.{json,md}.
+"""Run the large proofs in chunks, resume earlier runs, and write docs/proofs.{json,md}.
 
-Each chunk is one command, which is printed, with a seed derived from the run's: the command alone runs it again.
-What is done is kept as long as the code that it proves has not changed; then the proof begins anew.
+Each chunk is one command with a seed derived from the run's seed. The command is printed; run it alone to repeat the
+chunk. Finished chunks count as long as the code of the proof has not changed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/
 
 @dataclass(frozen=True)
 class Proof:
-    """Something that is run many times.
+    """A property that is checked many times.
 
     Attributes:
-        what: What is proven, as a sentence.
-        unit: What is counted.
-        count: How many of them.
-        chunk: How many at a time.
-        paths: The code that it is about.
-        command: The command for a chunk, from its size and seed.
-        counted: Finds in the output how many were run.
+        what: Description of the property, in sentences.
+        unit: The unit of `count`.
+        count: Number of cases.
+        chunk: Number of cases in a chunk.
+        paths: The code that the proof is about.
+        command: Returns the command of a chunk, given its size and seed.
+        counted: Regular expression that finds the number of cases in the output.
     """
 
     what: str
@@ -58,7 +58,7 @@ PYTEST = "python -m pytest -q --timeout 0 -p no:cacheprovider"
 PROOFS = {
     "forests": Proof(
         "Random forests, two ledgers in one file, equal an independent oracle of plain lists and dicts: every column, "
-        "mask, segment, branch, history and record, after failed commits, restarts and round trips.",
+        "mask, segment, branch, history and record, also after failed commits, restarts and round trips.",
         "forests",
         100_000,
         2_500,
@@ -71,7 +71,7 @@ PROOFS = {
     ),
     "crashes": Proof(
         "Writers are killed with SIGKILL at random moments: every turn committed before the last fsync is read back, "
-        "in order and unchanged; nothing torn is read; the file takes more turns.",
+        "in order and unchanged; no torn record is read; the file can be appended to.",
         "kills",
         200,
         20,
@@ -81,8 +81,8 @@ PROOFS = {
     ),
     **{
         f"forced-{engine}-{model}": Proof(
-            f"Tool calls that a grammar forces on a real {title} with {model}: each is one sound call of the forced "
-            "tool, its arguments are valid by the tool's schema, and all its tokens are marked CONSTRAINED.",
+            f"Tool calls that a grammar forces on a real {title} with {model}: each is one valid call of the forced "
+            "tool, its arguments match the tool's schema, and all its tokens are marked CONSTRAINED.",
             "calls",
             500,
             500,
@@ -98,8 +98,8 @@ PROOFS = {
     "faults": Proof(
         "Rollouts through a proxy that breaks a third of all requests (a reset or an orderly close at each class of "
         "bytes of request and answer, late answers, slow drips, 429 with Retry-After, storms of 503, halved bodies, "
-        "silence), on both wires, some cancelled meanwhile: every turn is what the server says it saw and said, every "
-        "error has a type, no try beyond the policy's, and no task, connection or running request is left.",
+        "silence), on both wires, some cancelled: every turn equals what the server reports, every error has a type, "
+        "there are no more attempts than the policy allows, and no task, connection or running request is left.",
         "rollouts on each wire",
         2_000,
         500,
@@ -114,9 +114,9 @@ PROOFS = {
         r"(\d+) rollouts",
     ),
     "collect": Proof(
-        "`tito collect` is killed with SIGKILL at ten random moments, on each wire: in the end every rollout is there "
-        "once, those that were finished before a kill unchanged, and each turn is what the server said under its "
-        "request id, which no other turn has.",
+        "`tito collect` is killed with SIGKILL at ten random moments, on each wire: in the end the folder has every "
+        "rollout once, rollouts finished before a kill are unchanged, and each turn equals the server's answer to its "
+        "request id, which is unique.",
         "rollouts on each wire",
         2_000,
         2_000,
@@ -134,8 +134,8 @@ PROOFS = {
     ),
     "interrupts": Proof(
         "`tito conformance` gets Ctrl-C at random moments, on each wire, a quarter of them with a server that breaks a "
-        "law: it ends within seconds with the documented exit status, says what is known, prints no traceback and "
-        "nothing else that nobody asked for, and leaves no request running.",
+        "law: it ends within seconds with the documented exit status, prints the results so far, no traceback and no "
+        "other noise, and leaves no request running.",
         "interrupts on each wire",
         100,
         20,
@@ -151,8 +151,8 @@ PROOFS = {
         r"(\d+) interrupts",
     ),
     "collect-interrupts": Proof(
-        "`tito collect` gets Ctrl-C or SIGTERM at random moments, on each wire, again and again: each time it ends so, "
-        "too, and in the end every rollout is there once, those that were finished unchanged.",
+        "`tito collect` gets Ctrl-C or SIGTERM at random moments, repeatedly, on each wire: each time it ends within "
+        "seconds without noise, and in the end the folder has every rollout once, finished ones unchanged.",
         "interrupts on each wire",
         30,
         30,
@@ -166,9 +166,9 @@ PROOFS = {
         r"(\d+) interrupts",
     ),
     "ids": Proof(
-        "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "
-        "in the middle, only control tokens, and pieces of sound turns. Whole, token by token and in random chunks "
-        "they are the same turn; spans are in order and inside it.",
+        "Each format, with tags as tokens and as text, parses any ids without an exception: random ids, cut "
+        "characters, only control tokens, and pieces of valid turns. Parsing the whole, token by token and in random "
+        "chunks gives the same turn; spans are in order and inside the turn.",
         "cases of each format and vocabulary",
         20_000,
         2_500,
@@ -177,9 +177,9 @@ PROOFS = {
         r"(\d+) cases",
     ),
     "mutated-calls": Proof(
-        "Calls of every format with one thing changed (a character, a tag or a piece lost, doubled, swapped or moved; "
-        "a cut, other quotes): none ends as plain text without a status, none that is malformed runs, and one that "
-        "runs says what its own text says, strict and lenient.",
+        "Calls of every format with one change (a character, tag or piece lost, doubled, swapped or moved; a cut; "
+        "other quotes): none becomes plain text without a status, no malformed call is executed, and an executed call "
+        "equals its text, strict and lenient.",
         "calls of each format",
         20_000,
         2_500,
@@ -188,8 +188,8 @@ PROOFS = {
         r"(\d+) mutated calls",
     ),
     "round-trips": Proof(
-        "Calls that a real chat template renders, encoded, parse as the calls that they were: random schemas and "
-        "arguments, strings that spell the format's tags among them, over each template of the zoo that shows any.",
+        "Calls that a real chat template renders are parsed back as the same calls: random schemas and arguments, "
+        "including strings that spell the format's tags, over each template of the zoo that renders calls.",
         "turns of each template",
         2_000,
         250,
@@ -198,9 +198,9 @@ PROOFS = {
         r"(\d+) turns of each",
     ),
     "conversations": Proof(
-        "Every certified tool template, random conversations with tools, parallel calls, unicode, reasoning and 30% of "
-        "the turns cut off: each prompt begins with the one before and its completion, and each delta is token for "
-        "token what transformers renders of the whole conversation in that place.",
+        "Every certified tool template, random conversations with tools, parallel calls, Unicode, reasoning and 30% of "
+        "the turns truncated: each prompt starts with the previous prompt and completion, and each delta equals, token "
+        "for token, transformers' rendering of the whole conversation.",
         "conversations",
         10_000,
         1_250,
@@ -209,9 +209,9 @@ PROOFS = {
         r"(\d+) conversations",
     ),
     "templates": Proof(
-        "Templates that we did not choose (llama.cpp's, vLLM's, several hundred of the model hub's, TRL's), with real "
-        "tokenizers where packages ship them: random conversations under each that is certified are what transformers "
-        "renders, by a referee that shares no code with the deltas. `TITO_NEWEST=1` takes the newest versions.",
+        "Templates that we did not choose (of llama.cpp, vLLM, TRL and several hundred models of the hub), with real "
+        "tokenizers if a package has them: random conversations under each certified template equal transformers' "
+        "rendering, by a referee that shares no code with the deltas. `TITO_NEWEST=1` takes the newest versions.",
         "conversations of each template",
         200,
         25,
@@ -231,8 +231,8 @@ PROOFS = {
         r"(\d+) conversations each",
     ),
     "attacks": Proof(
-        "Every place for content, names and schema keys too, is filled from a grammar over each tokenizer's control "
-        "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): no control id comes from it.",
+        "Every place for content, also names and schema keys, is filled from a grammar over each tokenizer's control "
+        "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): none becomes a control id.",
         "attacks",
         10_000,
         1_250,
@@ -241,7 +241,7 @@ PROOFS = {
         r"(\d+) attacks",
     ),
     "plain-strings": Proof(
-        "Content that spells no control token gives exactly the ids that the tokenizer gives the whole rendering: "
+        "Content without control tokens has exactly the ids that the tokenizer gives for the whole rendering: "
         "Qwen3, Llama 3, gpt-oss, Gemma 3 and DeepSeek-V3.",
         "strings of each tokenizer",
         5_000,
@@ -252,7 +252,7 @@ PROOFS = {
     ),
     **{
         f"fuzz-{name}": Proof(
-            f"{what} Nothing hangs, takes unbounded memory or raises what is not documented.",
+            f"{what} No case hangs, takes unbounded memory or raises an undocumented error.",
             "cases",
             count,
             chunk,
@@ -264,29 +264,29 @@ PROOFS = {
             (
                 "files",
                 "Hostile rollout files, ledgers as JSON and indices of folders: each is refused with a documented "
-                "error, or what is loaded is what a reader of our own finds in the bytes, keeps the laws and comes "
-                "back equal.",
+                "error, or the loaded ledger equals what an independent reader finds in the bytes, keeps the laws and "
+                "survives a round trip.",
                 100_000,
                 25_000,
             ),
             (
                 "answers",
                 "Hostile answers on each wire, whole and streamed: a turn holds exactly what the conformance suite's "
-                "own reader finds in the answer, or is refused, and the ledger is as before.",
+                "own reader finds in the answer, or it is refused and the ledger is unchanged.",
                 10_000,
                 2_500,
             ),
             (
                 "messages",
-                "Hostile messages, tool specifications and results: a turn that keeps the laws, with no control token "
-                "out of content, or an error of the package's own, and the ledger is as before.",
+                "Hostile messages, tool specifications and results: the turn keeps the laws and has no control token "
+                "from content, or an error of the package is raised and the ledger is unchanged.",
                 10_000,
                 2_500,
             ),
         )
     },
     "properties": Proof(
-        "Every property test of the suite, with a raised budget for each.",
+        "Every property test of the suite, with a larger number of examples.",
         "examples a property",
         20_000,
         20_000,
@@ -298,29 +298,29 @@ PROOFS = {
 
 
 def main() -> int:
-    """Run what was asked for; give 0 when every proof holds."""
+    """Run the chosen proofs; return 0 if all hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("proofs", nargs="*", help=f"of {', '.join(PROOFS)} (default: all)")
-    parser.add_argument("--seed", type=int, default=20261121, help="what every chunk's seed is derived from")
-    parser.add_argument("--count", type=int, help="how many, instead of the proof's own number")
-    parser.add_argument("--anew", action="store_true", help="forget what was done")
-    wanted = parser.parse_args()
-    if unknown := set(wanted.proofs) - set(PROOFS):
-        parser.error(f"there is no proof {', '.join(sorted(unknown))}; there are {', '.join(PROOFS)}")
+    parser.add_argument("proofs", nargs="*", help=f"proofs to run, of {', '.join(PROOFS)}; default: all")
+    parser.add_argument("--seed", type=int, default=20261121, help="seed from which the chunks' seeds are derived")
+    parser.add_argument("--count", type=int, help="number of cases, instead of the proof's own")
+    parser.add_argument("--anew", action="store_true", help="ignore finished chunks")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.proofs) - set(PROOFS):
+        parser.error(f"unknown proof {', '.join(sorted(unknown))}; available: {', '.join(PROOFS)}")
     results = known()
     holds = [
-        run(name, wanted.seed, wanted.count or PROOFS[name].count, results, anew=wanted.anew)
-        for name in wanted.proofs or PROOFS
+        run(name, arguments.seed, arguments.count or PROOFS[name].count, results, anew=arguments.anew)
+        for name in arguments.proofs or PROOFS
     ]
     return 0 if all(holds) else 1
 
 
 def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool) -> bool:
-    """Run the chunks of a proof that are not done yet, and tell whether all hold."""
+    """Run the unfinished chunks of a proof, and return whether all hold."""
     proof = PROOFS[name]
     chunk = min(proof.chunk, count)
     identity = {"seed": seed, "chunk": chunk, "commit": commit_of(proof.paths)}
-    done = results.get(name) if count >= proof.count else None  # a smaller run is no proof, and leaves no record
+    done = results.get(name) if count >= proof.count else None  # a smaller run is not recorded
     if anew or done is None or {key: done[key] for key in identity} != identity:
         done = results[name] = {**identity, "python": platform.python_version(), "hypothesis": version("hypothesis")}
         done["chunks"] = []
@@ -335,20 +335,20 @@ def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool
         if count >= proof.count:
             write(name, done)
         if not ran["holds"]:
-            print(f"{name} does not hold; the command above shows it.", flush=True)
+            print(f"{name} does not hold; run the command above to see why.", flush=True)
             return False
     print(f"{name} {ran_so_far:,} of {count:,}: holds", flush=True)
     return True
 
 
 def left(chunks: list[dict[str, Any]], count: int) -> str:
-    """Say how long the rest will take at the pace so far."""
+    """Return the estimated time left."""
     ran, seconds = sum(chunk["ran"] for chunk in chunks), sum(chunk["seconds"] for chunk in chunks)
     return f", {(count - ran) * seconds / ran / 60:.0f} min left" if ran else ""
 
 
 def run_chunk(proof: Proof, command: str, count: int) -> dict[str, Any]:
-    """Run one command; it holds when it succeeds and ran all that it should."""
+    """Run one command. It holds if it succeeds and ran all cases."""
     variables, arguments = {}, shlex.split(command)
     while "=" in arguments[0]:
         name, _, value = arguments.pop(0).partition("=")
@@ -371,7 +371,7 @@ def seed_of(seed: int, name: str, number: int) -> int:
 
 
 def commit_of(paths: tuple[str, ...]) -> str:
-    """Give the last commit that changed the code a proof is about, and say so when it has changed since."""
+    """Return the last commit that changed the code of a proof, plus " with changes" if some are uncommitted."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, text=True, capture_output=True).stdout.strip()
@@ -381,12 +381,12 @@ def commit_of(paths: tuple[str, ...]) -> str:
 
 
 def known() -> dict[str, Any]:
-    """Read what earlier runs found."""
+    """Return the results of earlier runs."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def write(name: str, done: dict[str, Any]) -> None:
-    """Write what was found of a proof, beside that of others, for the next run and for a reader."""
+    """Write the results of a proof, together with those of the others, as JSON and as the page."""
     results = {**known(), name: done}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     rows, details = [], []
@@ -410,9 +410,9 @@ def write(name: str, done: dict[str, Any]) -> None:
 
 INTRODUCTION = """# Proofs
 
-Properties that were run in large numbers. `make prove` runs them, goes on where it was stopped, and writes this page;
-`docs/proofs.json` has every chunk's command, size and seconds. A chunk's command alone, with `.venv/bin` first in the
-path, runs it again, seed and all. The commit is the last one that changed what the proof is about.
+Properties that were checked on a large number of cases. `make prove` runs them, resumes an interrupted run, and writes
+this page; `docs/proofs.json` has every chunk's command, size and seconds. To repeat a chunk, run its command with
+`.venv/bin` first in the path. The commit is the last one that changed the code of the proof.
 
 | proof | ran | outcome | seed | commit | date | seconds |
 | --- | --- | --- | --- | --- | --- | --- |"""

@@ -1,10 +1,10 @@
-"""Hold every template of the tests' corpora to transformers' plain rendering, and print what was found.
+"""Compare every template of the tests' corpora with transformers' plain rendering, and print the results.
 
     python tools/templates.py [--all] [--newest] [--conversations N] [--seed TEXT] [--only PART] [--json FILE]
 
-Without --all, the templates of the archives that `make test` fetches; TITO_NEWEST=1 is --newest. Of a certified
-template, random conversations are compared turn by turn; the exit status is 1 where one differs. A refused template is
-listed with the reason.
+Without --all, it takes the templates of the archives that `make test` fetches; TITO_NEWEST=1 means --newest. For a
+certified template, random conversations are compared turn by turn; the exit status is 1 if one differs. A refused
+template is listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tito_core.chat.template import ChatTemplate, TemplateError
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of one template.
+    """The result for one template.
 
     Attributes:
         tokenizer: Name of the real tokenizer, or "stand-in".
-        certified: Name of the candidate, or "" where it was refused.
-        reason: Why it was refused.
+        certified: Name of the candidate, or "" if the template was refused.
+        reason: Why the template was refused.
         tools: Whether its certificate covers tools; `plain_tools`: whether the plain rendering shows them.
-        whole: Turns after which all ids so far were compared; `tails`: turns whose delta was.
-        different: What differed, the first of each conversation.
+        whole: Turns after which all ids so far were compared; `tails`: turns of which the delta was compared.
+        different: The first difference of each conversation.
     """
 
     template: str
@@ -54,7 +54,7 @@ class Row:
     different: tuple[str, ...] = ()
 
     def cells(self) -> str:
-        """Give the row of a table."""
+        """Return the row of a table."""
         outcome = self.certified or f"refused: {self.reason}"
         facts = (self.template, self.tokenizer, outcome, "yes" if self.tools else "no", self.conversations)
         counts = (self.tails, self.whole, len(self.different), self.different[0] if self.different else "")
@@ -67,7 +67,7 @@ HEADS = ("template", "tokenizer", "certified", "tools", "conversations", "deltas
 
 
 def sources(only: str, *, light: bool, newest: bool) -> Iterator[tuple[str, str, Any]]:
-    """Yield each template's name, the kind of its tokenizer, and the tokenizer with the template on it."""
+    """Yield each template's name, its tokenizer's kind, and the tokenizer with the template."""
     for name in () if newest else zoo.NAMES:
         if only in f"trl/{name}":
             yield f"trl/{name}", zoo.family(name).tokenizer or "stand-in", zoo.tokenizer(name)
@@ -82,7 +82,7 @@ def sources(only: str, *, light: bool, newest: bool) -> Iterator[tuple[str, str,
 
 
 def examine(name: str, kind: str, tokenizer: Any, conversations: int, seed: str = "") -> Row:
-    """Certify a template, and hold it to the plain rendering over conversations."""
+    """Certify a template and compare it with the plain rendering over random conversations."""
     try:
         template = ChatTemplate.of(tokenizer)
     except TemplateError as error:
@@ -106,14 +106,16 @@ def examine(name: str, kind: str, tokenizer: Any, conversations: int, seed: str 
 
 def main() -> int:
     """Print the table; return the exit status."""
-    parser = argparse.ArgumentParser(description="Hold chat templates to transformers' plain rendering.")
-    parser.add_argument("--all", action="store_true", help="the heavy archives too (124 MB more)")
+    parser = argparse.ArgumentParser(description="Compare chat templates with transformers' plain rendering.")
+    parser.add_argument("--all", action="store_true", help="also the large archives (124 MB more)")
     newest = bool(os.environ.get("TITO_NEWEST"))
-    parser.add_argument("--newest", action="store_true", default=newest, help="the newest versions, not the pinned")
-    parser.add_argument("--conversations", type=int, default=20, metavar="N", help="how many of each template")
-    parser.add_argument("--seed", default="", help="another text gives other conversations")
-    parser.add_argument("--only", default="", metavar="PART", help="templates whose name holds this")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there")
+    parser.add_argument(
+        "--newest", action="store_true", default=newest, help="the newest versions instead of the pinned ones"
+    )
+    parser.add_argument("--conversations", type=int, default=20, metavar="N", help="conversations for each template")
+    parser.add_argument("--seed", default="", help="seed of the conversations")
+    parser.add_argument("--only", default="", metavar="PART", help="only templates whose name contains PART")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to FILE")
     arguments = parser.parse_args()
     rows: list[Row] = []
     print(f"| {' | '.join(HEADS)} |\n|{' --- |' * len(HEADS)}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from strands import Agent
 
-from conversation import CONTEXTS, told
+from conversation import CONTEXTS, serve
 from crowd import agent_of, crowd, through_agent
 from ours_rollouts import Seeds
 from strands_tito import Policy, TITOModel
@@ -24,19 +24,19 @@ from tito_core.turn.parent import as_shown
 
 
 class Seeded:
-    """A run whose model has taken its context in: the ledger of each has the same first turn.
+    """A run whose model has processed its context: every ledger has the same first turn.
 
     Args:
-        seeds: What was taken in.
-        turns: Turns of each rollout.
-        ready: Agents that are made already; without any left, a run makes its own.
+        seeds: The processed context.
+        turns: Number of turns of each rollout.
+        ready: Prepared agents; a run makes its own if none is left.
     """
 
     def __init__(self, seeds: Seeds, turns: int, ready: list[Agent]) -> None:
         self.seeds, self.turns, self.ready = seeds, turns, ready
 
     async def __call__(self, model: TITOModel, task: Mapping[str, Any]) -> float:
-        """Take the turns."""
+        """Run the turns."""
         seeds, ledger = self.seeds, model.ledger
         ledger.commit(seeds.draft, ledger.match(seeds.history), as_shown(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
@@ -48,7 +48,7 @@ class Seeded:
 
 
 async def collected(seeds: Seeds, rollouts: int, turns: int, *, ready: bool) -> dict[str, float]:
-    """Collect rollouts into a folder, all at once; give turns a second of CPU and of time."""
+    """Collect rollouts into a folder, all at once; return turns per second of CPU and of wall time."""
     idle = seeds.policy.model()
     agents = [agent_of((idle, seeds.messages), turns) for _ in range(rollouts if ready else 0)]
     workers = InProcess(
@@ -65,12 +65,12 @@ async def collected(seeds: Seeds, rollouts: int, turns: int, *, ready: bool) -> 
     shutil.rmtree(folder)
     if tally.missing:
         raise RuntimeError(f"{tally.missing} rollouts are missing: {tally.last_error}")
-    taken = tally.turns - tally.finished  # the first turn of each was taken in before
+    taken = tally.turns - tally.finished  # without the prepared first turn of each
     return {"turns_per_cpu_s": taken / spent, "turns_per_s": taken / took}
 
 
 async def made(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
-    """The same rollouts without `collect`: each makes its ledger, model and agent, and is forgotten when it ends."""
+    """Run the same rollouts without `collect`: each makes its ledger, model and agent, and is dropped when it ends."""
 
     async def one() -> None:
         await through_agent(agent_of(seeds(), turns), turns)
@@ -89,15 +89,15 @@ async def main(port: str) -> None:
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
 
-    async def answer(asked: Any) -> Any:
-        seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
-        if asked["what"] == "crowd":
-            return await crowd(seeds, "agent", asked["rollouts"], asked["turns"])
-        if asked["what"] == "made":
-            return await made(seeds, asked["rollouts"], asked["turns"])
-        return await collected(seeds, asked["rollouts"], asked["turns"], ready=asked["ready"])
+    async def answer(request: Any) -> Any:
+        seeds = await Seeds.of(policy, CONTEXTS[request["context"]])
+        if request["what"] == "crowd":
+            return await crowd(seeds, "agent", request["rollouts"], request["turns"])
+        if request["what"] == "made":
+            return await made(seeds, request["rollouts"], request["turns"])
+        return await collected(seeds, request["rollouts"], request["turns"], ready=request["ready"])
 
-    await told(answer)
+    await serve(answer)
     await policy.backend.aclose()
 
 

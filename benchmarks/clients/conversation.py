@@ -1,4 +1,4 @@
-"""The conversation that every client has, and how its turns are timed. Standard library alone: peers run it too."""
+"""The conversation of every client, and the timing of its turns. Standard library only, because peers run it too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 CONTEXTS = {"2k": 2_000, "32k": 32_000, "128k": 128_000}
 TURNS = 10
-"""Turns that are timed of each rollout, after the one that takes the context in. The first two or three after that are
-slower for every client: garbage was collected before them, and a long prompt has taken the caches."""
+"""Measured turns of each rollout, after the one that processes the context. The first two or three are slower for
+every client, because garbage was collected before them and the long prompt has evicted the CPU caches."""
 SYSTEM = "You look things up."
 TOOLS: list[Any] = [
     {
@@ -25,12 +25,12 @@ TOOLS: list[Any] = [
 
 
 def opening(tokens: int) -> list[Any]:
-    """Begin a history of about so many tokens."""
+    """Return a history of about a number of tokens."""
     return [{"role": "user", "content": [{"text": "word " * tokens}]}]
 
 
 def result(message: Any) -> Any:
-    """Answer the calls of a message."""
+    """Return the tool results for a message's calls."""
     calls = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
     found = [{"toolUseId": call, "status": "success", "content": [{"text": "It is 17."}]} for call in calls]
     content: list[Any] = [{"toolResult": each} for each in found]
@@ -38,7 +38,7 @@ def result(message: Any) -> Any:
 
 
 def message_of(events: list[Any]) -> Any:
-    """Put an answer's events together, as Strands does."""
+    """Assemble a message from stream events, as Strands does."""
     blocks: list[Any] = []
     text, call, arguments = "", None, ""
     for event in events:
@@ -59,7 +59,7 @@ def message_of(events: list[Any]) -> Any:
 
 
 async def turn(model: Any, messages: list[Any], tools: list[Any] = TOOLS) -> float:
-    """Run one turn of `Model.stream` and go on with the history; give its CPU milliseconds."""
+    """Run one turn of `Model.stream`, extend the history, and return the CPU milliseconds."""
     began = time.process_time()
     events = [event async for event in model.stream(messages, tools, SYSTEM)]
     spent = (time.process_time() - began) * 1e3
@@ -68,8 +68,8 @@ async def turn(model: Any, messages: list[Any], tools: list[Any] = TOOLS) -> flo
     return spent
 
 
-async def told(answer: Callable[[Any], Awaitable[Any]]) -> None:
-    """Answer one line of JSON after the other, until there is none: clients take turns, so that noise meets all alike.
+async def serve(answer: Callable[[Any], Awaitable[Any]]) -> None:
+    """Answer one line of JSON after the other until the input ends. Clients alternate, so that noise affects all alike.
 
     Args:
         answer: From what a line says to what is printed of it.
@@ -80,7 +80,7 @@ async def told(answer: Callable[[Any], Awaitable[Any]]) -> None:
 
 
 async def timed(make_model: Callable[[], Any], tokens: int, rollouts: int) -> list[float]:
-    """Give the CPU milliseconds of each timed turn of some rollouts."""
+    """Return the CPU milliseconds of each measured turn of some rollouts."""
     spent = []
     for _ in range(rollouts):
         model, messages = make_model(), opening(tokens)

@@ -1,4 +1,4 @@
-"""Many rollouts at once, and what they cost: the same for every client. Strands and the standard library alone."""
+"""Many rollouts at once and their cost, equal for every client. Strands and the standard library only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from strands import Agent, ToolContext, tool
 from conversation import SYSTEM, turn
 
 BEAT_S = 0.005
-gc.set_threshold(2_000, 10, 100)  # as `tito collect` has it and docs/scaling.md advises: for every client alike
+gc.set_threshold(2_000, 10, 100)  # as in `tito collect` and docs/scaling.md, for every client
 Seeded = tuple[Any, list[Any]]
-"""A model that has taken its context in, and the history so far, which ends in a question."""
+"""A model that has processed its context, and the history so far, which ends with a question."""
 
 
 def looking(turns: int) -> Any:
-    """Make the tool of one rollout, which ends it after so many calls."""
+    """Return the tool of one rollout, which ends the rollout after a number of calls."""
     called = 0
 
     @tool(context=True)
@@ -44,9 +44,9 @@ SPECS: list[Any] = [looking(0).tool_spec]
 
 
 def agent_of(seeded: Seeded, turns: int) -> Agent:
-    """Make an agent that will take so many turns, a tool call each."""
+    """Return an agent that takes a number of turns, with a tool call each."""
     model, messages = seeded
-    # What Strands keeps with an answer, and counts on from.
+    # The usage that Strands keeps with an answer and adds to.
     usage = {"inputTokens": 2000, "outputTokens": 300, "totalTokens": 2300}
     messages = [{**messages[0]}, {**messages[1], "metadata": {"usage": usage}}, {**messages[2]}]  # Strands writes there
     return Agent(
@@ -60,7 +60,7 @@ def agent_of(seeded: Seeded, turns: int) -> Agent:
 
 
 async def through_agent(agent: Agent, turns: int) -> None:
-    """Let an agent take its turns."""
+    """Run an agent's turns."""
     await agent.invoke_async()
     answered = sum(message["role"] == "assistant" for message in agent.messages) - 1
     if answered < turns:
@@ -68,7 +68,7 @@ async def through_agent(agent: Agent, turns: int) -> None:
 
 
 async def through_stream(seeded: Seeded, turns: int) -> None:
-    """Take the turns at `Model.stream`."""
+    """Run the turns at `Model.stream`."""
     model, messages = seeded
     messages = list(messages)
     for _ in range(turns):
@@ -76,13 +76,13 @@ async def through_stream(seeded: Seeded, turns: int) -> None:
 
 
 async def crowd(make: Callable[[], Seeded], way: str, rollouts: int, turns: int) -> dict[str, Any]:
-    """Run rollouts at once; give turns a second of CPU and of time, and how late the event loop was."""
+    """Run rollouts at once; return turns per second of CPU and of wall time, and the event loop's lag."""
     run: Any = through_agent if way == "agent" else through_stream
 
     def ready() -> Any:
         return agent_of(make(), turns) if way == "agent" else make()
 
-    await run(ready(), turns)  # what is done once is done
+    await run(ready(), turns)  # warm-up
     waiting = [ready() for _ in range(rollouts)]
     gc.collect()
     gc.freeze()

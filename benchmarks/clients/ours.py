@@ -6,29 +6,29 @@ import asyncio
 import sys
 from typing import Any
 
-from conversation import CONTEXTS, timed, told
+from conversation import CONTEXTS, serve, timed
 from strands_tito import Policy
 from strands_tito.engines import models
 
 
 async def main(port: str) -> None:
-    """Time what is asked for: {"name": "ours_vllm_echo", "context": "2k", "rollouts": 5}."""
+    """Measure the requested case: {"name": "ours_vllm_echo", "context": "2k", "rollouts": 5}."""
     tokenizer = models.load_tokenizer("smollm2")
     url = f"http://127.0.0.1:{port}"
     policies = {
         wire: await Policy.connect_async(backend=wire, base_url=url, tokenizer=tokenizer) for wire in ("sglang", "vllm")
     }
 
-    async def answer(asked: Any) -> list[float]:
-        policy = policies["vllm" if "vllm" in asked["name"] else "sglang"]
-        often: Any = "always" if "echo" in asked["name"] else "first"
+    async def answer(request: Any) -> list[float]:
+        policy = policies["vllm" if "vllm" in request["name"] else "sglang"]
+        often: Any = "always" if "echo" in request["name"] else "first"
         return await timed(
             lambda: policy.model(sampling={"max_new_tokens": 300}, verify_echo=often),
-            CONTEXTS[asked["context"]],
-            asked["rollouts"],
+            CONTEXTS[request["context"]],
+            request["rollouts"],
         )
 
-    await told(answer)
+    await serve(answer)
     for policy in policies.values():
         await policy.backend.aclose()
 

@@ -1,4 +1,4 @@
-"""Our rollouts at once; what Strands' own loop takes of a turn; the memory of a rollout that waits."""
+"""Our rollouts at once; the cost of Strands' own loop per turn; the memory of an idle rollout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from strands.models.model import Model
 
-from conversation import CONTEXTS, SYSTEM, message_of, opening, result, told, turn
+from conversation import CONTEXTS, SYSTEM, message_of, opening, result, serve, turn
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from strands_tito import Policy
 from strands_tito.engines import models
@@ -18,31 +18,31 @@ from tito_core.turn.parent import as_shown, opening_of
 
 
 class Canned(Model):
-    """A model that has its answer ready."""
+    """A model with a prepared answer."""
 
     def __init__(self, events: list[Any]) -> None:
         self.events = events
 
     def update_config(self, **_: Any) -> None:
-        """Nothing to change."""
+        """Do nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """Nothing to tell."""
+        """Return no configuration."""
         return {}
 
     async def structured_output(self, *_: Any, **__: Any) -> Any:
-        """Not asked for."""
+        """Not used."""
         raise NotImplementedError
         yield
 
     async def stream(self, *_: Any, **__: Any) -> Any:
-        """Give the answer."""
+        """Yield the prepared answer."""
         for event in self.events:
             yield event
 
 
 class Seeds:
-    """Rollouts with their context taken in: one asks the server, the others have the same first turn."""
+    """Rollouts with a processed context: the first one asks the server, the others get the same first turn."""
 
     def __init__(self, policy: Policy, model: Any, messages: list[Any]) -> None:
         self.policy, self.messages = policy, messages
@@ -51,13 +51,13 @@ class Seeds:
 
     @classmethod
     async def of(cls, policy: Policy, tokens: int) -> Seeds:
-        """Take a context in."""
+        """Process a context."""
         model, messages = policy.model(sampling={"max_new_tokens": 300}), opening(tokens)
         await turn(model, messages, SPECS)
         return cls(policy, model, messages)
 
     def __call__(self) -> Seeded:
-        """Make a rollout."""
+        """Return a rollout."""
         ledger = self.policy.ledger()
         ledger.commit(self.draft, ledger.match(self.history), as_shown(self.messages[1]))
         model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
@@ -67,7 +67,7 @@ class Seeds:
 
 
 def canned(tokens: int) -> Seeded:
-    """Make a rollout whose model takes no time, with so many tokens of context."""
+    """Return a rollout with a number of context tokens, whose model has no cost."""
     call = {"toolUseId": "call_1", "name": "look"}
     events: list[Any] = [
         {"messageStart": {"role": "assistant"}},
@@ -84,7 +84,7 @@ def canned(tokens: int) -> Seeded:
 
 
 async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
-    """Give the bytes of a rollout that waits for its next turn, agent and all, and what of them is tokens and body."""
+    """Return the bytes of an idle rollout with its agent, and how many of them are tokens and request body."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -96,7 +96,7 @@ async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
     tracemalloc.stop()
     model: Any = agents[0].model
     ledger = model.ledger
-    # The first turn's columns are shared with the one that was asked.
+    # The first turn's columns are shared with the rollout that asked the server.
     tokens = sum(len(turn.draft.columns.buffer) for turn in list(ledger)[1:])
     kept = model.policy.prompts.text(ledger, len(ledger) - 1, ledger[0].draft.prompt_ids[:0])
     sent = kept.body({"n": 1}, "input_ids")
@@ -109,16 +109,16 @@ async def main(port: str) -> None:
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
 
-    async def answer(asked: Any) -> Any:
-        if asked["what"] == "strands":
-            seeded = canned(CONTEXTS[asked["context"]])
-            return await crowd(lambda: seeded, "agent", asked["rollouts"], asked["turns"])
-        seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
-        if asked["what"] == "memory":
-            return await memory(seeds, asked["rollouts"], asked["turns"])
-        return await crowd(seeds, asked["way"], asked["rollouts"], asked["turns"])
+    async def answer(request: Any) -> Any:
+        if request["what"] == "strands":
+            seeded = canned(CONTEXTS[request["context"]])
+            return await crowd(lambda: seeded, "agent", request["rollouts"], request["turns"])
+        seeds = await Seeds.of(policy, CONTEXTS[request["context"]])
+        if request["what"] == "memory":
+            return await memory(seeds, request["rollouts"], request["turns"])
+        return await crowd(seeds, request["way"], request["rollouts"], request["turns"])
 
-    await told(answer)
+    await serve(answer)
     await policy.backend.aclose()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from strands_sglang import SGLangClient, SGLangModel
 from transformers import AutoTokenizer
 
-from conversation import CONTEXTS, opening, told, turn
+from conversation import CONTEXTS, opening, serve, turn
 from crowd import SPECS, Seeded, crowd
 
 
@@ -21,8 +21,8 @@ async def main(port: str, tokenizer: str) -> None:
     def fresh() -> Any:
         return SGLangModel(client=client, tokenizer=loaded, sampling_params={"max_new_tokens": 300})
 
-    async def answer(asked: Any) -> Any:
-        first, messages = fresh(), opening(CONTEXTS[asked["context"]])
+    async def answer(request: Any) -> Any:
+        first, messages = fresh(), opening(CONTEXTS[request["context"]])
         await turn(first, messages, SPECS)
 
         def seeded() -> Seeded:
@@ -32,9 +32,9 @@ async def main(port: str, tokenizer: str) -> None:
             model.processed_messages = first.processed_messages
             return model, messages
 
-        return await crowd(seeded, asked["way"], asked["rollouts"], asked["turns"])
+        return await crowd(seeded, request["way"], request["rollouts"], request["turns"])
 
-    await told(answer)
+    await serve(answer)
     await client.close()
 
 

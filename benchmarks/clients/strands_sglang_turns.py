@@ -9,22 +9,22 @@ from typing import Any
 from strands_sglang import SGLangClient, SGLangModel
 from transformers import AutoTokenizer
 
-from conversation import CONTEXTS, timed, told
+from conversation import CONTEXTS, serve, timed
 
 
 async def main(port: str, tokenizer: str) -> None:
-    """Time what is asked for: {"context": "2k", "rollouts": 5}."""
+    """Measure the requested case: {"context": "2k", "rollouts": 5}."""
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     client = SGLangClient(base_url=f"http://127.0.0.1:{port}")
 
-    async def answer(asked: Any) -> list[float]:
+    async def answer(request: Any) -> list[float]:
         return await timed(
             lambda: SGLangModel(client=client, tokenizer=loaded, sampling_params={"max_new_tokens": 300}),
-            CONTEXTS[asked["context"]],
-            asked["rollouts"],
+            CONTEXTS[request["context"]],
+            request["rollouts"],
         )
 
-    await told(answer)
+    await serve(answer)
     await client.close()
 
 

@@ -8,21 +8,21 @@ from typing import Any
 
 from strands_vllm import VLLMModel
 
-from conversation import CONTEXTS, timed, told
+from conversation import CONTEXTS, serve, timed
 
 
 async def main(port: str) -> None:
-    """Time what is asked for: {"context": "2k", "rollouts": 5}."""
+    """Measure the requested case: {"context": "2k", "rollouts": 5}."""
     url, params = f"http://127.0.0.1:{port}/v1", {"max_tokens": 300}
 
-    async def answer(asked: Any) -> list[float]:
+    async def answer(request: Any) -> list[float]:
         return await timed(
             lambda: VLLMModel(base_url=url, model_id="canned", params=dict(params), return_token_ids=True),
-            CONTEXTS[asked["context"]],
-            asked["rollouts"],
+            CONTEXTS[request["context"]],
+            request["rollouts"],
         )
 
-    await told(answer)
+    await serve(answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From ledgers to what a learner takes: padded columns and an advantage a row, and the same of re-tokenized text."""
+"""Make training batches from ledgers: padded columns and advantages; also from re-tokenized text, for comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
 
 
 def advantages(ledgers: Sequence[Ledger]) -> list[float]:
-    """Give each rollout's reward, normalised within its group; 0 where a whole group did equally well."""
+    """Return each rollout's reward normalised within its group; 0 if all rewards of a group are equal."""
     groups: defaultdict[str | None, list[float]] = defaultdict(list)
     for ledger in ledgers:
         groups[ledger.header.group_id].append(ledger.annotation("reward"))
@@ -36,7 +36,7 @@ def advantages(ledgers: Sequence[Ledger]) -> list[float]:
 
 
 def rows_of(ledgers: Sequence[Ledger]) -> list[Row]:
-    """Take the ids, the mask and the logprobs as the ledgers hold them."""
+    """Return one row for each trajectory, with the ids, loss mask and logprobs of the ledger."""
     return [
         Row(trajectory.token_ids, trajectory.loss_mask == 1, trajectory.logprobs, advantage)
         for ledger, advantage in zip(ledgers, advantages(ledgers), strict=True)
@@ -45,7 +45,7 @@ def rows_of(ledgers: Sequence[Ledger]) -> list[Row]:
 
 
 def retokenized(ledgers: Sequence[Ledger], tokenizer: Any) -> list[Row]:
-    """Do what others do: decode each answer, encode its text, and pair the logprobs that there are, in order."""
+    """Return rows as text-based pipelines make them: answers decoded and encoded again, logprobs paired in order."""
     found = []
     for ledger in ledgers:
         for trajectory in ledger.trajectories():
@@ -68,12 +68,12 @@ def _piece(trajectory: Trajectory, segment: Any, tokenizer: Any) -> tuple[np.nda
 
 
 def changed(ours: Sequence[Row], theirs: Sequence[Row]) -> int:
-    """Count the samples whose ids are others once their text is tokenized again."""
+    """Return the number of samples whose ids change when their text is tokenized again."""
     return sum(not np.array_equal(one.ids, other.ids) for one, other in zip(ours, theirs, strict=True))
 
 
 def recorded(rows: Sequence[Row]) -> np.ndarray:
-    """Give the recorded logprobs of the trained tokens, in the order in which the learner scores them."""
+    """Return the recorded logprobs of the trained tokens, in the learner's order."""
     return np.concatenate([row.logprobs[row.mask] for row in rows])
 
 

@@ -1,4 +1,4 @@
-"""What a run shows: a line an update, the proof, the table, the plot."""
+"""Output of a training run: a line for each update, the logprob comparison, the table and the plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- figures: written by make train-tiny -->", "<!-- end of figure
 
 
 def line(figures: Mapping[str, Any]) -> str:
-    """Say how an update went."""
+    """Return the figures of an update in one line."""
     first, last = figures["passes"][0]["ratio"], figures["passes"][-1]["ratio"]
     return (
         f"update {figures['update']:2}  reward {figures['reward']:.3f}  kl {figures['kl']:.4f}  "
@@ -29,7 +29,7 @@ def line(figures: Mapping[str, Any]) -> str:
 
 
 def proof_lines(proof: Mapping[str, Any]) -> list[str]:
-    """Make the proof's rows: what was measured, on our ids, on re-tokenized text."""
+    """Return the comparison of logprobs as lines: measure, on the sampled ids, on re-tokenized text."""
     ours, theirs = proof["ours"], proof["retokenized"]
     rows = [("", "our ids", "re-tokenized text"), ("sampled tokens compared", ours["tokens"], theirs["tokens"])]
     rows += [(f"|recorded - recomputed|, {q}", f"{ours[q]:.1e}", f"{theirs[q]:.1e}") for q in ("p99", "max")]
@@ -43,7 +43,7 @@ def proof_lines(proof: Mapping[str, Any]) -> list[str]:
 
 
 def show(console: Console, run: Run) -> None:
-    """Print what came out."""
+    """Print the results."""
     changed, samples = (sum(u[name] for u in run.updates) for name in ("retokenizing_changes", "samples"))
     first, last = ends(run.updates)
     console.print(
@@ -58,13 +58,13 @@ def show(console: Console, run: Run) -> None:
 
 
 def ends(updates: list[dict[str, Any]]) -> tuple[float, float]:
-    """Give the mean reward of the first and of the last three updates."""
+    """Return the mean reward of the first three and of the last three updates."""
     rewards = [update["reward"] for update in updates]
     return sum(rewards[:3]) / len(rewards[:3]), sum(rewards[-3:]) / len(rewards[-3:])
 
 
 def keep(run: Run, page: Path) -> None:
-    """Write a page's table, and beside it the figures of both backends' latest runs and their plot."""
+    """Write a page's table, and next to the page the figures of both backends' latest runs and their plot."""
     page.parent.mkdir(parents=True, exist_ok=True)
     figures = page.with_suffix(".json")
     runs = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
@@ -80,7 +80,7 @@ def keep(run: Run, page: Path) -> None:
 
 
 def table(runs: Mapping[str, Any]) -> str:
-    """Make the page's Markdown: what was measured, a column a backend."""
+    """Return the page's table in Markdown, with one column for each backend."""
     names = [name for name in ("vllm", "sglang") if name in runs]
     found = [_summary(runs[name]) for name in names]
     head = ["", *(runs[name]["engine"] for name in names)]
@@ -117,11 +117,11 @@ COLOURS = {"vllm": "#2a78d6", "sglang": "#eb6834"}
 
 
 LOOKS = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
-"""The same figures make the same file, with text that stays text."""
+"""Equal figures make equal files, and text is not converted to paths."""
 
 
 def plot(runs: Mapping[str, Any], path: Path) -> None:
-    """Draw reward, KL and importance ratio over updates, a colour a backend, as SVG."""
+    """Draw reward, KL and importance ratio over updates as SVG, one colour for each backend."""
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -1,7 +1,7 @@
-"""The learner: torch alone, run by the engine's own interpreter, which has torch, transformers and the model.
+"""The learner, a script for the interpreter of the engine's environment, which has torch and transformers.
 
-It reads one JSON order a line, and answers each with one line. Nothing of ours is imported here, as nothing of ours is
-installed there; what arrives is plain columns: token ids, which of them to train, the engine's logprobs, advantages.
+It reads one JSON order per line and answers each with one line. strands-tito is not installed in that environment, so
+nothing of it is imported; a batch is plain columns: token ids, loss mask, the engine's logprobs and advantages.
 
     python learner.py MODEL_FOLDER '{"layers": 6, "lr": 2e-5, ...}'
 """
@@ -20,24 +20,24 @@ from torch import Tensor, nn
 
 
 class Half(nn.Module):
-    """Some layers of a decoder, over sequences that all begin alike.
+    """Some layers of a decoder, over sequences with a common prefix.
 
-    What they begin with (system prompt, tools, worked examples) is computed once, and its gradient is the sum of
-    theirs: exact, and several times as fast. Takes ids or hidden states, of the shared part (1, shared) and of the rest
-    (rows, columns); gives the hidden states of both.
+    The prefix (system prompt, tools, worked examples) is computed once; the result and the gradient are exact, and
+    several times as fast. Takes ids or hidden states of the prefix (1, shared) and of the rest (rows, columns); returns
+    the hidden states of both.
     """
 
     def __init__(self, body: nn.Module, layers: nn.ModuleList, norm: nn.Module) -> None:
         super().__init__()
-        with torch.device("meta"):  # a frame, which the model's own parts are put into
+        with torch.device("meta"):  # without weights; the model's own modules are inserted below
             self.body = type(body)(body.config)
         self.body.embed_tokens, self.body.rotary_emb = body.embed_tokens, body.rotary_emb
         self.body.layers, self.body.norm = layers, norm
         for number, layer in enumerate(layers):
-            layer.self_attn.layer_idx = number  # its place in this half's cache
+            layer.self_attn.layer_idx = number  # index in this half's cache
 
     def forward(self, shared: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        """See the class."""
+        """Return the hidden states of both parts."""
         takes = "inputs_embeds" if shared.is_floating_point() else "input_ids"
         cache = transformers.DynamicCache()
         first = self.body(**{takes: shared}, past_key_values=cache, use_cache=True).last_hidden_state
@@ -46,20 +46,21 @@ class Half(nn.Module):
 
 
 class Learner:
-    """A policy, its last layers trainable, and the loss of GRPO on exact ids.
+    """A policy with trainable last layers and the GRPO loss on the sampled ids.
 
     Args:
         folder: The model's configuration, weights and tokenizer.
-        layers: How many of the last layers learn, with the final norm. The others stay as they are, and are computed
-            once a batch.
+        layers: Number of last layers to train, with the final norm. The others are frozen and run once per batch.
         lr: AdamW's learning rate.
-        passes: Optimizer steps on each batch. Only before the first are the rollouts exactly on-policy.
-        clip: The ratio's room below and above 1.
+        passes: Optimizer steps on each batch. The rollouts are exactly on-policy only before the first.
+        clip: Clipping range of the ratio below and above 1.
     """
 
     def __init__(self, folder: str, layers: int, lr: float, passes: int, clip: tuple[float, float]) -> None:
         torch.manual_seed(0)
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # the engine waits meanwhile
+        torch.set_num_threads(
+            int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+        )  # the engine is idle meanwhile
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.requires_grad_(False)
         body = self.model.model
@@ -73,13 +74,13 @@ class Learner:
         self.passes, self.clip = passes, clip
 
     def update(self, batch: str) -> dict[str, Any]:
-        """Take optimizer steps on a batch; tell the ratio before each, and how far the policy is from the start.
+        """Take optimizer steps on a batch; return the ratio before each, and the distance from the initial policy.
 
         The loss of a token is -min(ratio * A, clip(ratio) * A), averaged over all trained tokens of the batch.
         """
         data = self.load(batch)
         at_start, recorded, advantages = self.logprobs(data, self.at_start), data["recorded"], data["advantages"]
-        told: dict[str, Any] = {"passes": []}
+        stats: dict[str, Any] = {"passes": []}
         for number in range(self.passes):
             with torch.enable_grad():
                 now = self.logprobs(data)
@@ -88,29 +89,29 @@ class Learner:
                 loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
                 self.optimizer.zero_grad()
                 loss.backward()
-            told["norm"] = float(nn.utils.clip_grad_norm_(self.weights.values(), 1.0))
+            stats["norm"] = float(nn.utils.clip_grad_norm_(self.weights.values(), 1.0))
             self.optimizer.step()
             ratio, now = ratio.detach(), now.detach()
             if number == 0:
                 gap, apart = at_start - now, (now - recorded).abs()
-                told["kl"] = (gap.exp() - 1 - gap).mean().item()  # k3: never negative, of little variance
-                told["apart"] = [apart.max().item(), apart.quantile(0.99).item(), apart.median().item()]
+                stats["kl"] = (gap.exp() - 1 - gap).mean().item()  # the k3 estimator: non-negative, low variance
+                stats["apart"] = [apart.max().item(), apart.quantile(0.99).item(), apart.median().item()]
             edges = [ratio.min().item(), ratio.mean().item(), ratio.max().item()]
-            told["passes"].append({"ratio": edges, "clipped": (ratio != clipped.detach()).float().mean().item()})
-        return told
+            stats["passes"].append({"ratio": edges, "clipped": (ratio != clipped.detach()).float().mean().item()})
+        return stats
 
     def score(self, batch: str, into: str) -> dict[str, Any]:
-        """Write this policy's logprob of every trained token, in the batch's order, float32."""
+        """Write the policy's logprobs of all trained tokens, in the batch's order, float32."""
         np.save(into, self.logprobs(self.load(batch)).numpy())
         return {}
 
     def save(self, folder: str) -> dict[str, Any]:
-        """Write the weights where the engine can load them."""
+        """Write the weights to a folder from which the engine loads them."""
         self.model.save_pretrained(folder)
         return {}
 
     def logprobs(self, data: dict[str, Tensor], weights: dict[str, Tensor] | None = None) -> Tensor:
-        """Compute log pi(token) of the trained tokens, shape (trained,), under these weights or the policy's own."""
+        """Return log pi(token) of the trained tokens, shape (trained,), under `weights` or the current ones."""
         states = (data["shared"], data["rest"])
         if weights is None:
             _, hidden = self.learning(*states)
@@ -120,22 +121,22 @@ class Learner:
         return torch.log_softmax(logits, -1).gather(-1, data["trained"][:, None])[:, 0]
 
     def load(self, path: str) -> dict[str, Tensor]:
-        """Read a batch, and run the frozen layers on it.
+        """Read a batch and run the frozen layers on it.
 
         Args:
-            path: Columns of one shape (rows, n), right-padded: tokens, mask, logprobs; and advantages (rows,).
+            path: Columns tokens, mask and logprobs, shape (rows, n), right-padded; and advantages (rows,).
 
         Returns:
-            Hidden states for the layers that learn, which of them come just before a trained token, and of those
-            tokens the ids, the engine's logprobs and the advantages, shape (trained,).
+            Hidden states for the trained layers, the positions just before a trained token, and the ids, engine
+            logprobs and advantages of the trained tokens, shape (trained,).
         """
         with np.load(path) as file:
             columns = {name: torch.from_numpy(file[name]) for name in file.files}
         tokens, mask = columns["tokens"].long(), columns["mask"].bool()
         alike = (tokens == tokens[0]).all(0) & ~mask.any(0)
-        shared = int(alike.int().cumprod(0).sum()) - 1  # the token before the first that differs predicts it
+        shared = int(alike.int().cumprod(0).sum()) - 1  # the last common token predicts the first different one
         if shared < 1:
-            raise ValueError("The rows have fewer than two tokens in common: roll out one agent in a batch.")
+            raise ValueError("The rows share fewer than two leading tokens: use one agent per batch.")
         states = self.frozen(tokens[:1, :shared], tokens[:, shared:-1])
         before = mask[:, shared + 1 :]
         return {
@@ -149,14 +150,14 @@ class Learner:
 
 
 def main(folder: str, settings: str) -> None:
-    """Answer orders until the input ends. Only answers go to standard output."""
+    """Answer orders until the input ends. Standard output carries only answers."""
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.set_grad_enabled(False)
     learner = Learner(folder, **json.loads(settings))
     for line in sys.stdin:
         order = json.loads(line)
-        told = getattr(learner, order.pop("do"))(**order)
-        print(json.dumps(told), file=answers, flush=True)
+        stats = getattr(learner, order.pop("do"))(**order)
+        print(json.dumps(stats), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The learner as a process in the engine's own environment: nothing more to install, and no torch beside ours."""
+"""Run the learner as a process in the engine's environment, which already has torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SCRIPT = Path(__file__).with_name("learner.py")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # where triton is not the real one
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait take no time from the engine
+    "TORCHDYNAMO_DISABLE": "1",  # SGLang's environment has a stand-in for triton
+    "OMP_WAIT_POLICY": "PASSIVE",  # idle threads must not take CPU time from the engine
 }
 
 
 class LearnerProcess:
-    """Speaks to `learner.py`. What it says beside its answers is in `log`."""
+    """A running `learner.py`. Its standard error goes to `log`."""
 
     def __init__(self, python: Path, model: Path, settings: dict[str, Any], log: Path) -> None:
         self.log = log
@@ -34,7 +34,7 @@ class LearnerProcess:
             )
 
     def ask(self, do: str, **order: str) -> dict[str, Any]:
-        """Have one order carried out; blocks."""
+        """Send one order and wait for the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -45,7 +45,7 @@ class LearnerProcess:
             line = ""
         if not line:
             last = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
-            raise RuntimeError(f"The learner ended (status {self._process.wait()}) when it was to {do}:\n{last}")
+            raise RuntimeError(f"The learner ended with status {self._process.wait()} during {do!r}:\n{last}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

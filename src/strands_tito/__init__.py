@@ -1,6 +1,7 @@
-"""strands-tito: the tokens a policy samples are the tokens it is trained on, on SGLang and vLLM alike.
+"""strands-tito: a Strands Agents model provider that trains on exactly the tokens that the policy sampled.
 
-The names that a user starts with; they live in `tito_core`, and the tools around rollouts in this package's folders.
+This module exports the names that users start with; they are defined in `tito_core`. The subpackages are tools around
+rollouts: `collect`, `export`, `integrations`, `inspect`, `conformance`, `engines` and `testing`.
 """
 
 from __future__ import annotations

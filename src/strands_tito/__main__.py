@@ -1,4 +1,4 @@
-"""`tito`, or `python -m tito_core`: Ctrl-C ends it quietly from the first import to the last exit handler."""
+"""`tito`, also as `python -m strands_tito`. Ctrl-C ends it without a traceback at any time, also during imports."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 from types import FrameType, ModuleType
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it, where a command has none of its own."""
+"""Exit status after Ctrl-C, as in shells, unless the command sets its own."""
 
 
 def main() -> None:
     """Run the command."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as nohup, which has it ignored
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # for example under nohup
         _load().main()
         return
-    # Registered first, so run last: from then on nothing of Python's runs that could wait for anything.
+    # Registered first, so it runs last; nothing that could block runs after it.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    _end_quietly(INTERRUPTED, "Interrupted.\n")  # an import that gets an exception may complain of it
+    _end_quietly(INTERRUPTED, "Interrupted.\n")  # a KeyboardInterrupt inside an import could print a traceback
     status = INTERRUPTED
     try:
         cli = _load()
@@ -42,11 +42,11 @@ def _load() -> ModuleType:
     return cli
 
 
-def _end_quietly(status: int, sentence: str = "") -> None:
-    """Let Ctrl-C end the process at once, from now on."""
+def _end_quietly(status: int, message: str = "") -> None:
+    """Make Ctrl-C end the process at once from now on."""
 
     def end(_: int, __: FrameType | None) -> None:
-        os.write(2, sentence.encode())
+        os.write(2, message.encode())
         os._exit(status)
 
     signal.signal(signal.SIGINT, end)

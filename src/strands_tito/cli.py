@@ -26,45 +26,51 @@ from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.ledger import Ledger
 
-app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
-app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
-app.add_typer(template_app, name="template", help="Certify chat templates.")
+app = typer.Typer(
+    help="Collect, inspect and verify token-in, token-out rollouts of Strands agents.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.add_typer(engine_app, name="engine", help="Install and run engines on this machine's CPU.")
+app.add_typer(template_app, name="template", help="Check and certify chat templates.")
 app.command()(collect)
 app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
 
-File = Annotated[Path, typer.Argument(help="A file of rollouts, as the demo writes it.", exists=True, dir_okay=False)]
+File = Annotated[Path, typer.Argument(help="File of rollouts (.tito).", exists=True, dir_okay=False)]
 
 
 @app.command()
 def inspect(
     file: File,
-    rollout: Annotated[int, typer.Option(min=0, help="Number of one rollout, to draw its turns.")] = 0,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show its tokens, coloured by provenance.")] = False,
-    tokenizer: Annotated[str, typer.Option(help="Tokenizer for the tokens' text; by default the rollout's own.")] = "",
+    rollout: Annotated[int, typer.Option(min=0, help="Show the turns of one rollout, by its number from 1.")] = 0,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show the rollout's tokens, coloured by provenance.")
+    ] = False,
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer for the tokens' text; default: the rollout's own.")] = "",
 ) -> None:
     """Summarise the rollouts in a file, or show one of them turn by turn."""
     if tokens and not rollout:
-        raise typer.BadParameter("--tokens shows one rollout: say which, with --rollout N.")
+        raise typer.BadParameter("--tokens shows one rollout: choose it with --rollout N.")
     with store.LedgerFile(file) as ledgers:
         if not rollout:
             console.print(ledger_table(ledgers))
             return
         if rollout > len(ledgers):
-            raise typer.BadParameter(f"--rollout {rollout}: {file} holds {len(ledgers)} rollouts.")
+            raise typer.BadParameter(f"--rollout {rollout}: {file} has rollouts 1 to {len(ledgers)}.")
         ledger = ledgers.load(ledgers.uuids[rollout - 1])
     console.print(coloured(ledger, _shown(ledger, tokenizer)) if tokens else Text(ledger.tree()), soft_wrap=not tokens)
 
 
 def _shown(ledger: Ledger, name: str) -> Show:
-    """Choose how to show a token: as text where its tokenizer can be had, else as its id."""
-    wanted = name or ledger.header.tokenizer
-    if not wanted:
+    """Return how to show a token: as text if its tokenizer can be loaded, else as its id."""
+    tokenizer = name or ledger.header.tokenizer
+    if not tokenizer:
         return ids_only
     try:
-        loaded = load_tokenizer(wanted)
+        loaded = load_tokenizer(tokenizer)
     except TokenizerError as error:
         if name:
             raise
@@ -76,11 +82,11 @@ def _shown(ledger: Ledger, name: str) -> Show:
 @app.command()
 def verify(
     file: File,
-    backend: Annotated[str, typer.Option(help="Backend of that server; by default the one of the rollouts.")] = "",
-    base_url: Annotated[str, typer.Option(help="A server with the same weights, to re-score.")] = "",
+    backend: Annotated[str, typer.Option(help="Backend of the server; default: that of the rollouts.")] = "",
+    base_url: Annotated[str, typer.Option(help="Address of a server with the same weights, for re-scoring.")] = "",
 ) -> None:
-    """Check every law on the rollouts in a file and, with a server, re-score their tokens."""
-    ledgers = store.read(file)  # which checks every law that a ledger alone can answer
+    """Check the laws on a file's rollouts and, with --base-url, re-score their tokens."""
+    ledgers = store.read(file)  # checks every law that needs only the ledger
     turns = sum(len(ledger) for ledger in ledgers)
     console.print(laws_line(len(ledgers), turns))
     if base_url:
@@ -90,8 +96,7 @@ def verify(
 def _backend_of(ledgers: list[Ledger]) -> str:
     names = sorted({turn.draft.engine.server.backend for ledger in ledgers for turn in ledger})
     if len(names) != 1:
-        found = ", ".join(names) or "no backend"
-        raise typer.BadParameter(f"--backend is needed: the turns of this file are of {found}.")
+        raise typer.BadParameter(f"Give --backend: the file has turns of {', '.join(names) or 'no backend'}.")
     return names[0]
 
 
@@ -108,7 +113,7 @@ def add_commands() -> None:
 
 
 def main() -> None:
-    """Run the command; errors for people are one sentence and exit status 1."""
+    """Run the command. An expected error is printed without a traceback, with exit status 1."""
     add_commands()
     try:
         app()

@@ -1,4 +1,4 @@
-"""Printing what files and servers hold: a terminal shows their control characters, and does not act on them."""
+"""Print untrusted text from files and servers: control characters are shown, not executed by the terminal."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ VISIBLE = (
     | {127: "␡"}
     | {code: f"\\x{code:02x}" for code in range(0x80, 0xA0)}
 )
-"""What stands for each control character, for `str.translate`."""
+"""The visible replacement of each control character, for `str.translate`."""
 CONNECTING = "tito_core.policy"
 """Name of the logger that logs each stage of connecting at INFO."""
-_VISIBLE = {code: shown for code, shown in VISIBLE.items() if chr(code) not in "\t\n"}
+_VISIBLE = {code: symbol for code, symbol in VISIBLE.items() if chr(code) not in "\t\n"}
 
 
 def visible(text: str) -> str:
-    """Return a text with its control characters made visible, but for tabs and ends of lines."""
+    """Return a text with visible control characters, except tabs and newlines."""
     return text.translate(_VISIBLE)
 
 
 class VisibleConsole(Console):
-    """A console that makes control characters of texts visible; its own colours and bars are no texts."""
+    """A console that makes control characters in texts visible. Its own colours and bars work as usual."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as `Console` does, with texts made visible."""
+        """Render as `Console` does, with visible control characters in texts."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)
@@ -37,7 +37,7 @@ class VisibleConsole(Console):
 
 @contextmanager
 def stages_shown(console: Console) -> Iterator[None]:
-    """Print each stage of connecting as it begins; it takes seconds."""
+    """Print each stage of connecting, which takes seconds, when it begins."""
     logger, handler = logging.getLogger(CONNECTING), _Lines(console)
     level = logger.level
     logger.addHandler(handler)
@@ -55,5 +55,5 @@ class _Lines(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print what is logged."""
+        """Print a log record."""
         self._console.print(record.getMessage(), style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strands_tito.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
-from support.ended import ended
+from support.made_up import made_up_result
 from tito_core.store import SchemaError
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "folder"
     with RolloutFolder(path, {}) as opened:
         task = next(iter(Tasks.of([{"question": "What?"}])))
-        opened.keep(ended(Rollout(opened.index.run, task, 0)))
+        opened.append(made_up_result(Rollout(opened.index.run, task, 0)))
     return path
 
 
@@ -56,8 +56,8 @@ def test_a_sample_out_of_range_is_refused_before_memory_is_taken(folder: Path, s
 
 
 @pytest.mark.parametrize("digest", ["", "-1", "0x12", "f" * 15, "f" * 17, "f" * 10_000, "F" * 16, "no digits, them"])
-def test_a_digest_that_is_none_is_refused(folder: Path, digest: str) -> None:
-    """One that is longer would say that samples are finished which nobody ran."""
+def test_an_invalid_digest_is_refused(folder: Path, digest: str) -> None:
+    """A longer one would mark samples as finished that were never run."""
     rewrite(folder, 1, entry_with(folder, digest=digest))
     expect_refused(folder)
 
@@ -92,7 +92,7 @@ def test_nested_and_broken_lines_are_refused(folder: Path, line: int, text: str)
     expect_refused(folder)
 
 
-def test_a_ledger_or_file_that_the_index_names_and_nobody_has_is_refused(folder: Path) -> None:
+def test_a_missing_ledger_or_file_of_the_index_is_refused(folder: Path) -> None:
     before = next(folder.glob("*.tito")).read_bytes()
     for ledger in ("00000009-0000-4000-8000-000000000000", "nope", ""):
         rewrite(folder, 1, entry_with(folder, ledger=ledger))

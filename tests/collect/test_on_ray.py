@@ -1,4 +1,4 @@
-"""What is lost on a cluster is run again. Ray itself runs in `real/ray_check.py`; only its errors' names are here."""
+"""Rollouts that a cluster loses are run again. `real/ray_check.py` runs Ray itself; here are only its error names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from strands_tito.collect import OnRay, Rollout, Tasks
 from strands_tito.collect.agent import AgentCode
-from strands_tito.collect.on_ray import Answer, RolloutActor
+from strands_tito.collect.on_ray import ActorResult, RolloutActor
 from support import collect_agents
 from support.scripted import Says, backend_of, engine_of, policy_of
 from tito_core import Policy, store
@@ -24,23 +24,23 @@ ERRORS = {name: type(name, (Exception,), {}) for name in (*LOSSES, "RayTaskError
 
 
 class Actor:
-    """Answers as it is told, one after the other."""
+    """Raises or answers in the given order."""
 
     def __init__(self, *fates: str) -> None:
         self.fates = list(fates)
-        self.play = SimpleNamespace(remote=self._play)
+        self.run = SimpleNamespace(remote=self._run)
 
-    async def _play(self, rollout: Rollout) -> Answer:
+    async def _run(self, rollout: Rollout) -> ActorResult:
         fate = self.fates.pop(0)
         if fate:
             raise ERRORS[fate]("gone")
-        return Answer(store.encode(Ledger(task_id=rollout.task.id)), "completed", None)
+        return ActorResult(store.encode(Ledger(task_id=rollout.task.id)), "completed", None)
 
 
 def on_ray(*actors: Actor) -> OnRay:
     ray = SimpleNamespace(exceptions=SimpleNamespace(**ERRORS))
     workers = OnRay(ray, AgentCode.of(collect_agents.run), is_ours=False)
-    workers._actors, workers._running, workers._rests_until = list(actors), [0] * len(actors), [0.0] * len(actors)
+    workers._actors, workers._running, workers._available_at = list(actors), [0] * len(actors), [0.0] * len(actors)
     return workers
 
 
@@ -53,59 +53,60 @@ def rollout() -> Rollout:
 async def test_what_went_with_an_actor_or_its_machine_is_run_on_another(loss: str) -> None:
     first, second = Actor(loss), Actor("")
     workers = on_ray(first, second)
-    ended = await workers.play(rollout())
+    ended = await workers.run(rollout())
     assert (ended.termination, ended.failure, ended.ledger.header.task_id) == (Termination.COMPLETED, None, "math-1")
     assert (first.fates, second.fates, workers._running) == ([], [], [0, 0])
 
 
 async def test_what_is_lost_again_and_again_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_tito.collect.on_ray.REST_S", 0.0)
+    monkeypatch.setattr("strands_tito.collect.on_ray.RESTART_S", 0.0)
     workers = on_ray(Actor(*LOSSES))
-    ended = await workers.play(rollout())
+    ended = await workers.run(rollout())
     assert ended.termination is Termination.ABORTED
     assert ended.failure is not None
-    assert ended.failure.error == "Its actor was lost 5 times: gone"
+    assert "lost 5 times" in ended.failure.error
+    assert ended.failure.error.endswith("gone")
 
 
 async def test_another_error_of_the_cluster_is_raised() -> None:
     workers = on_ray(Actor("RaySystemError", ""))
     with pytest.raises(ERRORS["RaySystemError"]):
-        await workers.play(rollout())
+        await workers.run(rollout())
     assert workers._running == [0]
 
 
 @pytest.fixture
 def _usual_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor has a process of its own, whose garbage collector it sets; here other tests come after it."""
-    monkeypatch.setattr("strands_tito.collect.on_ray.fewer_rounds", lambda: None)
+    monkeypatch.setattr("strands_tito.collect.on_ray.tune_gc", lambda: None)
 
 
 class Hiccup:
     """A server that does not answer the first time."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.connects = 0
 
     async def connect(self) -> Policy:
-        self.asked += 1
-        if self.asked == 1:
+        self.connects += 1
+        if self.connects == 1:
             raise EngineConnectionError("Nothing answers.", backend="vllm")
         return replace(policy_of("vllm"), backend=backend_of(engine_of("vllm", Says("Yes.")), "vllm"))
 
 
 @pytest.mark.usefixtures("_usual_rounds")
 async def test_an_actor_that_was_started_again_connects_when_the_server_answers() -> None:
-    """Where its first rollout finds nobody, that one fails: neither the collection, nor all that come after it."""
+    """If the server does not answer the first rollout, only that rollout fails."""
     server = Hiccup()
     actor = RolloutActor(cast(Any, server), "collect_agents:run", Path(collect_agents.__file__).parent, {})
-    first = await actor.play(rollout())
+    first = await actor.run(rollout())
     assert first.failure is not None
     assert first.termination == "engine_error"
     assert first.failure.error == "EngineConnectionError: Nothing answers."
-    again = await actor.play(rollout())
-    assert (again.termination, again.failure, server.asked) == ("completed", None, 2)
-    await actor.play(rollout())
-    assert server.asked == 2
+    again = await actor.run(rollout())
+    assert (again.termination, again.failure, server.connects) == ("completed", None, 2)
+    await actor.run(rollout())
+    assert server.connects == 2
     await actor.aclose()
 
 

@@ -14,12 +14,12 @@ SCRIPT = Path(__file__).parent / "real" / "ray_check.py"
 @pytest.mark.trainers
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         ("killed", "160 rollouts of"),
         ("lost", "160 rollouts after a lost actor"),
         ("errors", "of 50 when it was cancelled, nothing left on the engine"),
     ],
 )
-def test_a_cluster_loses_and_repeats_nothing(part: str, told: str, kind: str, tmp_path: Path) -> None:
-    assert told in run(str(SCRIPT), ["ray"], part, kind, str(tmp_path))
+def test_a_cluster_loses_and_repeats_nothing(part: str, message: str, kind: str, tmp_path: Path) -> None:
+    assert message in run(str(SCRIPT), ["ray"], part, kind, str(tmp_path))

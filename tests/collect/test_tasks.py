@@ -1,4 +1,4 @@
-"""Task files: what is sound comes out as it was written, what is not is named by its line before anything is run."""
+"""Task files: valid tasks are read as they were written, an invalid one raises an error with its line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.text(max_size=5).filter(lambda key: key != "id"), VALUES, max_size=4)
 BLANK = st.sampled_from(["", " ", "\t", "\r"])
 BAD = st.sampled_from(["{", "[1, 2]", '"text"', "17", "null", '{"id": true}', '{"id": ""}', '{"id": 1.5}', "{'a': 1}"])
-SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -68,7 +68,7 @@ def test_a_nested_line_is_named(tmp_path: Path, line: str) -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"a": deep}
-    with pytest.raises(TaskError, match="line 1: the task is not JSON"):
+    with pytest.raises(TaskError, match=r"line 1: .*not JSON"):
         Tasks.of([deep])
 
 
@@ -94,23 +94,22 @@ def test_tasks_have_one_digest_exactly_when_they_are_the_same_json(left: dict[st
 
 
 @pytest.mark.parametrize(
-    ("lines", "sentence"),
+    ("lines", "pattern"),
     [
-        (['{"id": "a"}', "", '{"id": "a"}'], "line 3: the id 'a' is that of line 1 already"),
-        (['{"id": 7}', '{"id": "7"}'], "line 2: the id '7' is that of line 1 already"),
-        (['{"id": "line-2"}', "{}"], "line 2: the id 'line-2' is that of line 1 already"),
-        ([], "holds no task: write one JSON object a line"),
-        (["", "  "], "holds no task"),
-        (['{"prompt": "a"}', '{"Prompt": "b"}'], "line 2: the agent is asked the task's 'prompt'"),
-        (['{"prompt": []}'], "line 1: the agent is asked the task's 'prompt'"),
+        (['{"id": "a"}', "", '{"id": "a"}'], "line 3: line 1 .*'a'"),
+        (['{"id": 7}', '{"id": "7"}'], "line 2: line 1 .*'7'"),
+        (['{"id": "line-2"}', "{}"], "line 2: line 1 .*'line-2'"),
+        ([], "no tasks: write one JSON object per line"),
+        (["", "  "], "no tasks"),
+        (['{"prompt": "a"}', '{"Prompt": "b"}'], "line 2: 'prompt' must be .*not None"),
+        (['{"prompt": []}'], r"line 1: 'prompt' must be .*not \[\]"),
     ],
 )
-def test_what_else_is_wrong_is_told(tmp_path: Path, lines: list[str], sentence: str) -> None:
+def test_invalid_tasks_raise(tmp_path: Path, lines: list[str], pattern: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(lines))
-    with pytest.raises(TaskError) as caught:
+    with pytest.raises(TaskError, match=rf"tasks\.jsonl.*{pattern}"):
         Tasks.of(path, need_prompt="rompt" in "".join(lines))
-    assert sentence in str(caught.value)
 
 
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
@@ -127,11 +126,11 @@ def test_a_lone_surrogate_is_a_bad_line(tmp_path: Path) -> None:
         Tasks.of(path)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="cannot be read: No such file"):
+def test_a_missing_file_raises(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"none\.jsonl .*No such file"):
         Tasks.of(tmp_path / "none.jsonl")
 
 
-def test_objects_that_are_no_json_are_told() -> None:
-    with pytest.raises(TaskError, match="line 2: the task is not JSON"):
+def test_objects_that_are_not_json_raise() -> None:
+    with pytest.raises(TaskError, match=r"line 2: .*not JSON"):
         Tasks.of([{}, {"a": object()}])

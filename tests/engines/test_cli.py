@@ -19,7 +19,7 @@ def offered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def find(name: str) -> EngineSpec:
         if name != "fake":
-            raise EngineError(f"There is no engine {name!r}. Installed: fake.")
+            raise EngineError(f"Unknown engine {name!r}. Available: fake.")
         return FAKE
 
     monkeypatch.setattr(cli, "find", find)
@@ -44,7 +44,7 @@ def test_the_life_of_a_server(model: Path, cache: Path) -> None:
     assert "serving tiny-model" in tito("logs", "fake").output
 
     stopped = tito("stop", "fake")
-    assert "fake is stopped" in stopped.output
+    assert "stopped" in stopped.output
     assert processes_of(cache) == []
     assert "fake is not running" in tito("stop", "fake").output
     assert "serving tiny-model" in tito("logs", "fake", "-n", "5").output
@@ -56,8 +56,8 @@ def test_another_model_is_not_put_in_the_place_of_a_running_one(model: Path, tmp
     second = tito("start", "fake", "--model", tmp_path / "other")
     tito("stop", "fake")
     assert second.exit_code == 1
-    assert "runs already, with tiny-model at http://127.0.0.1:" in second.output
-    assert "`tito engine stop fake` first" in second.output
+    assert "tiny-model at http://127.0.0.1:" in second.output
+    assert "`tito engine stop fake`" in second.output
 
 
 def test_logs_are_followed_until_the_server_ends(model: Path) -> None:
@@ -66,10 +66,10 @@ def test_logs_are_followed_until_the_server_ends(model: Path) -> None:
     assert engine is not None
 
     def go_on() -> None:
-        time.sleep(0.5)
+        time.sleep(0.2)
         with engine.log.open("a") as log:
             log.write("one more line\n")
-        time.sleep(0.5)
+        time.sleep(0.2)
         cli.process.stop(engine)  # not by the command: its runner swaps stdout, which only one thread can do
 
     writer = threading.Thread(target=go_on)
@@ -92,23 +92,23 @@ def test_a_server_that_died_is_not_shown_as_running(model: Path) -> None:
 def test_installing_says_where(cache: Path) -> None:
     done = tito("install", "fake")
     assert done.exit_code == 0
-    assert f"Fake 1.0 is in {cache}" in done.output
-    assert "fake: not running; Fake 1.0 is in" in tito("status").output
+    assert f"Fake 1.0 is installed in {cache}" in done.output
+    assert f"fake: not running; Fake 1.0 is installed in {cache}" in tito("status").output
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "values"),
     [
-        (["start", "vlm"], "Error: There is no engine 'vlm'."),
-        (["logs", "fake"], "Error: fake has not been started yet"),
-        (["install", "fake", "--python", "/nonexistent/python"], "Error: Fake 1.0 cannot be installed with /nonexist"),
-        (["start", "fake", "--model", "{model}", "--arg=--fail", "--arg=no luck"], "Error: fake did not start"),
+        (["start", "vlm"], ("Error: ", "'vlm'", "fake")),
+        (["logs", "fake"], ("Error: ", "`tito engine start fake`")),
+        (["install", "fake", "--python", "/nonexistent/python"], ("Error: ", "Fake 1.0", "/nonexistent/python")),
+        (["start", "fake", "--model", "{model}", "--arg=--fail", "--arg=no luck"], ("Error: fake ", "no luck")),
     ],
 )
-def test_what_goes_wrong_is_a_sentence_and_a_status(model: Path, words: list[str], sentence: str) -> None:
+def test_an_error_is_a_message_and_an_exit_status(model: Path, words: list[str], values: tuple[str, ...]) -> None:
     failed = tito(*[word.replace("{model}", str(model)) for word in words])
     assert failed.exit_code == 1
-    assert sentence in failed.output.replace("\n", " ")
+    assert [value for value in values if value not in failed.output.replace("\n", " ")] == []
     assert "Traceback" not in failed.output.replace("Traceback (most recent call last):\n    in the fake", "")
 
 

@@ -88,14 +88,14 @@ def test_the_same_without_a_loop(fake: EngineSpec, model: Path, cache: Path) -> 
 def test_a_name_is_a_model_of_ours_and_goes_by_that_name(
     fake: EngineSpec, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     def ensure(name: str, python: Path, *, progress: object = None) -> Path:
-        asked.append((name, python.name))
+        calls.append((name, python.name))
         return model
 
     monkeypatch.setattr(models, "ensure", ensure, raising=False)
     up = engines.bring_up(fake, "smollm2")
     engines.stop(up)
     assert up.model == "smollm2"
-    assert asked == [("smollm2", "python")]
+    assert calls == [("smollm2", "python")]

@@ -1,4 +1,4 @@
-"""The two engines that we offer: their locks, command lines and stand-ins."""
+"""The two engines of this package: their locks, command lines and stand-ins."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_folders_may_vanish_while_their_files_are_counted(tmp_path: Path) -> Non
 
     busy = threading.Thread(target=churn)
     busy.start()
-    sizes = {megabytes_below(tmp_path) for _ in range(2000)}
+    sizes = {megabytes_below(tmp_path) for _ in range(500)}
     stop.set()
     busy.join()
     assert sizes <= {0.0, 0.001}
@@ -198,5 +198,6 @@ def test_folders_may_vanish_while_their_files_are_counted(tmp_path: Path) -> Non
 def test_a_failed_pip_says_what_to_try(line: str, advice: str) -> None:
     message = explain(tito_vllm.engine.SPEC, 1, ["Collecting x", line])
     assert advice in message
-    assert message.startswith("pip could not install vLLM 0.32.0 (status 1).")
+    assert "vLLM 0.32.0" in message
+    assert "status 1" in message
     assert line in message

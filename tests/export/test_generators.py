@@ -66,7 +66,7 @@ def test_every_termination_has_its_word() -> None:
 
 
 @pytest.mark.usefixtures("skyrl")
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(rollouts(experts=False))
 def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
     found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
@@ -87,9 +87,9 @@ def test_what_skyrl_cannot_be_told_is_refused() -> None:
     grow(branched, 0, 2, 2)
     with pytest.raises(BranchedRolloutError):
         generator_output_of([branched], **SKYRL)
-    with pytest.raises(ValueError, match="trajectory ids"):
+    with pytest.raises(ValueError, match="trajectory_ids"):
         generator_output_of([branched], branches="steps", **SKYRL)
-    with pytest.raises(ValueError, match="has no reward"):
+    with pytest.raises(ValueError, match=r"no reward.*ledger\.annotate"):
         generator_output_of([chain((3, 2))], **SKYRL)
     with pytest.raises(LogprobMismatchError, match="SkyRL compares"):
         generator_output_of([rewarded(chain((3, 2), semantics=HOT))], temperature=1.0, end_id=2)
@@ -98,7 +98,7 @@ def test_what_skyrl_cannot_be_told_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("raw_traces")
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(rollouts(experts=False))
 def test_a_traces_nodes_are_the_turns(ledger: Ledger) -> None:
     trace: Any = trace_of(ledger, temperature=1.0, decode=spelled, logprobs="as-recorded")
@@ -129,15 +129,15 @@ def test_a_hole_in_a_traces_experts_is_refused() -> None:
     ledger = Ledger()
     hole = {"routed_experts": Column.of(2, np.zeros((1, 1, 1), np.uint8))}
     ledger.commit(make_draft(None, 0, [100] * 2, [200] * 2, extras=hole))
-    with pytest.raises(ValueError, match="experts for 1 tokens from token 2, and turn 0 ends at 4"):
+    with pytest.raises(ValueError, match=r"Turn 0 ends at token 4.* 1 tokens from token 2 .*routed_experts"):
         trace_of(ledger, temperature=1.0, decode=spelled, logprobs="as-recorded")
 
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0"])
 def test_verifiers_branches_are_the_trajectories(version: str) -> None:
-    said = run("verifiers_check.py", [f"verifiers-{version}"])
-    assert f"verifiers: ok, {version}, " in said.splitlines()[-1]
+    output = run("verifiers_check.py", [f"verifiers-{version}"])
+    assert f"verifiers: ok, {version}, " in output.splitlines()[-1]
 
 
 if "PRIME_RL_SRC" in os.environ:  # prime-rl is in no registry: its source has to be there
@@ -146,12 +146,12 @@ if "PRIME_RL_SRC" in os.environ:  # prime-rl is in no registry: its source has t
     def test_prime_rl_trains_each_sampled_token_once() -> None:
         source = Path(os.environ["PRIME_RL_SRC"])
         paths = [source / "src", source / "packages" / "prime-rl-configs" / "src"]
-        said = run("prime_rl_check.py", ["verifiers-0.3.1", "verl", "data", "torch"], paths=paths)
-        assert said.splitlines()[-1].startswith("prime-rl: ok, ")
+        output = run("prime_rl_check.py", ["verifiers-0.3.1", "verl", "data", "torch"], paths=paths)
+        assert output.splitlines()[-1].startswith("prime-rl: ok, ")
 
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])
 def test_skyrl_checks_the_output_and_makes_tensors_of_it(version: str) -> None:
-    said = run("skyrl_check.py", [f"skyrl-{version}", "ray", "verl", "data", "torch"])
-    assert f"skyrl: ok, {version}, " in said.splitlines()[-1]
+    output = run("skyrl_check.py", [f"skyrl-{version}", "ray", "verl", "data", "torch"])
+    assert f"skyrl: ok, {version}, " in output.splitlines()[-1]

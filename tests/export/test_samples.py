@@ -1,4 +1,4 @@
-"""Samples: over all of a rollout's, each sampled token is trained once, under what is known of it."""
+"""Samples: over all samples of a rollout, each sampled token is trained once, with the right metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import (
@@ -19,16 +19,18 @@ from strands_tito.export import (
     samples_of,
     trained_tokens,
 )
-from strands_tito.export.missing import imported
-from strands_tito.export.sample import NO_EXPERT, sampled
+from strands_tito.export.optional_dependency import import_optional
+from strands_tito.export.sample import NO_EXPERT, sampled_mask
 from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
 from tito_core.ledger import Column, Finish, Ledger, Provenance, Semantics
 from tito_core.termination import Termination, record_termination, recorded_termination
 
+few = settings(max_examples=25)
+
 
 def trained_places(ledger: Ledger, samples: list[TrainingSample]) -> Counter[tuple[int, int]]:
-    """Count, for each sampled token by turn and place, the samples that train it, slowly and from the turns."""
+    """Count for each sampled token, by turn and index, the samples that train it; read from the turns."""
     count: Counter[tuple[int, int]] = Counter()
     for sample, leaf in zip(samples, ledger.leaves(), strict=True):
         at = 0
@@ -43,6 +45,7 @@ def trained_places(ledger: Ledger, samples: list[TrainingSample]) -> Counter[tup
     return count
 
 
+@few
 @given(rollouts(), st.booleans())
 def test_each_sampled_token_is_trained_once_over_all_samples_and_no_other(ledger: Ledger, constrained: bool) -> None:
     samples = samples_of(ledger, train_constrained=constrained)
@@ -57,10 +60,11 @@ def test_each_sampled_token_is_trained_once_over_all_samples_and_no_other(ledger
     for sample in samples:
         assert not sample.loss_mask[: sample.prompt_length].any()
         assert not sample.loss_mask[sample.provenance < Provenance.SAMPLED].any()
-        assert np.isnan(sample.logprobs[~sampled(sample)]).all()
-        assert np.isfinite(sample.logprobs[sampled(sample)]).all()
+        assert np.isnan(sample.logprobs[~sampled_mask(sample)]).all()
+        assert np.isfinite(sample.logprobs[sampled_mask(sample)]).all()
 
 
+@few
 @given(rollouts())
 def test_columns_have_one_length_and_the_response_begins_with_the_paths_own_first_answer(ledger: Ledger) -> None:
     trained_before: set[int] = set()
@@ -81,6 +85,7 @@ def test_columns_have_one_length_and_the_response_begins_with_the_paths_own_firs
         trained_before |= {turn.index for turn in path}
 
 
+@few
 @given(rollouts())
 def test_versions_tile_the_sampled_tokens_and_the_word_and_the_reward_are_the_ledgers(ledger: Ledger) -> None:
     for sample in samples_of(ledger):
@@ -88,17 +93,17 @@ def test_versions_tile_the_sampled_tokens_and_the_word_and_the_reward_are_the_le
         for span in sample.versions:
             assert not covered[span.start : span.stop].any()
             covered[span.start : span.stop] = True
-        assert (covered == sampled(sample)).all()
+        assert (covered == sampled_mask(sample)).all()
         versions = [span.version for span in sample.versions for place in range(*span[:2]) if sample.loss_mask[place]]
         runs = [version for number, version in enumerate(versions) if not number or versions[number - 1] != version]
         assert list(sample.trained_versions) == runs
-        said = recorded_termination(ledger)
         last = ledger[len(ledger) - 1].draft.finish
-        unsaid = {Finish.STOP: "completed", Finish.LENGTH: "truncated", Finish.ABORT: "aborted"}[last]
-        assert sample.termination == (said or unsaid)
+        default = {Finish.STOP: "completed", Finish.LENGTH: "truncated", Finish.ABORT: "aborted"}[last]
+        assert sample.termination == (recorded_termination(ledger) or default)
         assert sample.reward == ledger.annotation("reward")
 
 
+@few
 @given(rollouts(experts=True))
 def test_experts_keep_their_rows_and_the_last_token_has_none(ledger: Ledger) -> None:
     for sample in samples_of(ledger):
@@ -122,11 +127,12 @@ def test_a_turn_without_experts_leaves_a_hole_that_is_seen() -> None:
     assert samples_of(chain((2, 2)))[0].routed_experts is None
 
 
+@few
 @given(rollouts())
 def test_one_sample_of_a_rollout_is_its_last_path_and_trains_all_of_it(ledger: Ledger) -> None:
     leaves = ledger.leaves()
     if len(leaves) > 1:
-        with pytest.raises(BranchedRolloutError, match=f"holds {len(leaves)} trajectories"):
+        with pytest.raises(BranchedRolloutError, match=f"{len(leaves)} trajectories.*branches='last'"):
             sample_of(ledger)
     sample = sample_of(ledger, branches="last")
     last = ledger.path(len(ledger) - 1)
@@ -140,14 +146,15 @@ def test_one_sample_of_a_rollout_is_its_last_path_and_trains_all_of_it(ledger: L
 
 def test_an_empty_ledger_gives_no_samples_and_no_sample() -> None:
     assert samples_of(Ledger()) == []
-    with pytest.raises(BranchedRolloutError, match="holds no turn"):
-        sample_of(Ledger(), branches="last")
+    empty = Ledger()
+    with pytest.raises(BranchedRolloutError, match=f"{empty.uuid} has no turns"):
+        sample_of(empty, branches="last")
 
 
 def test_a_trajectory_without_a_prompt_is_refused() -> None:
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [], [200]))
-    with pytest.raises(ValueError, match="begins with a sampled token"):
+    with pytest.raises(ValueError, match=f"Trajectory 0 of ledger {ledger.uuid}.*prompt"):
         samples_of(ledger)
 
 
@@ -189,17 +196,17 @@ def test_logprobs_are_what_the_trainer_computes_or_refused(
     semantics: Semantics, temperature: float, fits: bool
 ) -> None:
     (sample,) = samples_of(chain((3, 2), (1, 2), semantics=semantics))
-    given = [0, 0, 0, -0.125, -0.25, 0, -0.125, -0.25]
+    expected = [0, 0, 0, -0.125, -0.25, 0, -0.125, -0.25]
     if fits:
         found = logprobs_for(sample, temperature=temperature, trainer="X")
         assert found is not None
-        assert found.tolist() == given
+        assert found.tolist() == expected
     else:
-        with pytest.raises(LogprobMismatchError, match="Law 11: X compares recorded logprobs"):
+        with pytest.raises(LogprobMismatchError, match="Law 11: X"):
             logprobs_for(sample, temperature=temperature, trainer="X")
     taken = logprobs_for(sample, temperature=temperature, trainer="X", policy="as-recorded")
     assert taken is not None
-    assert taken.tolist() == given
+    assert taken.tolist() == expected
     assert logprobs_for(sample, temperature=temperature, trainer="X", policy="omit") is None
 
 
@@ -207,12 +214,10 @@ def test_the_refusal_says_what_they_are_and_what_to_do() -> None:
     sample = samples_of(chain((3, 2), semantics=CUT))[0]
     with pytest.raises(LogprobMismatchError) as caught:
         logprobs_for(sample, temperature=0.5, trainer="TRL")
-    assert str(caught.value) == (
-        "Law 11: TRL compares recorded logprobs with log_softmax(logits / 0.5), and those of rollout "
-        f"{sample.identity.rollout_id} are processed, at temperature 1.0, changed by a grammar, a penalty or a "
-        "truncation (said test). Sample and train at one temperature, with an engine that returns logprobs so; or let "
-        "the trainer compute its own by logprobs='omit'; or take them as they are by logprobs='as-recorded'."
-    )
+    message = str(caught.value)
+    values = ("Law 11", "TRL", "logits / 0.5", sample.identity.rollout_id, "processed", "temperature 1.0", "grammar")
+    remedies = ("logprobs='omit'", "logprobs='as-recorded'")
+    assert [word for word in (*values, "source: test", *remedies) if word not in message] == []
     with pytest.raises(ValueError, match="not 'maybe'"):
         logprobs_for(sample, temperature=1.0, trainer="X", policy="maybe")  # type: ignore[arg-type]
 
@@ -230,13 +235,13 @@ def test_another_paths_semantics_do_not_refuse_a_sample() -> None:
     assert found.tolist() == [0, 0, 0, 0, 0, 0, -0.125, -0.25]
 
 
-def test_a_missing_package_says_how_to_get_it_and_a_broken_one_is_let_through() -> None:
+def test_a_missing_package_says_how_to_install_it_and_a_broken_one_is_not_caught() -> None:
     with pytest.raises(MissingPackageError, match=r"pip install 'strands-tito\[that\]'"):
-        imported("tito_no_such_package.part", "that")
-    with pytest.raises(MissingPackageError, match="as its own documentation says"):
-        imported("tito_no_such_package")
+        import_optional("tito_no_such_package.part", "that")
+    with pytest.raises(MissingPackageError, match="install tito_no_such_package"):
+        import_optional("tito_no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_part"):
-        imported("tito_core.no_such_part")
+        import_optional("tito_core.no_such_part")
 
 
 def test_the_recorded_word_outranks_the_last_answers_finish() -> None:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -20,6 +20,7 @@ from tito_core.ledger import Ledger
 from tito_vllm.spans import emit_spans
 
 
+@settings(max_examples=25)
 @given(rollouts(), st.booleans())
 def test_each_turn_comes_once_with_its_prompt_and_after_its_parent(ledger: Ledger, constrained: bool) -> None:
     found = list(
@@ -37,6 +38,7 @@ def test_each_turn_comes_once_with_its_prompt_and_after_its_parent(ledger: Ledge
         assert whole == ledger.path_ids(each.turn.index).tolist()
 
 
+@settings(max_examples=25)
 @given(rollouts())
 def test_spans_hold_the_ids_by_the_names_that_are_read(ledger: Ledger) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -46,13 +48,16 @@ def test_spans_hold_the_ids_by_the_names_that_are_read(ledger: Ledger) -> None:
     turns = list(trained_turns(ledger, trainer="X", temperature=1.0, logprobs="as-recorded"))
     assert count == len(spans) == len(turns)
     for span, each in zip(spans, turns, strict=True):
-        said = dict(span.attributes or {})
+        attributes = dict(span.attributes or {})
         prompt, output = tuple(each.prompt_ids.tolist()), tuple(each.turn.draft.output_ids.tolist())
         assert span.name == "openai.chat.completion"
-        assert said["prompt_token_ids"] == said["llm.hosted_vllm.prompt_token_ids"] == prompt
-        assert said["response_token_ids"] == said["llm.hosted_vllm.response_token_ids"] == output
-        assert (said["llm.token_count.prompt"], said["llm.token_count.completion"]) == (len(prompt), len(output))
-        scores = [entry["logprob"] for entry in json.loads(str(said["logprobs.content"]))]
+        assert attributes["prompt_token_ids"] == attributes["llm.hosted_vllm.prompt_token_ids"] == prompt
+        assert attributes["response_token_ids"] == attributes["llm.hosted_vllm.response_token_ids"] == output
+        assert (attributes["llm.token_count.prompt"], attributes["llm.token_count.completion"]) == (
+            len(prompt),
+            len(output),
+        )
+        scores = [entry["logprob"] for entry in json.loads(str(attributes["logprobs.content"]))]
         assert scores == each.turn.draft.logprobs.tolist()
 
 
@@ -70,18 +75,18 @@ def test_other_logprobs_are_refused_or_left_out_of_spans() -> None:
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["1.0.0", "1.0.2"])
 def test_agent_lightning_makes_triplets_and_a_batch(version: str) -> None:
-    said = run("agent_lightning_check.py", [f"agentlightning-{version}", "verl-0.8.0", "verl", "data", "torch"])
-    assert f"agentlightning: ok, {version}, " in said.splitlines()[-1]
+    output = run("agent_lightning_check.py", [f"agentlightning-{version}", "verl-0.8.0", "verl", "data", "torch"])
+    assert f"agentlightning: ok, {version}, " in output.splitlines()[-1]
 
 
 @pytest.mark.trainers
 def test_agent_lightnings_older_adapter_makes_triplets_of_spans() -> None:
-    said = run("spans_check.py", ["agentlightning-0.3.0"])
-    assert "agentlightning: ok, 0.3.0, " in said.splitlines()[-1]
+    output = run("spans_check.py", ["agentlightning-0.3.0"])
+    assert "agentlightning: ok, 0.3.0, " in output.splitlines()[-1]
 
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["0.30.0", "0.38.0"])
 def test_tinkers_own_types_take_them(version: str) -> None:
-    said = run("tinker_check.py", [f"tinker-{version}", "verl"])
-    assert f"tinker: ok, {version}, " in said.splitlines()[-1]
+    output = run("tinker_check.py", [f"tinker-{version}", "verl"])
+    assert f"tinker: ok, {version}, " in output.splitlines()[-1]

@@ -46,10 +46,10 @@ class Answer:
 class Client:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.asked: list[tuple[str, list[int], dict[str, Any]]] = []
+        self.requests: list[tuple[str, list[int], dict[str, Any]]] = []
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Answer:
-        self.asked.append((request_id, prompt_ids, sampling_params))
+        self.requests.append((request_id, prompt_ids, sampling_params))
         return self.answer
 
 
@@ -78,11 +78,11 @@ async def test_how_an_answer_ended_is_read_off_its_tokens(
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tolist() == [-1.0] * len(ids)
     assert (response.finish, response.stop) == (finish, stop)
-    assert client.asked[0][:2] == ("session", [1, 2, 3])
+    assert client.requests[0][:2] == ("session", [1, 2, 3])
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "error"),
     [
         (Answer([5, STOP], None), "no logprobs"),
         (Answer([5, STOP], [-1.0]), "2 output ids and 1 logprobs"),
@@ -92,8 +92,8 @@ async def test_how_an_answer_ended_is_read_off_its_tokens(
         (Answer([], []), "no output ids"),
     ],
 )
-async def test_an_answer_that_breaks_a_law_does_not_come_in(answer: Answer, said: str) -> None:
-    with pytest.raises(ProtocolViolationError, match=said):
+async def test_an_answer_that_breaks_a_law_does_not_come_in(answer: Answer, error: str) -> None:
+    with pytest.raises(ProtocolViolationError, match=error):
         await generate(VerlBackend(Client(answer), CONFIG), request())
 
 
@@ -154,7 +154,7 @@ def test_parameters_are_verls_and_a_grammar_is_refused() -> None:
         parameters(SamplingParams(grammar=Grammar(kind="json_schema", value="{}")))
 
 
-async def test_what_the_client_cannot_do_is_said() -> None:
+async def test_scoring_raises_and_abort_does_nothing() -> None:
     backend = VerlBackend(Client(Answer([], [])), CONFIG)
     with pytest.raises(UnsupportedByServerError, match="cannot score"):
         await score(backend, [1, 2])
@@ -170,7 +170,7 @@ class Made(SimpleNamespace):
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """verl's agent loops, as far as an output is made of them."""
     module = SimpleNamespace(AgentLoopOutput=Made, AgentLoopMetrics=Made)
-    monkeypatch.setattr(verl, "imported", lambda name, extra: module)
+    monkeypatch.setattr(verl, "import_optional", lambda name, extra: module)
 
 
 @pytest.mark.usefixtures("loops")
@@ -208,5 +208,5 @@ def test_verl_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
 def test_verls_worker_runs_our_loop_and_gives_a_batch(version: str) -> None:
-    said = run("verl_check.py", [f"verl-{version}", "verl", "data", "torch"])
-    assert said.splitlines()[-1] == f"verl: ok, {version}"
+    output = run("verl_check.py", [f"verl-{version}", "verl", "data", "torch"])
+    assert output.splitlines()[-1] == f"verl: ok, {version}"

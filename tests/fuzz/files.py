@@ -31,7 +31,7 @@ from fuzz.plain_file import ANNOTATION, PREAMBLE, TURN, PlainFrame, frames_of, u
 from fuzz.target import Outcome, require
 from strands_tito.collect import Rollout, RolloutFolder, Tasks, collected
 from support.drafts import engine_record, make_draft
-from support.ended import ended
+from support.made_up import made_up_result
 from tito_core import store
 from tito_core.ledger import CallRecord, Column, Finish, LawViolationError, Ledger, MediaSpan, Sampling
 from tito_core.ledger.forest_invariants import check_ledger
@@ -54,7 +54,7 @@ class Files:
         self._folder = self._home / "folder"
         with RolloutFolder(self._folder, {}) as folder:
             for task in Tasks.of([{"question": f"What is {number}?"} for number in range(2)]):
-                folder.keep(ended(Rollout(folder.index.run, task, 0)))
+                folder.append(made_up_result(Rollout(folder.index.run, task, 0)))
         self._index = (self._folder / "index.jsonl").read_bytes()
 
     def case(self, random: Random) -> Outcome:

@@ -20,9 +20,9 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.export import TrainingSample, samples_of
 from strands_tito.export.batch import padded
-from strands_tito.export.flat import flat_of
 from strands_tito.export.packing import packed
 from strands_tito.export.parquet import read_parquet, write_parquet
+from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.slime import fields_of
 from strands_tito.export.turnwise import trained_turns
 from strands_tito.integrations.trl import columns_of
@@ -129,7 +129,7 @@ def test_batches_hold_every_token_in_order(samples: list[TrainingSample]) -> Non
 def test_prompts_and_responses_are_whole(served: Served, samples: list[TrainingSample]) -> None:
     for sample in samples:
         start, trained = sample.prompt_length, sample.response_mask.astype(bool)
-        flat = flat_of(sample, trainer="a trainer", temperature=1.0)
+        flat = prompt_response_of(sample, trainer="a trainer", temperature=1.0)
         fields = fields_of(sample, decode=tokenizer().decode, temperature=1.0)
         assert flat.prompt_ids + flat.response_ids == fields["tokens"] == sample.token_ids.tolist()
         assert flat.mask == fields["loss_mask"] == sample.response_mask.tolist()

@@ -17,7 +17,8 @@ import pytest
 
 from strands_tito import engines
 from strands_tito.engines import install, models
-from tito_core.backend import AbortPolicy, (
+from tito_core.backend import (
+    AbortPolicy,
     EngineAdmin,
     EngineConnectionError,
     GenerationAbortedError,

@@ -69,12 +69,12 @@ async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypat
 
 
 async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
-    """Else its markup would be words of the user's, inside the template once more, and nobody would see it."""
+    """Otherwise its markup would silently become text of a user message."""
     policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
     args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
     run = generate_with(make_agent, policy=policy)
     rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="slime's --apply-chat-template has rendered the prompt"):
+    with pytest.raises(ValueError, match="--apply-chat-template"):
         await run(args, rendered, {**PARAMETERS})
     chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
     (done,) = await run(args, chat, {**PARAMETERS})
@@ -160,7 +160,7 @@ async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.L
     own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
     (done,) = await generate_with(make, policy=policy)(arguments("http://nowhere:1", "unused"), own, {**PARAMETERS})
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
-    assert "was not cleaned up: OSError: It does not stop." in caplog.text
+    assert "OSError: It does not stop." in caplog.text
 
 
 def unrewarded(model: Any, row: Any) -> Agent:
@@ -172,8 +172,8 @@ def ended_by_the_server(answer: Any) -> None:
     meta = answer["meta_info"]
     meta["finish_reason"] = {"type": "abort", "message": "gone"}
     meta["completion_tokens"] -= 1
-    for said in (answer["output_ids"], meta["output_token_logprobs"]):
-        said.pop()
+    for column in (answer["output_ids"], meta["output_token_logprobs"]):
+        column.pop()
     meta["weight_versions"][-1]["end"] -= 1
 
 
@@ -216,5 +216,5 @@ def test_the_server_is_slimes_router_unless_the_configuration_names_another(
 def test_without_a_router_the_configuration_names_backend_and_address() -> None:
     with pytest.raises(ValueError, match="tito_backend and tito_base_url"):
         _server(Namespace(tito_base_url="http://other:2"))
-    named = Namespace(tito_backend="vllm", tito_base_url="http://other:2")
-    assert _server(named) == ("vllm", "http://other:2")
+    complete = Namespace(tito_backend="vllm", tito_base_url="http://other:2")
+    assert _server(complete) == ("vllm", "http://other:2")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of
-from strands_tito.export.flat import flat_of
+from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.integrations.trl import columns_of, recorded_reward, rollout_func, sampling_of
 from support.multiplying import QUESTION, SAMPLED, make_agent, says
 from support.rollout_forests import HOT, chain, grow, rollouts
@@ -45,6 +45,7 @@ def test_a_rollout_function_gives_a_completion_for_each_prompt() -> None:
     assert sorted(recorded_reward(found["rollout_reward"], prompts=[])) == [0.0, 1.0]
 
 
+@settings(max_examples=25)
 @given(rollouts())
 def test_columns_hold_the_last_path_whole(ledger: Ledger) -> None:
     found = columns_of([ledger], temperature=1.0, end_id=2, branches="last", logprobs="as-recorded")
@@ -87,25 +88,26 @@ def test_branches_and_other_logprobs_are_refused() -> None:
     assert found["logprobs"] is None
 
 
+@settings(max_examples=25)
 @given(rollouts(experts=True))
 def test_a_flat_sample_keeps_its_order_under_any_bounds(ledger: Ledger) -> None:
     sample = sample_of(ledger, branches="last")
-    for most_prompt in (1, 3, 100):
-        for most_response in (1, 4, 1000):
-            flat = flat_of(
+    for max_prompt_length in (1, 3, 100):
+        for max_response_length in (1, 4, 1000):
+            flat = prompt_response_of(
                 sample,
                 trainer="X",
                 temperature=1.0,
                 logprobs="as-recorded",
-                most_prompt=most_prompt,
-                most_response=most_response,
+                max_prompt_length=max_prompt_length,
+                max_response_length=max_response_length,
             )
             ids = flat.prompt_ids + flat.response_ids
             assert ids == sample.token_ids[: len(ids)].tolist()
-            assert len(ids) + flat.cut == len(sample)
-            assert len(flat.prompt_ids) == min(most_prompt, sample.prompt_length)
+            assert len(ids) + flat.truncated == len(sample)
+            assert len(flat.prompt_ids) == min(max_prompt_length, sample.prompt_length)
             assert len(flat.response_ids) == len(flat.mask) == len(flat.logprobs or [])
-            assert flat.cut == 0 or len(flat.response_ids) == most_response
+            assert flat.truncated == 0 or len(flat.response_ids) == max_response_length
             assert flat.experts is not None
             assert len(flat.experts) == min(len(ids), len(sample) - 1)
 
@@ -113,5 +115,5 @@ def test_a_flat_sample_keeps_its_order_under_any_bounds(ledger: Ledger) -> None:
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["1.0.0", "1.16.0"])
 def test_trls_trainer_takes_a_step_on_what_was_sampled(version: str) -> None:
-    said = run("trl_check.py", [f"trl-{version}", "data", "torch"])
-    assert f"trl: ok, {version}, " in said.splitlines()[-1]
+    output = run("trl_check.py", [f"trl-{version}", "data", "torch"])
+    assert f"trl: ok, {version}, " in output.splitlines()[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strands_tito.collect.workers import ROUNDS, fewer_rounds
+from strands_tito.collect.workers import GC_THRESHOLDS, tune_gc
 from support.histories import add
 from support.scripted import Says, call, model_of
 from tito_core import TITOModel
@@ -53,12 +53,12 @@ async def _play(model: TITOModel) -> None:
         messages.append({"role": "user", "content": [{"toolResult": result}]})
 
 
-def test_fewer_rounds() -> None:
+def test_tune_gc() -> None:
     before = gc.get_threshold()
     try:
-        fewer_rounds()
-        assert gc.get_threshold() == ROUNDS
-        assert all(ours >= usual for ours, usual in zip(ROUNDS, before, strict=True))
+        tune_gc()
+        assert gc.get_threshold() == GC_THRESHOLDS
+        assert all(ours >= usual for ours, usual in zip(GC_THRESHOLDS, before, strict=True))
         assert gc.get_freeze_count() > 0
         assert gc.isenabled()
     finally:

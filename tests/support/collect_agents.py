@@ -1,4 +1,4 @@
-"""Agents that the tests collect rollouts of."""
+"""Agents for tests of collecting."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def multiply(a: int, b: int) -> int:
 
 
 def factory(model: TITOModel, task: Mapping[str, Any]) -> Agent:
-    """An agent that is asked the task's prompt."""
+    """Return an agent, which gets the task's prompt."""
     return Agent(model=model, tools=[multiply], callback_handler=None, load_tools_from_directory=False)
 
 
 async def run(model: TITOModel, task: Mapping[str, Any]) -> float:
-    """Ask, and give the answer's length as the reward."""
+    """Ask the question, and return the answer's length as the reward."""
     result = await factory(model, task).invoke_async(str(task.get("question", "What is 25 * 17?")))
     return float(len(str(result)))
 
 
 async def flaky(model: TITOModel, task: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fail now and then in the agent's own code, before a turn or after it."""
+    """Fail at random in the agent's code, before or after a turn."""
     fate = random.random()
     if fate < 0.1:
         raise KeyError("before")
@@ -47,7 +47,7 @@ async def flaky(model: TITOModel, task: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 async def stubborn(model: TITOModel, task: Mapping[str, Any]) -> float:
-    """Answer the first task, and go on with any other one whatever happens."""
+    """Answer the first task; ignore cancellation in all others."""
     while task["prompt"] != "What is 0 * 17?":
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -55,7 +55,7 @@ async def stubborn(model: TITOModel, task: Mapping[str, Any]) -> float:
 
 
 async def leaving(model: TITOModel, task: Mapping[str, Any]) -> None:
-    """Have a task of its own end the process."""
+    """Raise SystemExit in another asyncio task."""
     await asyncio.create_task(_leave())
 
 

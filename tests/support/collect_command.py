@@ -1,4 +1,4 @@
-"""`tito collect` on a scripted server, as a process that can be killed."""
+"""`tito collect` on a scripted server, in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ HERE = Path(__file__).parent
 
 
 class Nursery:
-    """Starts `tito collect` and sees it end."""
+    """Starts processes of `tito collect` and waits for their end."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def start(self, argv: list[str], log: Path) -> int:
-        """Start one beside the agents of the tests; give its process id."""
+        """Start a process in the folder of the agents; return its process id."""
         return self._ask({"argv": argv, "cwd": str(HERE), "log": str(log)})
 
     def wait(self, pid: int) -> int:
-        """Give its exit status, or minus the signal that ended it."""
+        """Return the exit status, or minus the signal that ended the process."""
         return self._ask(pid)
 
-    def _ask(self, asked: Any) -> int:
+    def _ask(self, order: Any) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -66,7 +66,7 @@ def tokenizer_folder(path: Path) -> str:
 
 
 def served(kind: Any, seed: int = 0, latency: float = 0.0, **options: Any) -> ScriptedServer:
-    """A server whose policy calls the tool or says something of its own, by chance."""
+    """Return a server whose policy calls the tool or answers at random."""
     loaded = tokenizer()
     called = ids_of(call("multiply", '{"a": 25, "b": 17}'))
 
@@ -74,17 +74,17 @@ def served(kind: Any, seed: int = 0, latency: float = 0.0, **options: Any) -> Sc
         if is_probe(request) or request.scoring:
             return Completion([5] * request.max_new_tokens, finish="length")
         draw = random.Random(f"{seed} {request.request_id}")
-        said = [draw.randrange(300, 40_000) for _ in range(draw.randrange(3, 40))]
+        ids = [draw.randrange(300, 40_000) for _ in range(draw.randrange(3, 40))]
         if draw.random() < 0.4:
-            said = [*said, *called]
-        return Completion([*said, loaded.eos_token_id])
+            ids = [*ids, *called]
+        return Completion([*ids, loaded.eos_token_id])
 
     shape: dict[str, Any] = {"vocab_size": len(loaded), "eos_ids": [loaded.eos_token_id]}
     return scripted_server(kind, answers, latency=latency, **{**shape, **options})
 
 
 def command(kind: str, server: ScriptedServer, folder: str, tasks: Path, out: Path, *more: str) -> list[str]:
-    """The command line, of the agent `run` where no other is named."""
+    """Return the arguments of the command; the agent is `run` unless `more` has another."""
     return [
         *("collect", str(tasks), "--backend", kind, "--base-url", server.base_url, "--tokenizer", folder),
         *("--out", str(out), *(() if "--agent" in more else ("--agent", "collect_agents:run")), *more),
@@ -92,39 +92,39 @@ def command(kind: str, server: ScriptedServer, folder: str, tasks: Path, out: Pa
 
 
 def lines(out: Path) -> list[bytes]:
-    """The whole lines of an index after its first, as they are; none while there is no index."""
+    """Return the complete lines of an index after its first; none if there is no index."""
     index = out / "index.jsonl"
     return index.read_bytes().rpartition(b"\n")[0].split(b"\n")[1:] if index.exists() else []
 
 
 def wait_for(out: Path, count: int, seconds: float = 600.0) -> None:
-    """Wait until so many rollouts are finished; it reads only what is new, since the server has this core too."""
+    """Wait until `count` rollouts are finished. Reads only new lines, because the server uses this core too."""
     until, index, found = time.monotonic() + seconds, out / "index.jsonl", -1
     while not index.exists():
-        assert time.monotonic() < until, f"nothing was begun after {seconds} seconds"
+        assert time.monotonic() < until, f"no index after {seconds} seconds"
         time.sleep(0.01)
     with index.open("rb") as new:
         while (found := found + new.read().count(b"\n")) < count:
             assert time.monotonic() < until, f"{found} rollouts after {seconds} seconds, not {count}"
             time.sleep(0.01)
-            if index.stat().st_size < new.tell():  # a line that was cut short is cut away
+            if index.stat().st_size < new.tell():  # an incomplete line was removed
                 found = new.seek(0) - 1
 
 
-def expect_collected(out: Path, server: ScriptedServer, wanted: set[tuple[str, int]]) -> int:
-    """Every rollout is there once, and each turn is what the server said under its request id; give the turns."""
+def expect_collected(out: Path, server: ScriptedServer, expected: set[tuple[str, int]]) -> int:
+    """Check that every rollout is there once and each turn is the server's answer; return the number of turns."""
     found = list(entries(out))
-    assert len(found) == len(wanted)
-    assert {(entry.task, entry.sample) for entry in found} == wanted
+    assert len(found) == len(expected)
+    assert {(entry.task, entry.sample) for entry in found} == expected
     assert len({entry.ledger for entry in found}) == len(found)
-    said = {answer.request.request_id: answer for one in server.engine.exchanges for answer in one.answers}
+    answers = {answer.request.request_id: answer for one in server.engine.exchanges for answer in one.answers}
     turns = 0
     for entry, ledger in zip(found, collected(out), strict=True):
         check_ledger(ledger)
         assert (ledger.header.task_id, ledger.header.user["sample"]) == (entry.task, entry.sample)
         assert ledger.annotation("termination") == entry.termination
         for turn in ledger:
-            answer = said.pop(turn.draft.engine.request_id)  # which no other turn has
+            answer = answers.pop(turn.draft.engine.request_id)  # no other turn has this id
             assert answer.output_ids == tuple(turn.draft.output_ids.tolist())
             turns += 1
     return turns

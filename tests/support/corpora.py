@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from strands_tito.engines.locations import cache_dir
+from strands_tito.engines.models.build_cache import build_once
 from strands_tito.engines.models.fetch import check_sha256, pip_client
-from strands_tito.engines.models.once import build_once
 from support import zoo
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""An engine for tests: the same code as for a real one, with an environment that takes a tenth of a second to make."""
+"""A fake engine for tests, run by the same code as a real one; its environment is created in a tenth of a second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAKE = EngineSpec(
 
 
 def processes_of(cache: Path) -> list[psutil.Process]:
-    """The live processes that run a Python of that cache: the fake engine's, wherever they are in the tree."""
+    """Return the live processes that run a Python of this cache, wherever they are in the process tree."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
@@ -50,7 +50,7 @@ def processes_of(cache: Path) -> list[psutil.Process]:
 
 
 def gone(cache: Path, within_s: float) -> bool:
-    """Whether no process of the cache's Pythons is left after at most that long."""
+    """Wait until no process of the cache's Pythons is left; return False after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while processes_of(cache):
         if time.monotonic() > deadline:
@@ -60,7 +60,7 @@ def gone(cache: Path, within_s: float) -> bool:
 
 
 def wheel(folder: Path, name: str, version: str) -> None:
-    """Put a package with one module, `name`, which knows its `VERSION`, into the folder."""
+    """Write a wheel with one module, `name`, which has a `VERSION`, to the folder."""
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{name}.py", f"VERSION = {version!r}\n")

@@ -1,7 +1,7 @@
-"""What the tests start as an engine: the standard library's HTTP server, with the bad habits of real ones.
+"""The fake engine's server: the standard library's HTTP server, with the process habits of real engines.
 
-Usage: fake_server.py PORT MODEL_NAME [--fail TEXT] [--deaf] [--stubborn]. It answers /health, and starts a child in a
-session of its own, which starts a grandchild and leaves it without a parent; both ignore SIGTERM when `--stubborn`.
+Usage: fake_server.py PORT MODEL_NAME [--fail TEXT] [--deaf] [--stubborn]. It answers /health (with 503 if `--deaf`),
+and starts a child in a new session and an orphaned grandchild; with `--stubborn` all of them ignore SIGTERM.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from strands_tito.engines.locations import cache_dir
-from strands_tito.engines.models.once import MANIFEST, build_once
+from strands_tito.engines.models.build_cache import MANIFEST, build_once
 from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory, tokenizer_directory
 from support import zoo
 from support.multiplying import multiply

@@ -1,4 +1,4 @@
-"""Holds the learner to a plain computation, one sequence at a time; run by an engine's interpreter, which has torch.
+"""Compare the learner with a plain computation, one sequence at a time; run by an engine's interpreter with torch.
 
 python learner_check.py EXAMPLES/training MODEL_FOLDER
 """

@@ -1,4 +1,4 @@
-"""A scripted policy that multiplies with a tool, whatever the order of its requests, and agents that use it."""
+"""A scripted policy that multiplies with a tool, for requests in any order, and agents that use it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CALL = call("multiply", '{"a": 25, "b": 17}')
 ANSWER = "It is 425."
 SAMPLED = [*ids_of(CALL + END), *ids_of(ANSWER + END)]
 ledgers: list[Ledger] = []
-"""Of every agent that was made here, in order."""
+"""The ledgers of all agents made here, in order."""
 
 
 def says(request: ScriptedRequest) -> Completion:
-    """Answer by what the prompt holds; a word cut short is what the limit leaves."""
+    """Answer according to the prompt, truncated at the request's limit."""
     if is_probe(request) or request.scoring:
         return Completion([5] * request.max_new_tokens, finish="length")
     text = tokenizer().decode(list(request.prompt_ids))
@@ -46,7 +46,7 @@ _rewards = count()
 
 
 def make_agent(model: Any, row: Any) -> Agent:
-    """Make an agent whose rollouts are rewarded 0, 1, 0, 1, ..."""
+    """Return an agent; the rewards of the rollouts alternate between 0 and 1."""
     agent = Agent(model=model, tools=[multiply], callback_handler=None)
     ledgers.append(model.ledger)
     reward = next(_rewards) % 2
@@ -59,7 +59,7 @@ def make_agent(model: Any, row: Any) -> Agent:
 
 
 def make_editing_agent(model: Any, row: Any) -> Agent:
-    """Make an agent whose history is edited before its second answer, so that its rollout has two trajectories."""
+    """Return an agent that edits its history before its second answer, so that its rollout has two trajectories."""
     agent = make_agent(model, row)
 
     def edit(event: AfterToolCallEvent) -> None:
@@ -70,7 +70,7 @@ def make_editing_agent(model: Any, row: Any) -> Agent:
 
 
 def make_failing_agent(model: Any, row: Any) -> Agent:
-    """Make an agent whose first answer never comes."""
+    """Return an agent whose hook fails after the first tool call."""
 
     def fail(event: AfterToolCallEvent) -> None:
         raise RuntimeError("a hook that failed")

@@ -18,7 +18,7 @@ CUT = Semantics(True, 1.0, True, "test")
 
 @st.composite
 def rollouts(draw: st.DrawFn, most_turns: int = 6, experts: bool | None = None) -> Ledger:
-    """Draw a ledger of one to `most_turns` turns, some of which branch off, with what people write beside it."""
+    """Draw a ledger of one to `most_turns` turns, with branches, and perhaps a termination and a reward."""
     ledger = Ledger(group_id=draw(st.sampled_from([None, "g"])), task_id=draw(st.sampled_from([None, "t"])))
     routed = draw(st.booleans()) if experts is None else experts
     for index in range(draw(st.integers(1, most_turns))):
@@ -41,7 +41,7 @@ def rollouts(draw: st.DrawFn, most_turns: int = 6, experts: bool | None = None) 
 
 
 def chain(*turns: tuple[int, int], semantics: Semantics = RAW, finish: Finish = Finish.STOP) -> Ledger:
-    """Make a ledger of one path: prompts of 100, 101, ..., answers of 200, 201, ..., counted over the whole path."""
+    """Return a ledger of one path with turns of (prompt, output) tokens: prompt ids from 100, output ids from 200."""
     ledger = Ledger()
     for prompt, output in turns:
         before = ledger.path_length(len(ledger) - 1 if len(ledger) else None)
@@ -60,7 +60,7 @@ def grow(
     finish: Finish = Finish.STOP,
     constrained: bool = False,
 ) -> int:
-    """Commit a turn after `parent`, and give its index."""
+    """Commit a turn after `parent`, and return its index."""
     before, number = ledger.path_length(parent), len(ledger)
     record = engine_record(output)
     record = replace(record, server=Server("scripted", "m", semantics))

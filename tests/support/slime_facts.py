@@ -1,6 +1,6 @@
-"""What is recorded of slime's `Sample`: a type with its fields and statuses by name, and a check of each field's type.
+"""The recorded contract of slime's `Sample`: a type with its field and status names, and a check of each field's type.
 
-It has none of slime's code, and stands for slime nowhere: its own `Sample` runs where SLIME_SRC points to its source.
+None of slime's code is here. slime's own `Sample` is tested too if SLIME_SRC points to its source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTRACT = json.loads(
     (Path(__file__).resolve().parents[1] / "export" / "slime_sample.json").read_text(encoding="utf-8")
 )
 SOURCE = os.environ.get("SLIME_SRC")
-"""Where slime's source is, or None."""
+"""Folder of slime's source, or None."""
 
 _Status = Enum("_Status", CONTRACT["statuses"])  # type: ignore[misc]
 _FILLED: dict[str, Any] = {"metadata": dict, "tokens": list, "response": str, "weight_versions": list}
@@ -32,28 +32,28 @@ Recorded = make_dataclass(
 
 
 def adapter(annotation: str) -> TypeAdapter[Any]:
-    """Make a check of a field's type, without the tensors that a few fields take as well."""
+    """Return a check of a field's type, without the tensors that a few fields also accept."""
     written = annotation.replace(" | torch.Tensor", "").replace("torch.Tensor | ", "")
     return TypeAdapter(eval(written, {"Any": Any}))
 
 
 def check_types(sample: Any, names: list[str]) -> None:
-    """Hold fields to their recorded types.
+    """Check that fields have their recorded types.
 
     Raises:
-        pydantic.ValidationError: One has another.
+        pydantic.ValidationError: A field has another type.
     """
     for name in names:
         value = getattr(sample, name)
         if name == "rollout_routed_experts" and value is not None:
-            # slime's annotation says two levels, its code (rows, layers, experts).
+            # slime's annotation has two levels, its code three: rows, layers, experts.
             TypeAdapter(list[list[list[int]]]).validate_python(value, strict=True)
         else:
             adapter(CONTRACT["fields"][name]).validate_python(value, strict=True)
 
 
 def arguments(url: str, tokenizer: str, **more: Any) -> Namespace:
-    """Give those of slime's training arguments that a rollout reads, for a server and a tokenizer's folder."""
+    """Return the training arguments of slime that a rollout reads, for a server and a tokenizer's folder."""
     host, port = url.removeprefix("http://").split(":")
     return Namespace(
         **{
@@ -91,4 +91,4 @@ PARAMETERS = {
     "no_stop_trim": True,
     "spaces_between_special_tokens": False,
 }
-"""The sampling parameters that slime hands to a `generate`."""
+"""The sampling parameters that slime passes to a generate function."""

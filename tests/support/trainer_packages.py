@@ -1,8 +1,8 @@
-"""Trainers' own packages, installed into folders of the user's cache, and scripts that run with them.
+"""Trainers' packages, installed into folders of the user's cache, and scripts that run with them.
 
-A lock is a file of tests/export/locks: exact versions, installed without their dependencies into one folder, keyed by
-its content and the Python version. What a lock does not name comes from this environment. A test names the locks that
-it needs; a package that cannot be installed fails it.
+A lock is a file of tests/export/locks with exact versions, installed without dependencies into one folder, keyed by the
+lock's content and the Python version. Other packages come from this environment. A test names the locks that it needs;
+it fails if a package cannot be installed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ROOT = Path(__file__).parent.parent.parent
 
 @cache
 def folder_of(lock: str) -> Path:
-    """Give the folder with a lock's packages, installed by the first call and found by later ones.
+    """Return the folder with a lock's packages; install them if necessary.
 
     Raises:
-        AssertionError: pip failed; it says what pip said.
+        AssertionError: pip failed; has its output.
     """
     pins = (LOCKS / f"{lock}.txt").read_text(encoding="utf-8")
     key = hashlib.sha256(f"{pins}{sys.version_info[:2]}".encode()).hexdigest()[:12]
@@ -42,7 +42,7 @@ def folder_of(lock: str) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             _install(lock, folder / "site-packages")
             (folder / ".complete").touch()
-    return folder / "site-packages"  # by that name Hypothesis knows that it is none of ours to look into
+    return folder / "site-packages"  # Hypothesis ignores modules below a folder of this name
 
 
 def _install(lock: str, folder: Path) -> None:
@@ -50,20 +50,19 @@ def _install(lock: str, folder: Path) -> None:
     index = os.environ.get("TITO_TORCH_INDEX")
     command += [*(["--extra-index-url", index] if index else []), "--target", str(folder)]
     done = subprocess.run([*command, "-r", str(LOCKS / f"{lock}.txt")], capture_output=True, text=True, timeout=1800)
-    said = [line for line in done.stderr.splitlines() if "WARNING: Location" not in line]
-    assert done.returncode == 0, f"pip could not install {lock}: " + "\n".join(said[-15:])
+    output = [line for line in done.stderr.splitlines() if "WARNING: Location" not in line]
+    assert done.returncode == 0, f"pip could not install {lock}: " + "\n".join(output[-15:])
 
 
 def run(script: str, locks: Sequence[str], *arguments: str, paths: Sequence[str | Path] = ()) -> str:
-    """Run a script of tests/export/real with the packages of some locks, the first ones first, and give its output.
+    """Run a script of tests/export/real with the packages of some locks, earlier ones first, and return its output.
 
     Raises:
-        AssertionError: It failed; it says what it said.
+        AssertionError: The script failed; has its output.
     """
-    with TemporaryDirectory() as alone:
-        (Path(alone) / "support").symlink_to(_ROOT / "tests" / "support")  # beside it lies a folder named vllm
-        found = [*paths, *(folder_of(lock) for lock in locks), _ROOT / "src", alone]
-        return _run(script, found, arguments)
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "support").symlink_to(_ROOT / "tests" / "support")  # `tests` itself has a folder named vllm
+        return _run(script, [*paths, *(folder_of(lock) for lock in locks), _ROOT / "src", folder], arguments)
 
 
 def _run(script: str, paths: Sequence[str | Path], arguments: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strands_tito.collect.folder import RolloutFolder
-from strands_tito.collect.rollout import Ended, Rollout
+from strands_tito.collect.rollout import Rollout, RolloutResult
 from strands_tito.collect.task import Task
 from strands_tito.viewer.pictures import Pictures
 from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
@@ -38,7 +38,8 @@ def collected(folder: Path, count: int) -> Path:
     with RolloutFolder(folder, {}) as opened:
         for number in range(count):
             task = Task(f"sum-{number // 2}", {}, f"{number // 2:016x}")
-            opened.keep(Ended(Rollout(run, task, number % 2), ledger_of(float(number)), Termination.COMPLETED))
+            rollout = Rollout(run, task, number % 2)
+            opened.append(RolloutResult(rollout, ledger_of(float(number)), Termination.COMPLETED))
     return folder
 
 

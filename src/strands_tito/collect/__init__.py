@@ -1,11 +1,11 @@
-"""Rollouts in large numbers: groups of them for each task, written as they finish, gone on with after any end.
+"""Collect groups of rollouts for each task into a folder; resumable after any interruption.
 
     policy = await Policy.connect_async(backend="vllm", base_url="http://localhost:8000", tokenizer="Qwen/Qwen3-4B")
     tally = await collect("tasks.jsonl", InProcess(policy, run), "rollouts", n=8, concurrency=256)
     for ledger in collected("rollouts"):
         ...
 
-`tito collect` is the same from a shell, and `OnRay` runs the rollouts on the machines of a Ray cluster.
+`tito collect` does the same from a shell. `OnRay` runs the rollouts on the machines of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from strands_tito.collect.errors import AgentError, CollectError, FolderError, TaskError, TooManyFailuresError
 
 if TYPE_CHECKING:
-    from strands_tito.collect.collecting import Tally, collect
+    from strands_tito.collect.collector import Tally, collect
     from strands_tito.collect.connection import Connection
     from strands_tito.collect.entry import Entry
     from strands_tito.collect.folder import RolloutFolder, collected
     from strands_tito.collect.index import entries
     from strands_tito.collect.on_ray import OnRay
-    from strands_tito.collect.rollout import Ended, Failure, Rollout
+    from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
     from strands_tito.collect.task import Task, Tasks
     from strands_tito.collect.workers import InProcess, Workers
 
@@ -30,7 +30,6 @@ __all__ = [
     "AgentError",
     "CollectError",
     "Connection",
-    "Ended",
     "Entry",
     "Failure",
     "FolderError",
@@ -38,6 +37,7 @@ __all__ = [
     "OnRay",
     "Rollout",
     "RolloutFolder",
+    "RolloutResult",
     "Tally",
     "Task",
     "TaskError",
@@ -49,30 +49,30 @@ __all__ = [
     "entries",
 ]
 
-_HOMES = {
+_MODULES = {
     "Connection": "connection",
-    "Ended": "rollout",
     "Entry": "entry",
     "Failure": "rollout",
     "InProcess": "workers",
     "OnRay": "on_ray",
     "Rollout": "rollout",
     "RolloutFolder": "folder",
-    "Tally": "collecting",
+    "RolloutResult": "rollout",
+    "Tally": "collector",
     "Task": "task",
     "Tasks": "task",
     "Workers": "workers",
-    "collect": "collecting",
+    "collect": "collector",
     "collected": "folder",
     "entries": "index",
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used: reading a folder loads no Strands."""
-    if name not in _HOMES:
+    """Import a name when it is first used, so that reading a folder does not load Strands."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

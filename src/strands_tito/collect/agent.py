@@ -1,4 +1,4 @@
-"""A user's agent: a coroutine function that runs a task to its reward, or a factory whose agent is asked the prompt."""
+"""The user's agent code: a coroutine function that runs a task, or a factory of agents that get the task's prompt."""
 
 from __future__ import annotations
 
@@ -22,54 +22,57 @@ if TYPE_CHECKING:
     from tito_core.model import TITOModel
 
 REWARD = "reward"
-ParsedCallText = float | Mapping[str, Any] | None
-"""What a run says of its rollout: a reward, annotations by name, or nothing."""
+RunReturn = float | Mapping[str, Any] | None
+"""What a run returns: a reward, annotations by name, or None."""
 
 
 class Invocable(Protocol):
-    """What a factory makes: Strands' `Agent`, or another that is asked the same way."""
+    """What a factory returns: a Strands `Agent`, or an object with the same `invoke_async`."""
 
     def invoke_async(self, prompt: Any = None, **kwargs: Any) -> Awaitable[Any]:
-        """Run to the end."""
+        """Run the agent to its end."""
 
 
-Run = Callable[["TITOModel", Mapping[str, Any]], Awaitable[ParsedCallText]]
+Run = Callable[["TITOModel", Mapping[str, Any]], Awaitable[RunReturn]]
 Factory = Callable[["TITOModel", Mapping[str, Any]], Invocable]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentCode:
-    """What runs a task.
+    """The user's function.
 
     Attributes:
-        call: The user's function.
-        is_run: Whether it is a coroutine function that runs the task itself, or a factory of agents.
+        call: The function.
+        is_run: True for a coroutine function that runs the task itself, False for a factory of agents.
     """
 
     call: Callable[..., Any]
     is_run: bool
 
     @classmethod
-    def of(cls, given: str | Run | Factory, folder: str | PathLike[str] | None = None) -> AgentCode:
-        """Take a function, or the name of one as `module:function`.
+    def of(cls, function: str | Run | Factory, folder: str | PathLike[str] | None = None) -> AgentCode:
+        """Wrap a function, given as itself or as `module:function`.
 
         Args:
-            given: The function or its name.
-            folder: Where modules are looked for first; None for where Python looks.
+            function: The function or its name.
+            folder: Put in front of `sys.path` for the import; None changes nothing.
 
         Raises:
             AgentError: There is no such module or function.
         """
-        call = _named(given, folder) if isinstance(given, str) else given
+        call = _load(function, folder) if isinstance(function, str) else function
         if not callable(call):
-            raise AgentError(f"{given!r} is of type {type(call).__name__}, and must be a function of (model, task).")
+            raise AgentError(f"{function!r} is of type {type(call).__name__}; it must be a function of (model, task).")
         return cls(call, _is_coroutine_function(call))
 
-    async def run(self, model: TITOModel, task: Mapping[str, Any]) -> tuple[Outcome | None, ParsedCallText]:
-        """Run a task; give what the agent returned where it tells why it stopped, and what was said of the rollout.
+    async def run(self, model: TITOModel, task: Mapping[str, Any]) -> tuple[Outcome | None, RunReturn]:
+        """Run a task.
+
+        Returns:
+            The agent's result if it has a stop reason, else None; and what a run returned, None for a factory.
 
         Raises:
-            AgentError: A factory made no agent.
+            AgentError: The factory did not return an agent.
             Exception: Whatever the user's code and the agent raise.
         """
         made = self.call(model, task)
@@ -79,39 +82,41 @@ class AgentCode:
             if inspect.iscoroutine(made):
                 made.close()
             raise AgentError(
-                f"The factory gave {made!r:.200}, which is not an agent: return a Strands Agent, or make it an "
+                f"The factory returned {made!r:.200}, which is not an agent. Return a Strands Agent, or write an "
                 "`async def run(model, task)` that returns the reward."
             )
-        end_servers = getattr(made, "cleanup", _nothing)  # of its tools, which else live on until the agent is found
+        cleanup = getattr(
+            made, "cleanup", _nothing
+        )  # stops tool servers, which otherwise live until garbage collection
         try:
             result = await made.invoke_async(task[PROMPT])
         except BaseException:
-            with suppress(Exception):  # why the rollout ended, and whether it was cancelled, is told by what came first
-                end_servers()
+            with suppress(Exception):  # the first error decides the termination
+                cleanup()
             raise
-        end_servers()
+        cleanup()
         return (result if hasattr(result, "stop_reason") else None), None
 
 
-def annotate(ledger: Ledger, said: ParsedCallText) -> Termination | None:
-    """Write to a ledger what a run said of it; give the reason for its end where that was said.
+def annotate(ledger: Ledger, returned: RunReturn) -> Termination | None:
+    """Annotate a ledger with what a run returned; return the termination if the run set one.
 
     Raises:
-        AgentError: It is nothing that can be kept.
+        AgentError: The reward is not a finite number, or the termination is unknown.
     """
-    if said is None:
+    if returned is None:
         return None
-    named = said if isinstance(said, Mapping) else {REWARD: said}
-    reward = named.get(REWARD)
+    annotations = returned if isinstance(returned, Mapping) else {REWARD: returned}
+    reward = annotations.get(REWARD)
     if reward is not None and not (_is_number(reward) and math.isfinite(reward)):
-        raise AgentError(f"A reward is a finite number, and {reward!r} came: return a float, or {{'reward': float}}.")
-    ended = named.get(ANNOTATION)
-    if ended is not None and ended not in list(Termination):
-        raise AgentError(f"The termination {ended!r} is none of {', '.join(Termination)}.")
-    for name, value in named.items():
+        raise AgentError(f"The reward {reward!r} is not a finite number: return a float, or {{'reward': float}}.")
+    termination = annotations.get(ANNOTATION)
+    if termination is not None and termination not in list(Termination):
+        raise AgentError(f"Unknown termination {termination!r}. Available: {', '.join(Termination)}.")
+    for name, value in annotations.items():
         if name != ANNOTATION and value is not None:
             ledger.annotate(name, float(value) if name == REWARD else value)
-    return None if ended is None else Termination(ended)
+    return None if termination is None else Termination(termination)
 
 
 def _nothing() -> None:
@@ -125,24 +130,24 @@ def _is_number(value: Any) -> bool:
 def _is_coroutine_function(call: Any) -> bool:
     while isinstance(call, partial):
         call = call.func
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004  # the method is looked at, not called
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004  # inspected, not called
 
 
-def _named(name: str, folder: str | PathLike[str] | None) -> Any:
+def _load(name: str, folder: str | PathLike[str] | None) -> Any:
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise AgentError(f"The agent {name!r} must be named as module:function, such as agents.math:run.")
+        raise AgentError(f"Invalid agent name {name!r}: write module:function, such as agents.math:run.")
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the user's module is there, and lacks another
-        raise AgentError(f"There is no module {module!r}: run in its folder, or set PYTHONPATH.") from error
+            raise  # the user's module exists, but one of its imports does not
+        raise AgentError(f"No module {module!r}: run in its folder, or set PYTHONPATH.") from error
     except SystemExit as error:
         raise AgentError(
-            f"Module {module!r} raised {error!r} when it was imported: an agent's module must not."
+            f"Module {module!r} raised {error!r} while it was imported: remove the exit from the module."
         ) from error
     for part in function.split("."):
         if not hasattr(found, part):

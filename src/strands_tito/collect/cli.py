@@ -1,4 +1,4 @@
-"""`tito collect`: rollouts of many tasks with one command."""
+"""`tito collect`."""
 
 from __future__ import annotations
 
@@ -19,57 +19,59 @@ from tito_core.backend.registry import installed_backends
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
 
 if TYPE_CHECKING:
-    from strands_tito.collect.collecting import Tally
+    from strands_tito.collect.collector import Tally
     from strands_tito.collect.connection import Connection
     from strands_tito.collect.workers import Workers
     from tito_core.settings import RolloutOptions
 
 STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
-"""Exit statuses after Ctrl-C and SIGTERM, with which schedulers end a job, as shells have them."""
+"""Exit statuses after Ctrl-C, and after SIGTERM, which job schedulers send; those of a shell."""
 
 
 def collect(
-    tasks: Annotated[Path, typer.Argument(help="The tasks: one JSON object a line.", exists=True, dir_okay=False)],
-    agent: Annotated[str, typer.Option(help="module:function: an async run(model, task), or a factory of agents.")],
-    out: Annotated[Path, typer.Option(help="Folder for the rollouts; an earlier collection there is resumed.")],
-    backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
-    base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat it for several equal ones.")],
+    tasks: Annotated[
+        Path, typer.Argument(help="File of tasks, one JSON object per line.", exists=True, dir_okay=False)
+    ],
+    agent: Annotated[str, typer.Option(help="module:function; an async run(model, task) or a factory of agents.")],
+    out: Annotated[Path, typer.Option(help="Folder for the rollouts; resumes an earlier collection.")],
+    backend: Annotated[str, typer.Option(help=f"Backend of the server: {', '.join(installed_backends())}.")],
+    base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat for several replicas.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
-    n: Annotated[int, typer.Option("-n", min=1, max=MAX_SAMPLES, help="Rollouts of each task.")] = 1,
+    n: Annotated[int, typer.Option("-n", min=1, max=MAX_SAMPLES, help="Rollouts per task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 256,
     sampling: Annotated[
-        list[str] | None, typer.Option(help="A sampling parameter, such as temperature=0.7; repeatable.")
+        list[str] | None, typer.Option(help="Sampling parameter, such as temperature=0.7; repeatable.")
     ] = None,
-    max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of a trajectory.")] = None,
-    turn_timeout: Annotated[float | None, typer.Option(help="Longest wait for a turn's answer, in seconds.")] = None,
+    max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Limit on the tokens of a trajectory.")] = None,
+    turn_timeout: Annotated[float | None, typer.Option(help="Timeout for one turn, in seconds.")] = None,
     verify_echo: Annotated[
-        str, typer.Option(help="Check the prompt's echo always, or the first of a path.")
+        str, typer.Option(help='Check the echoed prompt on every turn ("always") or a path\'s first ("first").')
     ] = "always",
-    model: Annotated[str, typer.Option(help="Name of the model on the server; its first one by default.")] = "",
-    parser: Annotated[str, typer.Option(help="Tool-call format.")] = "auto",
-    max_failures: Annotated[int, typer.Option(min=1, help="Failures one after the other before giving up.")] = 32,
-    ray: Annotated[str, typer.Option(help='Run on a Ray cluster: its address, "auto", or "local".')] = "",
+    model: Annotated[str, typer.Option(help="Model name on the server; default: its first model.")] = "",
+    parser: Annotated[str, typer.Option(help='Tool-call format; "auto" detects it from the chat template.')] = "auto",
+    max_failures: Annotated[int, typer.Option(min=1, help="Stop after this many failures in a row.")] = 32,
+    ray: Annotated[str, typer.Option(help='Run on a Ray cluster: its address, "auto" or "local".')] = "",
     ray_actors: Annotated[
-        int | None, typer.Option(min=1, help="Actors, each on a CPU; all of them by default.")
+        int | None, typer.Option(min=1, help="Number of actors, one CPU each; default: all CPUs.")
     ] = None,
 ) -> None:
-    """Collect rollouts of an agent: groups of them for each task, gone on with after any end.
+    """Collect groups of rollouts for each task; resumable.
 
-    The exit status is 0 when every rollout is there, 1 when some are missing, 130 when it was interrupted.
+    Exit status: 0 if all rollouts are finished, 1 if some are missing, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    told: list[Tally] = []
-    with Interrupts(STATUSES, "Interrupted before anything was collected.", lambda: _summary(told)) as interrupts:
+    latest: list[Tally] = []
+    with Interrupts(STATUSES, "Interrupted before anything was collected.", lambda: _summary(latest)) as interrupts:
         from strands_tito.collect.connection import Connection
         from strands_tito.collect.progress import on_console
 
-        # Strands logs an error for each malformed call, since no tool has its name.
+        # Strands logs an error for each malformed call, because no tool has the call's name.
         logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
         options = {"model": model} if model else {}
         url = base_url[0] if len(base_url) == 1 else tuple(base_url)
         connection = Connection(backend, url, tokenizer, parser, options)
-        rollout_options: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
+        rollout_options: Any = {"sampling": sampling_parameters(sampling or []), "verify_echo": verify_echo}
         rollout_options |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
-        check(rollout_options)
+        check_options(rollout_options)
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": rollout_options["sampling"]}
         console = VisibleConsole(stderr=True)
         try:
@@ -81,7 +83,7 @@ def collect(
             ):
 
                 def on_end(tally: Tally) -> None:
-                    told[:] = [tally]
+                    latest[:] = [tally]
                     draw(tally)
 
                 settings: Any = {
@@ -91,23 +93,23 @@ def collect(
                 with contextlib.suppress(KeyboardInterrupt):
                     try:
                         runner.run(work)
-                    except SystemExit as error:  # a task that the agent's code started, such as a tool of Strands'
+                    except SystemExit as error:  # raised in a task that the agent's code started, such as a tool
                         raise AgentError(
-                            f"The agent's code raised {error!r} in a task of its own, which ends the collection: raise "
-                            "an error instead. What is finished is kept."
+                            f"The agent's code raised {error!r} in an asyncio task, which ends the collection. Raise "
+                            "an error instead. Finished rollouts are kept."
                         ) from error
         finally:
-            if told:
-                console.print(_summary(told), highlight=False, markup=False, soft_wrap=True)
+            if latest:
+                console.print(_summary(latest), highlight=False, markup=False, soft_wrap=True)
         if interrupts.received is not None:
-            leave(interrupts.status, "" if told else "Interrupted before anything was collected.")
-    sys.exit(int(told[0].missing > 0))
+            leave(interrupts.status, "" if latest else "Interrupted before anything was collected.")
+    sys.exit(int(latest[0].missing > 0))
 
 
-def _summary(told: list[Tally]) -> str:
+def _summary(latest: list[Tally]) -> str:
     from strands_tito.collect.progress import summary
 
-    return visible(summary(told[0])) if told else ""
+    return visible(summary(latest[0])) if latest else ""
 
 
 async def _collect(
@@ -115,36 +117,36 @@ async def _collect(
     actors: int | None, settings: dict[str, Any], interrupts: Interrupts,
 ) -> None:  # fmt: skip
     from strands_tito.collect.agent import AgentCode
-    from strands_tito.collect.collecting import collect as collect_all
+    from strands_tito.collect.collector import collect as collect_all
     from strands_tito.collect.folder import expect_usable
     from strands_tito.collect.on_ray import OnRay
     from strands_tito.collect.task import Tasks
-    from strands_tito.collect.workers import InProcess, fewer_rounds
+    from strands_tito.collect.workers import InProcess, tune_gc
 
     folder = Path.cwd()
     code = AgentCode.of(agent, folder)
-    known = Tasks.of(tasks, need_prompt=not code.is_run)  # before anything is asked
+    checked = Tasks.of(tasks, need_prompt=not code.is_run)  # before the server is contacted
     expect_usable(out)
     workers: Workers
     if ray:
         workers = await OnRay.start(
             ray, connection, agent, actors=actors, concurrency=settings["concurrency"], folder=folder, **rollout_options
         )
-        interrupts.take()  # from Ray, which has SIGTERM end the process where it is
+        interrupts.take()  # Ray's own SIGTERM handler would end the process at once
     else:
         workers = InProcess(await connection.connect(), code, **rollout_options)
-    fewer_rounds()
+    tune_gc()
     try:
-        await collect_all(known, workers, out, **settings)
+        await collect_all(checked, workers, out, **settings)
     finally:
         await workers.aclose()
 
 
-def check(rollout_options: RolloutOptions) -> None:
-    """Check the options of each rollout's model, before any server is asked.
+def check_options(rollout_options: RolloutOptions) -> None:
+    """Check the options of the rollouts' models before the server is contacted.
 
     Raises:
-        typer.BadParameter: One has a bad value.
+        typer.BadParameter: An option has an invalid value.
     """
     from tito_core.settings import Settings
 
@@ -154,30 +156,30 @@ def check(rollout_options: RolloutOptions) -> None:
         raise typer.BadParameter(str(error)) from error
 
 
-def parameters(given: list[str]) -> dict[str, Any]:
-    """Read sampling parameters that were written as name=value.
+def sampling_parameters(assignments: list[str]) -> dict[str, Any]:
+    """Parse sampling parameters of the form name=value.
 
     Raises:
-        typer.BadParameter: One is not so written, unknown, or has a bad value.
+        typer.BadParameter: An assignment has another form, an unknown name or an invalid value.
     """
     import msgspec
 
     from tito_core.backend.sampling import SamplingParams
     from tito_core.store.records import UNREADABLE
 
-    found: dict[str, Any] = {}
-    for one in given:
-        name, equals, text = one.partition("=")
+    parameters: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
         if not equals:
-            raise typer.BadParameter(f"--sampling {one}: write name=value, such as temperature=0.7.")
+            raise typer.BadParameter(f"--sampling {assignment}: write name=value, such as temperature=0.7.")
         try:
-            found[name] = msgspec.json.decode(text)
+            parameters[name] = msgspec.json.decode(text)
         except RecursionError as error:
-            raise typer.BadParameter(f"--sampling {name}: its value is nested too deeply.") from error
+            raise typer.BadParameter(f"--sampling {name}: the value is nested too deeply.") from error
         except UNREADABLE:
-            found[name] = text
+            parameters[name] = text
     try:
-        SamplingParams(**found)
+        SamplingParams(**parameters)
     except ValueError as error:
         raise typer.BadParameter(f"--sampling: {error}") from error
-    return found
+    return parameters

@@ -1,4 +1,4 @@
-"""How to connect a policy, as plain values that another process can do the same with."""
+"""The arguments of `Policy.connect_async`, as plain values that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tito_core.model import Policy
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What `Policy.connect_async` is called with.
+    """The arguments of `Policy.connect_async`.
 
     Attributes:
         backend: Name of the backend.
-        base_url: Address of the server, or of several.
-        tokenizer: Name or folder of the tokenizer, which every machine must find.
+        base_url: Address of the server, or addresses of several equal ones.
+        tokenizer: Name or folder of the tokenizer, valid on every machine.
         parser: Name of the tool-call format.
-        options: Further ones, such as `model` and `template_arguments`.
+        options: More arguments, such as `model` and `template_arguments`.
     """
 
     backend: str
@@ -28,11 +28,11 @@ class Connection:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     async def connect(self) -> Policy:
-        """Connect, in this process.
+        """Connect in this process.
 
         Raises:
-            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
-                sentence.
+            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: As
+                `Policy.connect_async`.
         """
         url = self.base_url if isinstance(self.base_url, str) else list(self.base_url)
         return await Policy.connect_async(

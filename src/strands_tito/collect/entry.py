@@ -1,4 +1,4 @@
-"""A line of the index of a folder of rollouts, and how it is read."""
+"""The lines of a folder's index: its first line and one line for each finished rollout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "index.jsonl"
 FORMAT = "strands-tito/collect"
 SCHEMA = 1
 MAX_SAMPLES = 1 << 16
-"""Most rollouts of one task: the index holds a bit for each up to the highest, so a line costs at most 8 KiB."""
+"""Most rollouts of one task. The index keeps one bit for each sample up to the highest: at most 8 KiB for a line."""
 _DIGEST = re.compile("[0-9a-f]{16}")
 _FILE = re.compile(r"rollouts-(\d{5,9})\.tito")
 
@@ -28,8 +28,8 @@ class Start:
     """The index's first line.
 
     Attributes:
-        run: Identity of the collection, a UUID.
-        about: What it is a collection of, as JSON; one that goes on with it must say the same.
+        run: UUID of the collection.
+        about: Description of the collection, as JSON. A collection that resumes it must have the same one.
     """
 
     run: str
@@ -43,17 +43,17 @@ class Entry:
     """A finished rollout: a line of the index.
 
     Attributes:
-        task: Its task's id.
-        sample: Which one of the task's group, from 0.
-        digest: The task's digest.
-        ledger: UUID of its ledger.
-        file: The file that holds it, in the index's folder.
-        end: Where its last record ends in that file, in bytes.
-        termination: Why it ended.
-        reward: Its reward, or None where nobody said.
-        turns: Turns of its ledger.
-        tokens: Tokens of its ledger, each counted once.
-        sampled: Those that the policy sampled.
+        task: Id of the task.
+        sample: Number within the task's group, from 0.
+        digest: Digest of the task.
+        ledger: UUID of the ledger.
+        file: Name of the file that holds the ledger, in the index's folder.
+        end: Offset in bytes where the ledger's last record ends in that file.
+        termination: Why the rollout ended.
+        reward: The reward, or None.
+        turns: Number of turns.
+        tokens: Number of tokens of the ledger, each counted once.
+        sampled: Number of sampled tokens.
     """
 
     task: str
@@ -69,7 +69,7 @@ class Entry:
     sampled: int
 
     def __post_init__(self) -> None:
-        """Check what a line of a file may claim; nothing outside the folder is named, and nothing large is made.
+        """Check the values: a hostile line must not name files outside the folder or make large allocations.
 
         Raises:
             ValueError: A value is out of range.
@@ -93,9 +93,9 @@ def read_start(path: Path) -> Start:
     """Read an index's first line.
 
     Raises:
-        SchemaError: It is no index, or a newer one.
+        SchemaError: The file is not an index, or has another schema.
     """
-    if path.exists() and not path.is_file():  # a pipe would wait for its writer
+    if path.exists() and not path.is_file():  # opening a named pipe would block
         raise SchemaError(f"{path} is not a file: choose another folder.")
     try:
         with path.open("rb") as lines:
@@ -108,14 +108,18 @@ def read_start(path: Path) -> Start:
         raise SchemaError(f"{path} is not an index of rollouts: {error}.") from error
     if start.format != FORMAT or start.schema != SCHEMA:
         raise SchemaError(
-            f"{path} has format {start.format!r}, schema {start.schema}, this version of strands-tito reads "
-            f"{FORMAT!r}, schema {SCHEMA}: upgrade strands-tito to read it."
+            f"{path} has format {start.format!r}, schema {start.schema}; this version of strands-tito reads "
+            f"{FORMAT!r}, schema {SCHEMA}. Upgrade strands-tito to read it."
         )
     return start
 
 
 def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    """Yield each whole line after the first, and where it begins."""
+    """Yield each complete line after the first, with its offset in bytes.
+
+    Raises:
+        SchemaError: A line is damaged.
+    """
     with path.open("rb") as lines:
         offset = len(lines.readline())
         for number, line in enumerate(lines, 2):
@@ -129,12 +133,12 @@ def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a collection may have given a file its name."""
+    """Return whether a name is that of a collection's file of rollouts."""
     return _FILE.fullmatch(name) is not None
 
 
 def file_number(file: str) -> int:
     """Return the number in a file's name."""
-    found = _FILE.fullmatch(file)
-    assert found is not None, file  # entries have no other names
-    return int(found[1])
+    match = _FILE.fullmatch(file)
+    assert match is not None, file  # `Entry` has checked it
+    return int(match[1])

@@ -1,23 +1,23 @@
-"""What can be wrong with a collection: each a sentence for a person."""
+"""Errors of a collection."""
 
 from __future__ import annotations
 
 
 class CollectError(ValueError):
-    """Rollouts cannot be collected as asked."""
+    """Rollouts cannot be collected with these arguments."""
 
 
 class TaskError(CollectError):
-    """A task is none, or not the one that it was."""
+    """A task is invalid, or has changed since its rollouts were collected."""
 
 
 class AgentError(CollectError):
-    """What was named as an agent is none, or what it gave is nothing that can be kept."""
+    """The agent cannot be imported, is not an agent, or returned an invalid value."""
 
 
 class FolderError(CollectError):
-    """The folder holds something else, or another process is at work in it."""
+    """The folder holds another collection, or another process writes to it."""
 
 
 class TooManyFailuresError(CollectError):
-    """Rollouts fail one after the other: the engine or the agent needs mending before it makes sense to go on."""
+    """Too many rollouts failed in a row."""

@@ -1,7 +1,7 @@
-"""A folder of rollouts: files of ledgers, and the index that says which rollouts are finished.
+"""A folder of rollouts: files of ledgers, and an index of the finished rollouts.
 
-A rollout's ledger is appended to the last file, whole, and then its line to the index. What a crash left in the file
-without a line is cut away when the folder is opened to go on, so that a rollout is there once or not at all.
+A finished rollout's ledger is appended to the newest file, then its line to the index. When the folder is opened
+again, a ledger without a line is cut off, so that each rollout is in the folder once or not at all.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from strands_tito.collect.entry import NAME, Entry, read_start
 from strands_tito.collect.errors import FolderError
 from strands_tito.collect.index import Index, entries
 from strands_tito.collect.recovery import recover
-from strands_tito.collect.rollout import Ended
+from strands_tito.collect.rollout import RolloutResult
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError
 
 FILE_BYTES = 128 << 20
-"""Size from which on a file takes no more rollouts."""
+"""A file of this size or more takes no further rollouts."""
 FAILURES = "failures.jsonl"
 _FILES = "rollouts-*.tito"
 
 
 class RolloutFolder:
-    """A folder that takes rollouts as they end. One process at a time writes to it; any may read.
+    """A folder open for writing. One process at a time writes to it; any number may read.
 
     Args:
-        path: The folder, made if need be.
-        about: What is collected in it, as JSON.
-        file_bytes: Size from which on a file takes no more rollouts.
+        path: The folder; created if it does not exist.
+        about: Description of the collection, as JSON.
+        file_bytes: A file of this size or more takes no further rollouts.
 
     Attributes:
-        index: Which rollouts are finished.
+        index: The index of finished rollouts.
 
     Raises:
-        FolderError: It cannot be made, another process writes to it, it holds another collection, or files without an
-            index.
-        SchemaError: Its index or a file is damaged, does not fit the other, or is newer than this version.
+        FolderError: The folder cannot be created, another process writes to it, or it holds another collection or
+            files without an index.
+        SchemaError: The index or a file is damaged or has a newer schema, or the two do not agree.
     """
 
     def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
@@ -53,15 +53,15 @@ class RolloutFolder:
         _make(self.path)
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
-        self._is_cut_off = False
+        self._index_failed = False
         with ExitStack() as opened:
             self._lock(opened)
             if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
-                raise FolderError(f"{self.path} holds rollouts and no {NAME}: restore it, or choose another folder.")
+                raise FolderError(f"{self.path} holds rollouts but no {NAME}: restore it, or choose another folder.")
             self.index = Index(self.path / NAME, about)
             opened.callback(self.index.close)
-            self._go_on()
-            self._opened = opened.pop_all()
+            self._resume()
+            self._exit_stack = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -69,31 +69,31 @@ class RolloutFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def keep(self, ended: Ended) -> Entry:
-        """Write a finished rollout; when this returns, it is there for good.
+    def append(self, result: RolloutResult) -> Entry:
+        """Write a finished rollout. After this returns, the rollout survives a crash of the process.
 
         Raises:
-            OSError: It could not be written.
-            FolderError: An earlier one could not.
+            OSError: The rollout could not be written.
+            FolderError: An earlier rollout could not be written.
         """
-        if self._is_cut_off:
-            raise FolderError(f"{self.path} takes no more rollouts: the index could not be written. Run again.")
+        if self._index_failed:
+            raise FolderError(f"{self.path} takes no more rollouts: writing to its index failed. Run again to resume.")
         if self._file is None:
             self._file = LedgerFile(self.path / self.index.next_file, "a")
-            self._file.sync()  # a power cut leaves at least a file that is one of ours
+            self._file.sync()  # so that a power cut leaves a file with our preamble
             _sync(self.path)
-        ledger, task = ended.ledger, ended.rollout.task
+        ledger, task = result.ledger, result.rollout.task
         self._file.append(ledger)
         end = self._file.path.stat().st_size
         turns = list(ledger)
         entry = Entry(
             task=task.id,
-            sample=ended.rollout.sample,
+            sample=result.rollout.sample,
             digest=task.digest,
             ledger=ledger.uuid,
             file=self._file.path.name,
             end=end,
-            termination=ended.termination.value,
+            termination=result.termination.value,
             reward=_number(ledger.annotation(REWARD)),
             turns=len(turns),
             tokens=sum(turn.own_length for turn in turns),
@@ -102,28 +102,28 @@ class RolloutFolder:
         try:
             self.index.append(entry)
         except BaseException:
-            self._is_cut_off = True  # another one would be the second without a line, as no crash leaves them
+            self._index_failed = True  # recovery expects at most one ledger without a line
             raise
         if end >= self._file_bytes:
             self._seal()
         return entry
 
-    def fail(self, ended: Ended) -> None:
-        """Write down why a rollout failed, in a log beside the rollouts."""
-        rollout, failure = ended.rollout, ended.failure
-        said = {
+    def log_failure(self, result: RolloutResult) -> None:
+        """Append a failed rollout to failures.jsonl."""
+        rollout, failure = result.rollout, result.failure
+        record = {
             "task": rollout.task.id,
             "sample": rollout.sample,
-            "termination": ended.termination.value,
+            "termination": result.termination.value,
             "error": failure.error if failure else "",
             "traceback": failure.traceback if failure else "",
         }
         with (self.path / FAILURES).open("ab") as log:
-            log.write(msgspec.json.encode(said) + b"\n")
+            log.write(msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:
-        """Wait until everything is on the disk, and let others write."""
-        with self._opened:
+        """Flush everything to disk and release the folder."""
+        with self._exit_stack:
             self._seal()
 
     def _lock(self, opened: ExitStack) -> None:
@@ -132,7 +132,7 @@ class RolloutFolder:
             lock.acquire(timeout=0)
         except Timeout:
             raise FolderError(
-                f"Another process collects into {self.path}: wait for it, or choose another folder."
+                f"Another process is collecting into {self.path}: wait for it, or choose another folder."
             ) from None
         except OSError as error:
             raise _unusable(self.path, error) from error
@@ -145,8 +145,8 @@ class RolloutFolder:
             self._file = None
         self.index.sync()
 
-    def _go_on(self) -> None:
-        """Cut what a crash left, and open the newest file where it takes more."""
+    def _resume(self) -> None:
+        """Remove what a crash left, and open the newest file if it has room."""
         recover(self.path, self.index)
         newest = self.index.newest
         if newest is not None and self.index.ends[newest] < self._file_bytes:
@@ -154,11 +154,11 @@ class RolloutFolder:
 
 
 def expect_usable(path: Path) -> None:
-    """Make a folder for rollouts if need be, and check the first line of its index if it has one.
+    """Create a folder for rollouts if it does not exist, and check the first line of its index if it has one.
 
     Raises:
-        FolderError: The folder cannot be made.
-        SchemaError: What has the index's name is not an index.
+        FolderError: The folder cannot be created.
+        SchemaError: The file with the index's name is not an index.
     """
     _make(path)
     if (path / NAME).exists():
@@ -173,17 +173,17 @@ def _make(path: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> FolderError:
-    return FolderError(f"{path} cannot be used as the folder for rollouts: {error.strerror}. Choose another one.")
+    return FolderError(f"{path} cannot be used as a folder for rollouts: {error.strerror}. Choose another folder.")
 
 
 def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
-    """Yield the ledgers of a folder's finished rollouts, one read at a time, in the order they ended.
+    """Yield the ledgers of a folder's finished rollouts, in the order in which they ended, one in memory at a time.
 
-    It may be called while a collection goes on there; those that end later are left out.
+    Works during a running collection too, without the rollouts that end later.
 
     Raises:
-        SchemaError: It is no such folder, or damaged.
-        LawViolationError: A ledger in it breaks a law.
+        SchemaError: The folder has no index, or is damaged.
+        LawViolationError: A ledger breaks a law.
     """
     file: LedgerFile | None = None
     try:
@@ -191,10 +191,10 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
             if file is None or file.path.name != entry.file:
                 if file is not None:
                     file.close()
-                file = _opened(Path(folder) / entry.file)
+                file = _open_file(Path(folder) / entry.file)
             if entry.ledger not in file:
                 raise SchemaError(
-                    f"{file.path} has no ledger {entry.ledger}, which the index names: restore both from a copy."
+                    f"{file.path} lacks ledger {entry.ledger}, which the index names: restore both from a copy."
                 )
             yield file.load(entry.ledger)
     finally:
@@ -202,22 +202,22 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
             file.close()
 
 
-def _opened(path: Path) -> LedgerFile:
+def _open_file(path: Path) -> LedgerFile:
     try:
         return LedgerFile(path)
     except FileNotFoundError as error:
-        raise SchemaError(f"{path} is missing, and the index names it: restore it from a copy.") from error
+        raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
 
 
 def _number(reward: Any) -> float | None:
-    """Return a reward as exporters read it: a run may have annotated its ledger with anything."""
+    """Return a reward as exporters read it, None if it is not a number: the agent may annotate any JSON value."""
     return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    opened = os.open(folder, os.O_RDONLY)
+    """Flush a folder's entries to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The index of a folder of rollouts: a line each, which is what makes a rollout finished."""
+"""The index of a folder of rollouts. A rollout is finished when its line is complete."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Index:
-    """The index, open to go on with. Memory holds some 200 bytes of each task, and a bit of each finished rollout.
+    """The index, open for appending. Memory holds about 200 bytes for each task and a bit for each finished rollout.
 
     Args:
-        path: Its file, made if need be. A line that a crash has cut short is cut away.
-        about: What is collected.
+        path: The file; created if it does not exist. An incomplete last line is removed.
+        about: Description of the collection, as JSON.
 
     Attributes:
-        run: Identity of the collection.
-        ends: Each file of rollouts with where the last of its rollouts ends, in bytes.
+        run: UUID of the collection.
+        ends: The offset in bytes where the last rollout of each file ends, by file name.
         count: Number of finished rollouts.
 
     Raises:
-        SchemaError: It is no index, a newer one, or damaged.
-        FolderError: It is an index of something else.
+        SchemaError: The file is not an index, is damaged, or has another schema.
+        FolderError: The index belongs to another collection.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -43,33 +43,33 @@ class Index:
         if not path.exists():
             _create(path, Start(str(uuid.uuid4()), dict(about)))
         self._read()
-        if self.about != (said := msgspec.json.decode(_ENCODER.encode(about))):
-            differs = sorted(key for key in {*self.about, *said} if self.about.get(key) != said.get(key))
-            was, now = ({key: value.get(key) for key in differs} for value in (self.about, said))
+        if self.about != (requested := msgspec.json.decode(_ENCODER.encode(about))):
+            differs = sorted(key for key in {*self.about, *requested} if self.about.get(key) != requested.get(key))
+            theirs, ours = ({key: value.get(key) for key in differs} for value in (self.about, requested))
             raise FolderError(
-                f"{path.parent} holds rollouts of another collection, with {was} where this has {now}. "
-                "Go on with the same, or choose another folder."
+                f"{path.parent} holds another collection: it has {theirs}, this one has {ours}. "
+                "Use the same values to resume it, or choose another folder."
             )
         self._file = FileIO(path, "a")
 
-    def done(self, task: Task) -> int:
-        """Return a task's finished samples as bits: bit 3 is sample 3.
+    def finished_samples(self, task: Task) -> int:
+        """Return a task's finished samples as a bit mask: bit 3 is sample 3.
 
         Raises:
-            TaskError: The task has another content than the one whose rollouts are there.
+            TaskError: The task's content differs from that of the rollouts in the folder.
         """
-        known = self._done.get(_key(task.id))
+        known = self._finished.get(_key(task.id))
         if known is None:
             return 0
         if known & ((1 << _DIGEST_BITS) - 1) != int(task.digest, 16):
             raise TaskError(
-                f"Task {task.id!r} is another one than that whose rollouts are in {self.path.parent}. Give it an id of "
-                "its own, or choose another folder; tasks without an id are known by their line."
+                f"Task {task.id!r} has changed since its rollouts in {self.path.parent} were collected. Give it a new "
+                "id, or choose another folder. A task without an id is identified by its line number."
             )
         return known >> _DIGEST_BITS
 
     def append(self, entry: Entry) -> None:
-        """Add a line: with its last byte the rollout is finished."""
+        """Append a line. The rollout is finished when its last byte is written."""
         data, written = _ENCODER.encode(entry) + b"\n", 0
         try:
             while written < len(data):
@@ -82,7 +82,7 @@ class Index:
 
     @property
     def newest(self) -> str | None:
-        """The file with the highest number, or None: only that one takes more rollouts."""
+        """The file with the highest number, the only one that takes more rollouts; None if there is none."""
         return max(self.ends, key=file_number, default=None)
 
     @property
@@ -90,15 +90,15 @@ class Index:
         """The name of the file after the newest."""
         return f"rollouts-{1 + (file_number(self.newest) if self.newest else 0):05d}.tito"
 
-    def of_file(self, name: str) -> Iterator[Entry]:
-        """Yield the rollouts of a file."""
+    def entries_of(self, name: str) -> Iterator[Entry]:
+        """Yield the entries of a file."""
         return (entry for _, entry in read_entries(self.path) if entry.file == name)
 
     def cut(self, file: str, end: int) -> None:
-        """Forget the rollouts of a file that end past `end` bytes: a power cut took them.
+        """Remove the entries of a file that end after offset `end`: a power cut took their ledgers.
 
         Raises:
-            SchemaError: Other rollouts follow them, which no power cut explains.
+            SchemaError: Entries of other files follow them, which a power cut cannot cause.
         """
         at: int | None = None
         for offset, entry in read_entries(self.path):
@@ -106,19 +106,19 @@ class Index:
                 at = offset if at is None else at
             elif at is not None:
                 raise SchemaError(
-                    f"{self.path} names ledgers past byte {end} of {file}, where that file ends, and then others. "
-                    "Nothing was changed: restore both from a copy, or choose another folder."
+                    f"{self.path} names ledgers after byte {end} of {file}, where that file ends, and then ledgers of "
+                    "other files. Nothing was changed: restore both from a copy, or choose another folder."
                 )
         if at is not None:
             os.truncate(self.path, at)
             self._read()
 
     def sync(self) -> None:
-        """Wait until it is on the disk."""
+        """Flush the index to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close its file."""
+        """Close the index's file."""
         self._file.close()
 
     def _read(self) -> None:
@@ -126,20 +126,20 @@ class Index:
         self.run, self.about = start.run, start.about
         self.ends: dict[str, int] = {}
         self.count = 0
-        self._done: dict[bytes, int] = {}
+        self._finished: dict[bytes, int] = {}
         for _, entry in read_entries(self.path):
             self._add(entry)
-        self._size = _whole(self.path)
+        self._size = _complete_size(self.path)
         os.truncate(self.path, self._size)
 
     def _add(self, entry: Entry) -> None:
-        _finish(self._done, entry, self.path)
+        _finish(self._finished, entry, self.path)
         self.count += 1
         self.ends[entry.file] = max(entry.end, self.ends.get(entry.file, 0))
 
 
 def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
-    """Yield the finished rollouts of a folder, in the order they ended; also while a collection goes on there.
+    """Yield the entries of a folder, in the order in which the rollouts ended; works during a collection too.
 
     Raises:
         SchemaError: The folder has no index, or a damaged one.
@@ -148,30 +148,30 @@ def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
     if not path.exists():
         raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
     read_start(path)
-    done: dict[bytes, int] = {}
+    finished: dict[bytes, int] = {}
     for _, entry in read_entries(path):
-        _finish(done, entry, path)
+        _finish(finished, entry, path)
         yield entry
 
 
-def _finish(done: dict[bytes, int], entry: Entry, path: Path) -> None:
-    """Add a rollout to those that are finished, by their task.
+def _finish(finished: dict[bytes, int], entry: Entry, path: Path) -> None:
+    """Mark an entry's sample as finished.
 
     Raises:
-        SchemaError: It is there already.
+        SchemaError: The sample is already finished.
     """
     key, bit = _key(entry.task), 1 << (_DIGEST_BITS + entry.sample)
-    known = done.get(key, int(entry.digest, 16))
+    known = finished.get(key, int(entry.digest, 16))
     if known & bit:
         raise SchemaError(
             f"{path} is damaged: it has sample {entry.sample} of task {entry.task!r} twice. Restore it from a copy, or "
             "remove one of the two lines."
         )
-    done[key] = known | bit
+    finished[key] = known | bit
 
 
-def _whole(path: Path) -> int:
-    """Return the bytes up to the end of the last whole line."""
+def _complete_size(path: Path) -> int:
+    """Return the size in bytes up to the end of the last complete line."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while size:
@@ -185,12 +185,12 @@ def _whole(path: Path) -> int:
 
 
 def _create(path: Path, start: Start) -> None:
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
         file.write(_ENCODER.encode(start) + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    new.replace(path)
 
 
 def _key(task: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Rollouts on the machines of a Ray cluster: actors run them, and this process alone writes."""
+"""Rollouts on a Ray cluster: actors run them, only this process writes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import msgspec
 from strands_tito.collect.agent import AgentCode
 from strands_tito.collect.connection import Connection
 from strands_tito.collect.errors import CollectError
-from strands_tito.collect.rollout import Ended, Failure, Rollout
-from strands_tito.collect.workers import InProcess, failure_of, fewer_rounds
+from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
+from strands_tito.collect.workers import InProcess, failure_of, tune_gc
 from tito_core import store
 from tito_core.backend.errors import BackendError
 from tito_core.ledger.ledger import Ledger
@@ -26,27 +26,27 @@ from tito_core.store import from_record
 from tito_core.termination import Termination
 
 LOCAL = "local"
-TRIES = 5
-"""How often a rollout is begun whose actor is lost, on another one where there is one."""
-REST_S = 5.0
-"""Seconds for which an actor that was lost gets nothing: Ray starts it again where it finds room."""
+MAX_ATTEMPTS = 5
+"""Attempts of a rollout whose actor is lost."""
+RESTART_S = 5.0
+"""Seconds without rollouts for a lost actor, while Ray restarts it."""
 CLOSE_S = 10.0
-"""Seconds for which the end waits for actors to close their connections."""
+"""Seconds that `aclose` waits for actors to close their connections."""
 
 
 class OnRay:
     """Runs rollouts in actors of a Ray cluster, each with its own event loop and policy.
 
-    Make one with `OnRay.start`. When an actor is lost, with its machine or alone, its rollouts are run again on others:
-    none of them was written. Ray starts it again where there is room. Each machine must find the agent's module and the
-    tokenizer by the same names.
+    Create one with `OnRay.start`. If an actor or its machine is lost, its rollouts run again on other actors, and Ray
+    restarts the actor where it finds resources. Every machine must have the agent's module and the tokenizer under the
+    same names.
     """
 
     def __init__(self, ray: Any, agent: AgentCode, *, is_ours: bool) -> None:
         self._ray, self._agent, self._is_ours = ray, agent, is_ours
         self._actors: list[Any] = []
         self._running: list[int] = []
-        self._rests_until: list[float] = []
+        self._available_at: list[float] = []
 
     @classmethod
     async def start(
@@ -63,17 +63,17 @@ class OnRay:
         """Connect to a cluster and start the actors.
 
         Args:
-            address: Of the cluster, such as "auto" or "ray://head:10001"; "local" starts one on this machine.
+            address: Address of the cluster, such as "auto" or "ray://head:10001"; "local" starts one on this machine.
             connection: How each actor connects its policy.
             agent: The agent as `module:function`.
-            actors: How many, each on a CPU of its own; as many as the cluster has when None.
+            actors: Number of actors, one CPU each; the cluster's number of CPUs when None.
             concurrency: Rollouts at once, over all actors.
-            folder: Where the agent's module is looked for first, here and on each machine.
-            **options: For each rollout's model: see `RolloutOptions`.
+            folder: Put in front of `sys.path` for the agent's module, here and on each machine.
+            **options: Options of each rollout's model; see `RolloutOptions`.
 
         Raises:
             AgentError: There is no such agent.
-            CollectError: Ray is not installed, there is no such cluster, or none with so many CPUs.
+            CollectError: Ray is not installed, or no cluster answers, or it has too few CPUs.
             BackendError, TokenizerError, TemplateError: An actor could not connect its policy.
         """
         if find_spec("ray") is None:
@@ -88,10 +88,10 @@ class OnRay:
         workers = cls(ray, code, is_ours=is_ours)
         try:
             workers._make(actors, concurrency, connection, agent, folder, dict(options))
-            await asyncio.gather(*(workers._asked(actor.connect.remote()) for actor in workers._actors))
+            await asyncio.gather(*(workers._await(actor.connect.remote()) for actor in workers._actors))
         except ray.exceptions.RayActorError as error:
             await workers.aclose()
-            raise CollectError(f"An actor could not be made on a machine of the Ray cluster: {error}") from error
+            raise CollectError(f"The Ray cluster could not start an actor: {error}") from error
         except BaseException:
             await workers.aclose()
             raise
@@ -100,68 +100,68 @@ class OnRay:
     def _make(self, actors: int | None, concurrency: int, *arguments: Any) -> None:
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         count = actors or max(1, cpus)
-        if count > cpus:  # Ray would wait for more without a word
-            raise CollectError(f"{count} actors need a CPU each, and the Ray cluster has {cpus}.")
-        # Beside rollouts an actor answers `connect` and `aclose`.
+        if count > cpus:  # Ray would silently wait for more CPUs
+            raise CollectError(f"{count} actors need one CPU each, but the Ray cluster has {cpus}: lower --ray-actors.")
+        # Two more calls for `connect` and `aclose`.
         at_once = -(-concurrency // count) + 2
         remote = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=at_once)
         self._actors = [remote(RolloutActor).remote(*arguments) for _ in range(count)]
-        self._running, self._rests_until = [0] * count, [0.0] * count
+        self._running, self._available_at = [0] * count, [0.0] * count
 
     @property
     def need_prompt(self) -> bool:
         """Whether each task must have a prompt."""
         return not self._agent.is_run
 
-    async def play(self, rollout: Rollout) -> Ended:
-        """Run one on the actor that has the fewest, and on another when that one is lost."""
+    async def run(self, rollout: Rollout) -> RolloutResult:
+        """Run a rollout on the least busy actor, and again on another one if that actor is lost."""
         lost: Exception | None = None
-        for _ in range(TRIES):
-            number = await self._free()
+        for _ in range(MAX_ATTEMPTS):
+            number = await self._pick_actor()
             self._running[number] += 1
             try:
-                answer: Answer = await self._asked(self._actors[number].play.remote(rollout))
-            except self._losses() as error:
-                lost, self._rests_until[number] = error, time.monotonic() + REST_S
+                answer: ActorResult = await self._await(self._actors[number].run.remote(rollout))
+            except self._loss_errors() as error:
+                lost, self._available_at[number] = error, time.monotonic() + RESTART_S
                 continue
             finally:
                 self._running[number] -= 1
             ledger = from_record(msgspec.msgpack.decode(answer.ledger))
-            return Ended(rollout, ledger, Termination(answer.termination), answer.failure)
-        failure = Failure(f"Its actor was lost {TRIES} times: {lost}", "")
-        return Ended(rollout, Ledger(), Termination.ABORTED, failure)
+            return RolloutResult(rollout, ledger, Termination(answer.termination), answer.failure)
+        failure = Failure(f"The rollout's actor was lost {MAX_ATTEMPTS} times, last with: {lost}", "")
+        return RolloutResult(rollout, Ledger(), Termination.ABORTED, failure)
 
-    def _losses(self) -> tuple[type[Exception], ...]:
-        """Return Ray's errors of an actor, or of its answer on its way here, that went with a process or a machine."""
+    def _loss_errors(self) -> tuple[type[Exception], ...]:
+        """Return Ray's errors for an actor or a result that was lost with its process or machine."""
         errors = self._ray.exceptions
         return (
             errors.RayActorError,
-            errors.ObjectLostError,  # a long answer stays on its machine until it is fetched
+            errors.ObjectLostError,  # a large result stays on its machine until it is fetched
             errors.NodeDiedError,
             errors.OutOfMemoryError,
             errors.WorkerCrashedError,
         )
 
-    async def _free(self) -> int:
-        """Return the number of the actor that has the fewest rollouts; wait while all rest."""
+    async def _pick_actor(self) -> int:
+        """Return the number of the least busy actor; wait while all are restarting."""
         while True:
             now = time.monotonic()
-            if up := [number for number, until in enumerate(self._rests_until) if until <= now]:
+            if up := [number for number, until in enumerate(self._available_at) if until <= now]:
                 return min(up, key=self._running.__getitem__)
-            await asyncio.sleep(min(self._rests_until) - now)
+            await asyncio.sleep(min(self._available_at) - now)
 
     async def aclose(self) -> None:
-        """End the actors, and leave the cluster where this has joined it."""
-        ends = [self._asked(actor.aclose.remote()) for actor in self._actors]
-        with suppress(TimeoutError):  # of one that is lost, and waits for room
+        """Stop the actors, and disconnect from the cluster if `start` connected to it."""
+        ends = [self._await(actor.aclose.remote()) for actor in self._actors]
+        with suppress(TimeoutError):  # an actor may be lost and waiting for resources
             await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), CLOSE_S)
         for actor in self._actors:
             self._ray.kill(actor)
         if self._is_ours:
             await asyncio.to_thread(self._ray.shutdown)
 
-    async def _asked(self, reference: Any) -> Any:
-        """Wait for an answer; the errors are those that came about there, not Ray's wrappers."""
+    async def _await(self, reference: Any) -> Any:
+        """Wait for a result; raise the actor's own error instead of Ray's wrapper."""
         try:
             return await reference
         except asyncio.CancelledError:
@@ -179,13 +179,13 @@ def _join(ray: Any, address: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """How a rollout ended, for the process that writes.
+class ActorResult:
+    """A rollout's result, encoded for the process that writes.
 
     Attributes:
-        ledger: Its ledger, encoded.
-        termination: Why it ended.
-        failure: Why it failed, or None.
+        ledger: The ledger, encoded.
+        termination: Why the rollout ended.
+        failure: Why the rollout failed, or None.
     """
 
     ledger: bytes
@@ -194,13 +194,13 @@ class Answer:
 
 
 class RolloutActor:
-    """One of the actors; it knows nothing of Ray, and Ray makes an actor of it.
+    """The class of the actors. It does not import Ray.
 
     Args:
-        connection: How to connect its policy.
+        connection: How to connect the policy.
         agent: The agent as `module:function`.
-        folder: Where its module is looked for first.
-        options: For each rollout's model: see `RolloutOptions`.
+        folder: Put in front of `sys.path` for the agent's module.
+        options: Options of each rollout's model; see `RolloutOptions`.
     """
 
     def __init__(self, connection: Connection, agent: str, folder: Path | None, options: Mapping[str, Any]) -> None:
@@ -209,20 +209,20 @@ class RolloutActor:
         self._connected: asyncio.Task[InProcess] | None = None
 
     async def connect(self) -> None:
-        """Connect its policy, once; after a restart the first rollout does."""
+        """Connect the policy, once. After a restart of the actor the first rollout connects it."""
         await self._workers()
 
-    async def play(self, rollout: Rollout) -> Answer:
-        """Run a rollout. It fails where the actor was started again and the server does not answer it by then."""
+    async def run(self, rollout: Rollout) -> ActorResult:
+        """Run a rollout. It fails if the actor was restarted and cannot connect to the server."""
         try:
             workers = await self._workers()
         except BackendError as error:
-            return Answer(store.encode(Ledger()), Termination.ENGINE_ERROR.value, failure_of(error))
-        ended = await workers.play(rollout)
-        return Answer(store.encode(ended.ledger), ended.termination.value, ended.failure)
+            return ActorResult(store.encode(Ledger()), Termination.ENGINE_ERROR.value, failure_of(error))
+        result = await workers.run(rollout)
+        return ActorResult(store.encode(result.ledger), result.termination.value, result.failure)
 
     async def aclose(self) -> None:
-        """Close its connections; what its engine still works on is aborted."""
+        """Abort running requests and close the connections."""
         if self._connected is not None and not _failed(self._connected):
             await (await self._connected).aclose()
 
@@ -233,7 +233,7 @@ class RolloutActor:
 
     async def _connect(self) -> InProcess:
         workers = InProcess(await self._connection.connect(), self._agent, **self._options)
-        fewer_rounds()  # an actor's process does nothing else
+        tune_gc()  # the process runs nothing but this actor
         return workers
 
 

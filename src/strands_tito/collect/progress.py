@@ -1,4 +1,4 @@
-"""A collection on a terminal: one live bar, or lines now and then where there is no terminal."""
+"""Progress of a collection: a live bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from strands_tito.collect.collecting import OnEnd, Tally
+from strands_tito.collect.collector import OnEnd, Tally
 
 QUIET_S = 5.0
-"""Seconds between two lines where there is no terminal to redraw."""
+"""Seconds between two lines without a terminal."""
 
 
 @contextmanager
 def on_console(console: Console) -> Iterator[OnEnd]:
-    """Return what draws a tally whenever it is called, however often that is."""
+    """Yield a callback that displays a tally; it may be called any number of times."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -28,32 +28,32 @@ def on_console(console: Console) -> Iterator[OnEnd]:
         *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", table_column=shape)),
     )
     with Progress(*columns, console=console, expand=True, refresh_per_second=4) as bar:
-        drawn = bar.add_task("", total=None)
+        task = bar.add_task("", total=None)
 
         def draw(tally: Tally) -> None:
-            bar.update(drawn, completed=tally.before + tally.finished, total=tally.wanted, description=status(tally))
+            bar.update(task, completed=tally.before + tally.finished, total=tally.total, description=status(tally))
 
         yield draw
 
 
 def status(tally: Tally) -> str:
-    """Say how fast it goes and what failed, in a line."""
+    """Return speed and failures in one line."""
     return " · ".join([f"{tally.tokens_per_s:,.0f} tokens/s", *_counted("failed", tally)])
 
 
 def summary(tally: Tally) -> str:
-    """Say what a collection has come to."""
-    have = tally.before + tally.finished
-    found = f"{have:,} of {tally.wanted:,} rollouts are there"
+    """Return the result of a collection, in two to four lines."""
+    count = tally.before + tally.finished
+    first = f"{count:,} of {tally.total:,} rollouts are finished"
     if tally.before:
-        found += f", {tally.before:,} of them from before"
-    ended = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.endings.most_common())
+        first += f", {tally.before:,} of them by an earlier run"
+    endings = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.endings.most_common())
     speed = f"{tally.finished:,} in {tally.seconds:,.1f} s, {tally.turns:,} turns, {tally.tokens_per_s:,.0f} tokens/s"
-    lines = [f"{found}.", f"This time {speed}{': ' + ended if ended else ''}."]
+    lines = [f"{first}.", f"This run: {speed}{': ' + endings if endings else ''}."]
     if tally.failed:
-        lines.append(f"{', '.join(_counted('failed', tally))}, the last with {tally.last_error}")
+        lines.append(f"{', '.join(_counted('failed', tally))}, the last with: {tally.last_error}")
     if tally.missing:
-        lines.append(f"{tally.missing:,} are missing: run the same again for them.")
+        lines.append(f"{tally.missing:,} are missing: run the same command again to collect them.")
     return "\n".join(lines)
 
 
@@ -65,7 +65,7 @@ def _counted(word: str, tally: Tally) -> list[str]:
 
 
 class _Lines:
-    """Prints a line every few seconds at most."""
+    """Prints at most one line every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -75,5 +75,5 @@ class _Lines:
         now = time.monotonic()
         if now - self._last >= QUIET_S:
             self._last = now
-            have = f"{tally.before + tally.finished:,} of {tally.wanted:,} rollouts"
-            self._console.print(f"{have} · {status(tally)}", highlight=False, markup=False, soft_wrap=True)
+            count = f"{tally.before + tally.finished:,} of {tally.total:,} rollouts"
+            self._console.print(f"{count} · {status(tally)}", highlight=False, markup=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""What a crash left in a folder of rollouts is cut; where the index and the files do not fit otherwise, nothing is.
+"""Recover a folder of rollouts: remove what a crash or power cut can leave, refuse any other disagreement.
 
-The process writes one ledger, then its line, so that a crash leaves at most one ledger without a line. A power cut may
-take the end of the index or of the newest file, which are synced when a file is full.
+The writer appends one ledger, then its line, so that a crash leaves at most one ledger without a line. A power cut may
+take the end of the index or of the newest file, which are flushed to disk when a file is full.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tito_core.termination import ANNOTATION
 
 
 def recover(folder: Path, index: Index) -> None:
-    """Cut what a crash left, so that the index and the files fit.
+    """Make the index and the files agree by removing what a crash left.
 
     Raises:
-        SchemaError: They do not fit in a way that no crash explains. Nothing was changed.
+        SchemaError: They disagree in a way that a crash cannot cause. Nothing was changed.
     """
     unnamed = [path for path in folder.glob("*.tito") if is_file_name(path.name) and path.name not in index.ends]
     for path in unnamed:
@@ -31,27 +31,27 @@ def recover(folder: Path, index: Index) -> None:
         size = path.stat().st_size if path.exists() else 0
         if size < end and (name != index.newest or not path.exists()):
             raise SchemaError(
-                f"{path} has {size} bytes, and the index knows of rollouts in it up to byte {end}: restore it from "
-                f"a copy, or choose another folder."
+                f"{path} has {size} bytes, but the index names rollouts in it up to byte {end}: restore it from a "
+                "copy, or choose another folder."
             )
     if index.newest is not None:
         _recover_newest(folder / index.newest, index)
     for path in unnamed:
-        path.unlink()  # begun, and no rollout in it was finished
+        path.unlink()  # no rollout in it was finished
 
 
 def _recover_newest(path: Path, index: Index) -> None:
-    """Cut the newest file after the last ledger that the index names, and the index after the last that is whole."""
-    found = _ledger_ends(path)
-    whole = max(found.values(), default=0)
+    """Truncate the newest file after the last ledger that the index names, the index after the last whole ledger."""
+    ends = _ledger_ends(path)
+    whole = max(ends.values(), default=0)
     end = 0
-    for entry in index.of_file(path.name):
+    for entry in index.entries_of(path.name):
         if entry.end <= whole:
-            _expect_end(path, entry.ledger, entry.end, found.get(uuid_bytes(entry.ledger)))
+            _expect_end(path, entry.ledger, entry.end, ends.get(uuid_bytes(entry.ledger)))
             end = max(end, entry.end)
-        elif uuid_bytes(entry.ledger) in found and _is_finished(path, entry.ledger):
-            _expect_end(path, entry.ledger, entry.end, found[uuid_bytes(entry.ledger)])
-    _expect_at_most(1, path, [uuid for uuid, at in found.items() if at > end], end)
+        elif uuid_bytes(entry.ledger) in ends and _is_finished(path, entry.ledger):
+            _expect_end(path, entry.ledger, entry.end, ends[uuid_bytes(entry.ledger)])
+    _expect_at_most(1, path, [uuid for uuid, at in ends.items() if at > end], end)
     index.cut(path.name, whole)
     os.truncate(path, end)
     if not end:
@@ -59,7 +59,7 @@ def _recover_newest(path: Path, index: Index) -> None:
 
 
 def _ledger_ends(path: Path) -> dict[bytes, int]:
-    """Return the ledgers of a file, each with the offset where its last whole record ends."""
+    """Return the offset in bytes where each ledger's last whole record ends, by packed UUID."""
     if path.stat().st_size < len(PREAMBLE):
         return {}
     with path.open("rb") as file:
@@ -68,16 +68,16 @@ def _ledger_ends(path: Path) -> dict[bytes, int]:
 
 
 def _is_finished(path: Path, uuid: str) -> bool:
-    """Return whether a ledger is whole: its last record is the reason why it ended."""
+    """Return whether a ledger is whole: its last record is the termination."""
     with LedgerFile(path) as file:
         return file.load(uuid, check=False).annotation(ANNOTATION) is not None
 
 
-def _expect_end(path: Path, uuid: str, said: int, found: int | None) -> None:
-    if said != found:
-        where = "is not in the file" if found is None else f"ends at byte {found}"
+def _expect_end(path: Path, uuid: str, indexed: int, actual: int | None) -> None:
+    if indexed != actual:
+        where = "is not in the file" if actual is None else f"ends at byte {actual}"
         raise SchemaError(
-            f"{path.parent / NAME} says that ledger {uuid} ends at byte {said} of {path.name}, and it {where}. "
+            f"{path.parent / NAME} says that ledger {uuid} ends at byte {indexed} of {path.name}, but it {where}. "
             f"Nothing was changed: restore {NAME} from a copy, or choose another folder."
         )
 
@@ -85,7 +85,7 @@ def _expect_end(path: Path, uuid: str, said: int, found: int | None) -> None:
 def _expect_at_most(most: int, path: Path, ledgers: list[bytes], end: int) -> None:
     if len(ledgers) > most:
         raise SchemaError(
-            f"{path} holds {len(ledgers)} rollouts after byte {end} that {NAME} does not name, and a crash leaves at "
-            f"most one, in the newest file. Nothing was changed: restore {NAME} from a copy, choose another folder, or "
-            f"discard these rollouts with `truncate -s {end} {path}`, and they are run again."
+            f"{path} holds {len(ledgers)} rollouts after byte {end} that {NAME} does not name; a crash leaves at most "
+            f"one, in the newest file. Nothing was changed: restore {NAME} from a copy, choose another folder, or "
+            f"discard these rollouts with `truncate -s {end} {path}` to run them again."
         )

@@ -1,4 +1,4 @@
-"""A rollout that is to be had, and how it ended."""
+"""A rollout to run, and its result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Rollout:
     """One of a task's rollouts.
 
     Attributes:
-        run: Identity of the collection, a UUID.
-        task: What is tried.
-        sample: Which one of the group, from 0.
+        run: UUID of the collection.
+        task: The task.
+        sample: Number within the task's group, from 0.
     """
 
     run: str
@@ -27,27 +27,27 @@ class Rollout:
 
     @property
     def group_id(self) -> str:
-        """Name of its group in ledgers: those of two collections are never one group."""
+        """The group's name in ledgers; it differs between collections."""
         return f"{self.run[:8]}/{self.task.id}"
 
     @property
     def user(self) -> dict[str, Any]:
-        """What its ledger's header says of it."""
+        """The `user` field of the ledger's header."""
         return {"run": self.run, "sample": self.sample, "task_digest": self.task.digest}
 
-    def seed(self, given: int) -> int:
-        """Return its own sampling seed: with the given one for all, the rollouts of a group would be equal."""
-        told = hashlib.sha256(f"{given}/{self.sample}/{self.task.id}".encode()).digest()
-        return int.from_bytes(told[:4], "big") >> 1
+    def seed(self, base: int) -> int:
+        """Return a sampling seed derived from `base`. With one seed for all, the rollouts of a group would be equal."""
+        digest = hashlib.sha256(f"{base}/{self.sample}/{self.task.id}".encode()).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rollout is not finished.
+    """Why a rollout failed.
 
     Attributes:
-        error: The error's type and sentence.
-        traceback: Its end, at most 4,000 characters.
+        error: The error's type and message.
+        traceback: The end of the traceback, at most 4,000 characters.
     """
 
     error: str
@@ -55,14 +55,14 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A rollout that ended.
+class RolloutResult:
+    """The result of a rollout.
 
     Attributes:
-        rollout: Which.
-        ledger: Its ledger, with its reward and termination as annotations.
+        rollout: The rollout.
+        ledger: Its ledger, with reward and termination as annotations.
         termination: Why it ended.
-        failure: None where it is finished. Otherwise an error ended it that says nothing of the policy.
+        failure: None if the rollout is finished, otherwise the error that ended it.
     """
 
     rollout: Rollout

@@ -1,4 +1,4 @@
-"""What rollouts are collected for: one JSON object a line, read as a stream and checked before anything is run."""
+"""Tasks: one JSON object per line, read as a stream and checked before anything is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strands_tito.collect.errors import TaskError
 from tito_core.store.records import UNREADABLE
 
 PROMPT = "prompt"
-"""The key whose value an agent is asked."""
+"""The key of a task's prompt."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -24,9 +24,9 @@ class Task:
     """One task.
 
     Attributes:
-        id: Its own `id`, or `line-17` where it has none.
+        id: Its own `id`, or `line-17` without one.
         value: The whole JSON object.
-        digest: 16 hexadecimal digits of the SHA-256 of `value`, its keys in order.
+        digest: The first 16 hexadecimal digits of the SHA-256 of `value` with sorted keys.
     """
 
     id: str
@@ -35,22 +35,22 @@ class Task:
 
 
 class Source(Protocol):
-    """Where tasks come from, as often as they are asked for."""
+    """A source of tasks that can be iterated repeatedly."""
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield each task's line, from 1, and its object."""
+        """Yield the line number, from 1, and the object of each task."""
 
 
 class Tasks:
-    """Tasks that are sound and have different ids. They are read anew each time, and never all held.
+    """Valid tasks with unique ids. They are read from the source at each iteration, not kept in memory.
 
     Args:
-        source: Where they come from.
-        name: What to call it in errors.
-        need_prompt: Whether each must have a `prompt`, a string or a list.
+        source: The source of tasks.
+        name: Name of the source, for errors.
+        need_prompt: Whether each task must have a `prompt`, a string or a list.
 
     Raises:
-        TaskError: One is not sound; names its line.
+        TaskError: A task is invalid; names its line.
     """
 
     def __init__(self, source: Source, name: str, *, need_prompt: bool = False) -> None:
@@ -60,25 +60,25 @@ class Tasks:
             task = self._task(line, value)
             before = lines.setdefault(hashlib.blake2b(task.id.encode(), digest_size=16).digest(), line)
             if before != line:
-                raise TaskError(f"{name}, line {line}: the id {task.id!r} is that of line {before} already.")
+                raise TaskError(f"{name}, line {line}: line {before} has the same id {task.id!r}. Make ids unique.")
         self._count = len(lines)
         if not lines:
-            raise TaskError(f"{name} holds no task: write one JSON object a line.")
+            raise TaskError(f"{name} holds no tasks: write one JSON object per line.")
 
     @classmethod
     def of(
-        cls, given: str | PathLike[str] | Iterable[Mapping[str, Any]] | Tasks, *, need_prompt: bool = False
+        cls, tasks: str | PathLike[str] | Iterable[Mapping[str, Any]] | Tasks, *, need_prompt: bool = False
     ) -> Tasks:
-        """Take a JSONL file's path, or objects.
+        """Return the tasks of a JSONL file, given its path, or of objects.
 
         Raises:
-            TaskError: As the class; also when there is no such file.
+            TaskError: As the class; also if there is no such file.
         """
-        if isinstance(given, Tasks):
-            return given if given._need_prompt or not need_prompt else cls(given._source, given._name, need_prompt=True)
-        if isinstance(given, str | PathLike):
-            return cls(_File(Path(given)), str(given), need_prompt=need_prompt)
-        return cls(_Given(list(given)), "The tasks", need_prompt=need_prompt)
+        if isinstance(tasks, Tasks):
+            return tasks if tasks._need_prompt or not need_prompt else cls(tasks._source, tasks._name, need_prompt=True)
+        if isinstance(tasks, str | PathLike):
+            return cls(_JsonLines(Path(tasks)), str(tasks), need_prompt=need_prompt)
+        return cls(_Objects(list(tasks)), "The tasks", need_prompt=need_prompt)
 
     def __len__(self) -> int:
         return self._count
@@ -90,25 +90,27 @@ class Tasks:
     def _task(self, line: int, value: Mapping[str, Any]) -> Task:
         where = f"{self._name}, line {line}"
         if not isinstance(value, Mapping):
-            raise TaskError(f"{where}: a task is a JSON object, and this is of type {type(value).__name__}.")
-        given = value.get("id")
-        if isinstance(given, bool) or not isinstance(given, str | int | None) or given == "":
-            raise TaskError(f"{where}: the id {given!r} must be a string or a whole number.")
+            raise TaskError(f"{where}: a task must be a JSON object, not of type {type(value).__name__}.")
+        own_id = value.get("id")
+        if isinstance(own_id, bool) or not isinstance(own_id, str | int | None) or own_id == "":
+            raise TaskError(f"{where}: the id {own_id!r} must be a string or a whole number.")
         prompt = value.get(PROMPT)
         if self._need_prompt and not (isinstance(prompt, str | list) and prompt):
             raise TaskError(
-                f"{where}: the agent is asked the task's {PROMPT!r}, which must be a string or a list of content "
-                f"blocks, and is {prompt!r}. Name an `async def run(model, task)` to ask it yourself."
+                f"{where}: {PROMPT!r} must be a string or a list of content blocks, not {prompt!r}, because the agent "
+                "is a factory. Add a prompt, or use an `async def run(model, task)` that asks the agent itself."
             )
         try:
             canonical = msgspec.json.encode(value, order="deterministic")
         except (TypeError, ValueError, RecursionError) as error:
             raise TaskError(f"{where}: the task is not JSON: {error}.") from error
-        return Task(f"line-{line}" if given is None else str(given), value, hashlib.sha256(canonical).hexdigest()[:16])
+        return Task(
+            f"line-{line}" if own_id is None else str(own_id), value, hashlib.sha256(canonical).hexdigest()[:16]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Objects:
     values: list[Mapping[str, Any]]
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -116,16 +118,16 @@ class _Given:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _JsonLines:
     path: Path
 
     def __iter__(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             with self.path.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
-                    said = line.removeprefix(_BOM) if number == 1 else line
-                    if said.strip():
-                        yield number, self._object(number, said)
+                    text = line.removeprefix(_BOM) if number == 1 else line
+                    if text.strip():
+                        yield number, self._object(number, text)
         except OSError as error:
             raise TaskError(f"{self.path} cannot be read: {error.strerror}.") from error
 

@@ -1,4 +1,4 @@
-"""Where and how rollouts are run: here, in this process's event loop, or elsewhere."""
+"""Workers run rollouts: `InProcess` in this process's event loop, `on_ray.OnRay` on a cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import traceback
 from dataclasses import replace
 from typing import Protocol, Unpack
 
-from strands_tito.collect.agent import AgentCode, Factory, ParsedCallText, Run, annotate
+from strands_tito.collect.agent import AgentCode, Factory, Run, RunReturn, annotate
 from strands_tito.collect.errors import AgentError
-from strands_tito.collect.rollout import Ended, Failure, Rollout
+from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
 from tito_core.model import Policy, TITOModel
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.termination import Outcome, Termination, record_termination, termination_of
@@ -21,26 +21,26 @@ class Workers(Protocol):
 
     @property
     def need_prompt(self) -> bool:
-        """Whether each task must have a prompt, which the agent is asked."""
+        """Whether each task must have a prompt, because the agent is a factory."""
 
-    async def play(self, rollout: Rollout) -> Ended:
-        """Run one to its end, whatever it is; a cancelled one leaves nothing behind."""
+    async def run(self, rollout: Rollout) -> RolloutResult:
+        """Run a rollout to its end and return its result; errors are part of the result. Cancellable."""
 
     async def aclose(self) -> None:
-        """End what belongs to it."""
+        """Release the workers' resources."""
 
 
 class InProcess:
     """Runs rollouts as tasks of the running event loop.
 
     Args:
-        policy: The policy, without a store: rollouts are written once they are finished.
+        policy: The policy, without a store: the collection writes finished rollouts itself.
         agent: `async def run(model, task)`, a factory of agents, or the name of either as `module:function`.
-        **options: For each rollout's model: see `RolloutOptions`.
+        **options: Options of each rollout's model; see `RolloutOptions`.
 
     Raises:
         AgentError: There is no such agent.
-        ValueError: A bad option, or a policy with a store.
+        ValueError: An option is invalid, or the policy has a store.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class InProcess:
     ) -> None:
         if policy.store is not None:
             raise ValueError(
-                "Connect the policy without a store: the collection writes each rollout once it is finished."
+                "The policy has a store: connect it without one, because the collection writes the finished rollouts."
             )
         self._settings = Settings.of(**options)
         self.policy = policy
@@ -56,12 +56,12 @@ class InProcess:
 
     @property
     def need_prompt(self) -> bool:
-        """Whether each task must have a prompt."""
+        """Whether each task must have a prompt, because the agent is a factory."""
         return not self.agent.is_run
 
-    async def play(self, rollout: Rollout) -> Ended:
-        """Run one."""
-        return await play(self.policy, self.agent, rollout, self._settings)
+    async def run(self, rollout: Rollout) -> RolloutResult:
+        """Run a rollout to its end."""
+        return await run_rollout(self.policy, self.agent, rollout, self._settings)
 
     async def aclose(self) -> None:
         """Close the policy's connections."""
@@ -69,27 +69,30 @@ class InProcess:
 
 
 BOUNDS = frozenset({Termination.TRUNCATED, Termination.CONTEXT, Termination.LIMIT})
-"""Errors that end a rollout at one of its bounds: it is finished, and says something of the policy."""
+"""Terminations by a limit. Such a rollout is finished, not failed, even if an error reported the limit."""
 LONGEST_TRACEBACK = 4000
 
 
-async def play(policy: Policy, agent: AgentCode, rollout: Rollout, settings: Settings) -> Ended:
-    """Run one rollout. Whatever the agent and the engine do, it ends; only cancellation comes out.
+async def run_rollout(policy: Policy, agent: AgentCode, rollout: Rollout, settings: Settings) -> RolloutResult:
+    """Run one rollout. Errors of the agent and the engine become part of the result; only a cancellation is raised.
 
     Args:
-        policy: Makes its model.
-        agent: Runs it.
-        rollout: Which one.
-        settings: For its model. A seed among its sampling parameters is made into one of this rollout's own.
+        policy: Makes the rollout's model.
+        agent: The user's function.
+        rollout: The rollout.
+        settings: Settings of the model. A sampling seed is replaced by the rollout's own.
     """
     ledger = policy.ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
     model = TITOModel.with_settings(policy, ledger, _of_rollout(settings, rollout))
     error: BaseException | None = None
     try:
-        outcome, said = await asyncio.create_task(_run(agent, model, rollout))  # which alone ends if it cancels itself
+        # In a task of its own, so that an agent that cancels its task ends only itself.
+        outcome, returned = await asyncio.create_task(_run(agent, model, rollout))
         if model.ledger is not ledger and len(model.ledger):
-            raise AgentError("The run went on after model.reset(), with a second ledger: a rollout has one.")
-        termination = annotate(ledger, said) or termination_of(outcome, ledger, context_limit=_context(model))
+            raise AgentError(
+                "The run sampled after model.reset(), into a second ledger. A rollout has one: do not reset."
+            )
+        termination = annotate(ledger, returned) or termination_of(outcome, ledger, context_limit=_context(model))
     except asyncio.CancelledError as cancelled:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise  # the collection ends
@@ -98,19 +101,21 @@ async def play(policy: Policy, agent: AgentCode, rollout: Rollout, settings: Set
         error, termination = raised, termination_of(raised, ledger, context_limit=_context(model))
     record_termination(ledger, termination)
     failed = error is not None and termination not in BOUNDS
-    return Ended(rollout, ledger.seal(), termination, failure_of(error) if failed and error is not None else None)
+    return RolloutResult(
+        rollout, ledger.seal(), termination, failure_of(error) if failed and error is not None else None
+    )
 
 
-async def _run(agent: AgentCode, model: TITOModel, rollout: Rollout) -> tuple[Outcome | None, ParsedCallText]:
-    """Run the agent; what would end the event loop, such as `sys.exit(0)`, ends the rollout alone."""
+async def _run(agent: AgentCode, model: TITOModel, rollout: Rollout) -> tuple[Outcome | None, RunReturn]:
+    """Run the agent; turn `sys.exit()`, which would end the event loop, into an error of this rollout."""
     try:
         return await agent.run(model, rollout.task.value)
     except (SystemExit, GeneratorExit) as error:
-        raise AgentError(f"The agent's code raised {error!r}, which ends its rollout only: raise an error.") from error
+        raise AgentError(f"The agent's code raised {error!r}: raise an error to end a rollout, do not exit.") from error
 
 
 def _of_rollout(settings: Settings, rollout: Rollout) -> Settings:
-    """Return settings with a seed of the rollout's own, where there is one."""
+    """Return the settings with the seed, if any, replaced by the rollout's own."""
     sampling = settings.sampling
     if sampling.seed is None:
         return settings
@@ -122,34 +127,34 @@ def _context(model: TITOModel) -> int | None:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Keep what an error says, and the end of its traceback."""
-    told = "".join(traceback.format_exception(error))
-    return Failure(_writable(f"{type(error).__name__}: {_text(error)}"), _writable(told[-LONGEST_TRACEBACK:]))
+    """Return the message of an error and the end of its traceback."""
+    text = "".join(traceback.format_exception(error))
+    return Failure(_writable(f"{type(error).__name__}: {_text(error)}"), _writable(text[-LONGEST_TRACEBACK:]))
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as other:  # of the user's own `__str__`
+    except Exception as other:  # raised by the user's own `__str__`
         return f"(its text cannot be shown: __str__ raised {type(other).__name__})"
 
 
 def _writable(text: str) -> str:
-    """Spell out what no file takes: half a character, as JSON's escapes may hold, and errors repeat."""
+    """Escape lone surrogates, which cannot be encoded as UTF-8; errors may quote them from JSON."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-ROUNDS = 2_000, 10, 100
+GC_THRESHOLDS = 2_000, 10, 100
 """Thresholds of the three generations (`gc.set_threshold`); Python 3.11's own are 700, 10, 10."""
 
 
-def fewer_rounds() -> None:
-    """Look for garbage less often, and never again in what is loaded by now. Call it once, before the rollouts.
+def tune_gc() -> None:
+    """Run the garbage collector less often, and never on objects that exist now. Call it once, before the rollouts.
 
-    With a thousand agents in memory a full round holds the event loop up for hundreds of milliseconds, and the usual
-    thresholds start one every few hundred turns: in all a fifth of the CPU. What agents leave behind in cycles is still
-    found, later.
+    With a thousand agents in memory a full collection blocks the event loop for hundreds of milliseconds, and the
+    default thresholds start one every few hundred turns: a fifth of the CPU. Cycles that agents leave are still
+    collected, but later.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*ROUNDS)
+    gc.set_threshold(*GC_THRESHOLDS)

@@ -1,11 +1,11 @@
-"""Real engines on this machine's CPU: install one, run one, stop it."""
+"""Install, start and stop real engines on this machine's CPU."""
 
 from __future__ import annotations
 
 from strands_tito.engines.errors import Cancelled, CannotInstall, EngineError, InstallFailed, StartFailed, UnknownEngine
 from strands_tito.engines.install import EngineEnv, ensure
 from strands_tito.engines.process import RunningEngine, start, stop
-from strands_tito.engines.progress import Say, on_console
+from strands_tito.engines.progress import ProgressCallback, on_console
 from strands_tito.engines.running import bring_up, running, running_sync
 from strands_tito.engines.spec import EngineSpec, Launch, find, installed
 
@@ -17,8 +17,8 @@ __all__ = [
     "EngineSpec",
     "InstallFailed",
     "Launch",
+    "ProgressCallback",
     "RunningEngine",
-    "Say",
     "StartFailed",
     "UnknownEngine",
     "bring_up",

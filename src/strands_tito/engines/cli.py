@@ -1,4 +1,4 @@
-"""`tito engine`: install, start, stop and look at the servers of this machine."""
+"""`tito engine`: install, start, stop and inspect engines on this machine."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from strands_tito.engines.errors import EngineError, StartFailed
 from strands_tito.engines.interpreters import choose
 from strands_tito.engines.locations import logs_dir, state_dir
 from strands_tito.engines.process import RunningEngine
-from strands_tito.engines.progress import Say, on_console
+from strands_tito.engines.progress import ProgressCallback, on_console
 from strands_tito.engines.running import bring_up, find_model
 from strands_tito.engines.spec import EngineSpec, find, installed, names
 from strands_tito.terminal import visible
 
-app = typer.Typer(help="Real engines on this machine's CPU.", no_args_is_help=True)
+app = typer.Typer(help="Install and run engines on this machine's CPU.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="ENGINE", help=f"One of {', '.join(names())}.", show_default=False)]
-Model = Annotated[str, typer.Option(help="A model's name (smollm2, qwen3-tiny, qwen3-moe-tiny) or a folder.")]
+Name = Annotated[
+    str, typer.Argument(metavar="ENGINE", help=f"Name of the engine: {', '.join(names())}.", show_default=False)
+]
+Model = Annotated[str, typer.Option(help="Model: smollm2, qwen3-tiny, qwen3-moe-tiny, a folder or org/name.")]
 TorchIndex = Annotated[
     str | None,
-    typer.Option(envvar=installation.TORCH_INDEX_VARIABLE, help="Address of a package index with CPU builds of torch."),
+    typer.Option(envvar=installation.TORCH_INDEX_VARIABLE, help="URL of a package index with CPU builds of torch."),
 ]
 
 
 @contextmanager
-def _sentences() -> Iterator[Say]:
-    """Progress on the terminal, and errors as what they say, with exit status 1."""
+def _progress() -> Iterator[ProgressCallback]:
+    """Show progress; print expected errors without a traceback and exit with status 1."""
     try:
-        with on_console() as say:
-            yield say
+        with on_console() as report:
+            yield report
     except RuntimeError as error:
-        from strands_tito.engines.errors import ModelUnavailable  # loads transformers: two seconds, so only here
+        from strands_tito.engines.errors import ModelUnavailable
 
         if not isinstance(error, EngineError | ModelUnavailable):
             raise
@@ -50,32 +52,32 @@ def _sentences() -> Iterator[Say]:
 @app.command()
 def install(
     name: Name,
-    model: Annotated[str | None, typer.Option(help="Also get this model.", show_default=False)] = None,
-    python: Annotated[Path | None, typer.Option(help="The Python to make the environment with.")] = None,
+    model: Annotated[str | None, typer.Option(help="Also download or build this model.", show_default=False)] = None,
+    python: Annotated[Path | None, typer.Option(help="Python interpreter for the environment.")] = None,
     torch_index: TorchIndex = None,
 ) -> None:
-    """Install an engine into an environment of its own, in the cache directory."""
-    with _sentences() as say:
-        env = installation.ensure(find(name), python=python, torch_index=torch_index, progress=say)
+    """Install an engine into its own environment in the cache directory."""
+    with _progress() as report:
+        env = installation.ensure(find(name), python=python, torch_index=torch_index, progress=report)
         if model is not None:
-            find_model(model, env.python, say)
-    typer.echo(f"{env.spec.title} is in {env.root}")
+            find_model(model, env.python, report)
+    typer.echo(f"{env.spec.title} is installed in {env.root}")
 
 
 @app.command()
 def start(
     name: Name,
     model: Model = "smollm2",
-    port: Annotated[int | None, typer.Option(help="A free one by default.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="Port; default: a free one.", show_default=False)] = None,
     torch_index: TorchIndex = None,
     dev_mode: Annotated[
-        bool, typer.Option("--dev-mode", help="Open the endpoints that pause and load weights, where they are shut.")
+        bool, typer.Option("--dev-mode", help="Enable the endpoints that pause the server and load weights.")
     ] = False,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that it may take to be healthy.")] = None,
-    arg: Annotated[list[str] | None, typer.Option(help="One more argument for the server; repeatable.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to wait until the server is healthy.")] = None,
+    arg: Annotated[list[str] | None, typer.Option(help="Extra argument for the server; repeatable.")] = None,
 ) -> None:
-    """Start a server that stays until `tito engine stop`. Prints its URL."""
-    with _sentences() as say:
+    """Start a server in the background and print its URL."""
+    with _progress() as report:
         spec = find(name)
         state_dir().mkdir(parents=True, exist_ok=True)
         with FileLock(state_dir() / f".{name}.lock"):
@@ -83,35 +85,37 @@ def start(
             if engine is None:
                 engine = bring_up(
                     spec, model, port=port, torch_index=torch_index, timeout_s=timeout, dev_mode=dev_mode,
-                    server_args=arg or (), detached=True, on_progress=say,
+                    server_args=arg or (), detached=True, on_progress=report,
                 )  # fmt: skip
                 state.save(engine)
             elif engine.model not in (model, Path(model).name) or port not in (None, engine.port):
                 raise StartFailed(
-                    f"{name} runs already, with {engine.model} at {engine.url} (pid {engine.pid}): "
-                    f"`tito engine stop {name}` first."
+                    f"{name} is already running with {engine.model} at {engine.url} (pid {engine.pid}): "
+                    f"run `tito engine stop {name}` first."
                 )
     typer.echo(engine.url)
 
 
 @app.command()
 def stop(name: Name) -> None:
-    """Stop the server that `tito engine start` started, with all its processes."""
-    with _sentences():
+    """Stop a server and all its processes."""
+    with _progress():
         find(name)
         engine = state.load(name)
         if engine is not None:
             process.stop(engine)
             state.forget(name)
-    typer.echo(f"{name} is not running." if engine is None else f"{name} is stopped (it was pid {engine.pid}).")
+    typer.echo(f"{name} is not running." if engine is None else f"{name} (pid {engine.pid}) is stopped.")
 
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[ENGINE]", help="One engine only.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[ENGINE]", help="Show only this engine.", show_default=False)
+    ] = None,
 ) -> None:
-    """Say what is installed and what runs. With an engine's name, exit status 1 says that it does not run."""
-    with _sentences():
+    """Show installed and running engines. With ENGINE, exit with status 1 if it is not running."""
+    with _progress():
         specs = [find(name)] if name is not None else list(installed().values())
     for spec in specs:
         engine = state.load(spec.name)
@@ -123,11 +127,11 @@ def status(
 @app.command()
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the server writes.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of lines from the end.")] = 40,
 ) -> None:
-    """Show what the running server printed, or the last one of its kind."""
-    with _sentences():
+    """Show the log of the running server, or of the last one."""
+    with _progress():
         find(name)
         engine = state.load(name)
         log = engine.log if engine else _latest_log(name)
@@ -148,25 +152,26 @@ def _installation(spec: EngineSpec) -> str:
         root = installation.environment_dir(spec, choose(spec).minor)
     except EngineError as error:
         return str(error)
-    return f"{spec.title} is in {root}" if installation.is_complete(root) else f"{spec.title} is not installed"
+    complete = installation.is_complete(root)
+    return f"{spec.title} is installed in {root}" if complete else f"{spec.title} is not installed"
 
 
 def _latest_log(name: str) -> Path:
     found = sorted(logs_dir().glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise EngineError(f"{name} has not been started yet: there is no log in {logs_dir()}.")
+        raise EngineError(f"No log of {name} in {logs_dir()}: run `tito engine start {name}` first.")
     return found[-1]
 
 
 def _follow(log: Path, offset: int, alive: Callable[[], bool]) -> None:
-    """Print what is added, until the server has ended and all of it is printed."""
+    """Print new output until the server has ended and all output is printed."""
     with log.open("rb") as stream:
         stream.seek(offset)
         while True:
-            goes_on = alive()
+            running = alive()
             added = stream.read()
             if added:
                 typer.echo(visible(added.decode(errors="replace")), nl=False)
-            elif not goes_on:
+            elif not running:
                 return
             time.sleep(0.3)

@@ -1,16 +1,16 @@
-"""What goes wrong when an engine is installed, started or stopped, or a model looked for or built."""
+"""Errors of installing, starting and stopping engines, and of fetching and building models."""
 
 from __future__ import annotations
 
 ANY_SERVER = (
-    "Any server will do, on this machine or another: `make demo BASE_URL=http://host:port BACKEND=name`, "
+    "Or use a server that runs elsewhere: `make demo BASE_URL=http://host:port BACKEND=name`, "
     "or `TITOModel(backend=name, base_url=...)`."
 )
-"""The way out where an engine cannot be installed."""
+"""The alternative if an engine cannot be installed."""
 
 
 class EngineError(RuntimeError):
-    """An engine cannot be had; the message says what happened and what to do."""
+    """An engine cannot be installed, started or stopped."""
 
 
 class UnknownEngine(EngineError):
@@ -18,28 +18,28 @@ class UnknownEngine(EngineError):
 
 
 class CannotInstall(EngineError):
-    """This machine lacks what the engine needs: its system, its processor, or a Python that has a lock."""
+    """The engine does not support this system or processor, or no supported Python was found."""
 
 
 class InstallFailed(EngineError):
-    """A step of the installation failed; the environment is left unfinished and is made anew by the next try."""
+    """A step of the installation failed. The next attempt removes the unfinished environment."""
 
 
 class StartFailed(EngineError):
-    """The server ended, or was not healthy in time; whatever was started has been stopped."""
+    """The server ended or did not become healthy in time. Its processes have been stopped."""
 
 
 class Cancelled(EngineError):
-    """The caller gave up while we worked; whatever was started has been stopped."""
+    """The caller cancelled the operation. Its processes have been stopped."""
 
 
 class ModelUnavailable(RuntimeError):
-    """A model or tokenizer cannot be had; the message says what is missing and what to do."""
+    """A model or tokenizer cannot be fetched or built."""
 
 
 class UnknownModel(ModelUnavailable):
-    """The name is none of ours, no directory, and no `org/name` of a hub."""
+    """The name is not a built-in model, a directory or `org/name` of a model hub."""
 
 
 class WrongHash(ModelUnavailable):
-    """A fetched file is not the one that was pinned."""
+    """A fetched file does not have the pinned hash."""

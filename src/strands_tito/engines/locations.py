@@ -1,4 +1,4 @@
-"""Where things that are built once per user live."""
+"""Paths of the per-user cache."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import platformdirs
 
 
 def cache_dir() -> Path:
-    """The root of everything that can be built again: engines, models, downloads.
+    """Return the root folder of engines, models, downloads and logs; it may not exist.
 
-    `TITO_CACHE_DIR` where set, else the platform's cache directory for the application name `tito`.
-    The directory may not exist yet.
+    `TITO_CACHE_DIR` if set, else the platform's cache directory for the application name `tito`.
     """
-    chosen = os.environ.get("TITO_CACHE_DIR")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tito"))
+    override = os.environ.get("TITO_CACHE_DIR")
+    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("tito"))
 
 
 def engines_dir() -> Path:
-    """One environment for each engine, lock and Python version."""
+    """Return the folder of the engines' environments, one for each engine, lock and Python version."""
     return cache_dir() / "engines"
 
 
 def logs_dir() -> Path:
-    """What the servers print, one file a start."""
+    """Return the folder of the servers' logs, one file for each start."""
     return cache_dir() / "logs"
 
 
 def state_dir() -> Path:
-    """One file for each server that was started to stay."""
+    """Return the folder of state files, one for each background server."""
     return cache_dir() / "state"

@@ -18,49 +18,49 @@ from pathlib import Path
 import httpx
 import psutil
 
-from strands_tito.engines import supervised
+from strands_tito.engines import child_process
 from strands_tito.engines.errors import Cancelled, StartFailed
 from strands_tito.engines.install import EngineEnv
 from strands_tito.engines.locations import logs_dir
-from strands_tito.engines.progress import Say, silent
+from strands_tito.engines.progress import ProgressCallback, silent
 from strands_tito.engines.spec import Launch
 
 HOST = "127.0.0.1"
 PORTS = range(10_000, 21_000)
-"""Ports that neither Linux hands out nor SGLang takes for its processes (from 22,000 on)."""
+"""Below Linux's ephemeral ports and below those that SGLang uses for its processes (22,000 and up)."""
 TAKEN = r"[Aa]ddress already in use"
 KEPT_LOGS = 20
 MARK = "TITO_ENGINE_MARK"
-"""An environment variable, another for each start, that tells a server's processes where their parents are dead."""
+"""Environment variable with a value unique to each start. Identifies a server's processes after their parents died."""
 
 HINTS = (
-    (TAKEN, "The port is taken: choose another with --port, or none for a free one."),
+    (TAKEN, "The port is in use: choose another with --port, or leave it out for a free one."),
     (r"No space left on device", "Free some disk space, then try again."),
-    (r"MemoryError|Cannot allocate memory|DefaultCPUAllocator", "There is too little free memory: close something."),
-    (r"unrecognized arguments|invalid choice", "One of the server arguments is not known to this version."),
+    (r"MemoryError|Cannot allocate memory|DefaultCPUAllocator", "Too little free memory: stop other programs."),
+    (r"unrecognized arguments|invalid choice", "This version does not know one of the server arguments: check --arg."),
     (
         r"config\.json|Repo id must be|not a valid model|Unrecognized model|no such file.*model",
-        "The model was not read: --model takes a name of ours or a folder in Hugging Face layout.",
+        "The model could not be loaded: --model takes a built-in name or a folder in Hugging Face layout.",
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RunningEngine:
-    """A healthy server. It holds itself and its children only through its supervisor: stop it with `stop`."""
+    """A healthy server under a supervisor process. Stop it with `stop`."""
 
     name: str
     url: str
     model: str
-    """What the server calls the model."""
+    """The model's name on the server."""
     port: int
     log: Path
     pid: int
-    """Of the supervisor, the root of all its processes."""
+    """The supervisor's process id; the supervisor is the root of the server's process tree."""
     created: float
-    """When that process started, in seconds since the epoch: with the pid, its identity."""
+    """The supervisor's start time in seconds since the epoch; with the pid it identifies the process."""
     grace_s: float
-    """How long the server may take to end by itself."""
+    """Seconds that the server may take to end after SIGTERM."""
     mark: str
     """The value of `MARK` in the environment of each of its processes."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
@@ -76,18 +76,30 @@ def start(
     dev_mode: bool = False,
     timeout_s: float | None = None,
     detached: bool = False,
-    progress: Say | None = None,
+    progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> RunningEngine:
-    """Start the server on 127.0.0.1 and return when it answers its health check.
+    """Start the server on 127.0.0.1 and return when its health check succeeds.
 
-    `model_name` is what requests call the model (the folder's name by default), `port` a free one by default,
-    `timeout_s` the engine's own limit by default. The server ends with this process, unless `detached`.
-    Raises StartFailed with the last lines of the log, Cancelled when `cancel` is set; nothing is left running then.
+    Args:
+        env: The engine's environment.
+        model_path: The model's folder.
+        model_name: The model's name on the server; the folder's name when None.
+        port: The port; a free one when None.
+        server_args: Extra arguments for the server.
+        dev_mode: Enable the endpoints that pause the server and load weights.
+        timeout_s: Seconds to wait until the server is healthy; the engine's own limit when None.
+        detached: Keep the server running when this process ends.
+        progress: Called with the current step.
+        cancel: Set it from another thread to cancel the start.
+
+    Raises:
+        StartFailed: The server did not become healthy; has the last lines of its log. No process is left.
+        Cancelled: `cancel` was set. No process is left.
     """
     begin = functools.partial(
         _start_on, env, model_path, model_name=model_name, server_args=server_args, dev_mode=dev_mode,
-        timeout_s=timeout_s, detached=detached, say=progress or silent, cancel=cancel or threading.Event(),
+        timeout_s=timeout_s, detached=detached, report=progress or silent, cancel=cancel or threading.Event(),
     )  # fmt: skip
     if port is not None:
         return begin(_check_port(env.spec.name, port))
@@ -96,7 +108,7 @@ def start(
     except StartFailed as error:
         if re.search(TAKEN, str(error)) is None:
             raise
-    return begin(free_port())  # somebody else took it, between our look and the server's
+    return begin(free_port())  # another process took the port before the server did
 
 
 def _start_on(
@@ -109,39 +121,39 @@ def _start_on(
     dev_mode: bool,
     timeout_s: float | None,
     detached: bool,
-    say: Say,
+    report: ProgressCallback,
     cancel: threading.Event,
 ) -> RunningEngine:
     spec = env.spec
     launch = Launch(env.python, model_path, model_name or model_path.name, HOST, port, tuple(server_args), dev_mode)
     log, mark = _new_log(spec.name, launch), uuid.uuid4().hex
     with log.open("wb") as out:
-        variables = supervised.environment(env.python, {**spec.env(launch), MARK: mark})
-        process = supervised.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
+        variables = child_process.environment(env.python, {**spec.env(launch), MARK: mark})
+        process = child_process.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
     engine = RunningEngine(
         spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
         process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark, process,
     )  # fmt: skip
     try:
         warm_up = spec.warm_up(launch) if spec.warm_up else None
-        _wait_until_ready(engine, spec.health_path, warm_up, timeout_s or spec.ready_timeout_s, say, cancel)
+        _wait_until_ready(engine, spec.health_path, warm_up, timeout_s or spec.ready_timeout_s, report, cancel)
     except BaseException:
         stop(engine)
         raise
     if detached:
-        process.returncode = 0  # it outlives this object, which need not warn of it
+        process.returncode = 0  # the process outlives this object; suppresses Popen's ResourceWarning
         return replace(engine, _process=None)
     return engine
 
 
 def stop(engine: RunningEngine) -> bool:
-    """End the server and all its processes; returns when none is left. False where it had ended before."""
+    """Stop the server and wait until none of its processes is left. Return False if it had already ended."""
     root = find_process(engine.pid, engine.created)
     if root is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            root.terminate()  # the supervisor ends the rest, politely first
+            root.terminate()  # the supervisor stops the rest: SIGTERM first, then SIGKILL
     _, hung = psutil.wait_procs([root] if root else [], timeout=engine.grace_s + 6)
-    left = hung + _marked(engine.mark)  # none, unless the supervisor was killed or hangs
+    left = hung + _marked(engine.mark)  # empty unless the supervisor was killed or hangs
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -155,7 +167,7 @@ def stop(engine: RunningEngine) -> bool:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """The live processes of one start, wherever they are in the process tree."""
+    """Return the live processes of one start, wherever they are in the process tree."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -165,12 +177,12 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 def is_running(engine: RunningEngine) -> bool:
-    """Whether its supervisor is alive."""
+    """Return whether the server's supervisor is alive."""
     return find_process(engine.pid, engine.created) is not None
 
 
 def find_process(pid: int, created: float) -> psutil.Process | None:
-    """The live process of that pid, if it is the same one: pids are used again."""
+    """Return the live process with this pid if its start time matches, since pids are reused; else None."""
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
@@ -180,17 +192,17 @@ def find_process(pid: int, created: float) -> psutil.Process | None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on now, and that nobody is given who asks for any port.
+    """Return a TCP port of 127.0.0.1 on which nothing listens, outside the system's ephemeral ports if possible.
 
-    SGLang listens on its own only once its processes have taken a dozen ports each of those that the system hands out.
+    SGLang binds its port about 20 s after its start; by then its own processes have taken many ephemeral ports.
     """
     for port in random.SystemRandom().sample(PORTS, 64):
         if _is_free(port):
             return port
     with socket.socket() as probe:
         probe.bind((HOST, 0))
-        given: int = probe.getsockname()[1]
-        return given
+        port = int(probe.getsockname()[1])
+        return port
 
 
 def _is_free(port: int) -> bool:
@@ -203,7 +215,7 @@ def _is_free(port: int) -> bool:
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The log's last lines, indented, or a note that it is empty."""
+    """Return the log's last lines, indented, or "(nothing)"."""
     try:
         found = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
     except FileNotFoundError:
@@ -218,8 +230,8 @@ def _check_port(name: str, port: int) -> int:
             probe.bind((HOST, port))
         except OSError as error:
             raise StartFailed(
-                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): "
-                "choose another port, or none for a free one."
+                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): choose another port, or leave it out for "
+                "a free one."
             ) from None
     return port
 
@@ -236,7 +248,7 @@ def _new_log(name: str, launch: Launch) -> Path:
 def _written_at(log: Path) -> float:
     try:
         return log.stat().st_mtime
-    except FileNotFoundError:  # another start was first to remove it
+    except FileNotFoundError:  # another start has removed it
         return 0.0
 
 
@@ -245,28 +257,30 @@ def _wait_until_ready(
     health_path: str,
     warm_up: tuple[str, Mapping[str, object]] | None,
     limit: float,
-    say: Say,
+    report: ProgressCallback,
     cancel: threading.Event,
 ) -> None:
     began = time.monotonic()
     assert engine._process is not None
-    with httpx.Client(trust_env=False, timeout=2.0) as client:  # a proxy has no part in reaching this machine
+    with httpx.Client(trust_env=False, timeout=2.0) as client:  # no proxy for this machine
         while True:
             elapsed = time.monotonic() - began
             status = engine._process.poll()
             if status is not None:
                 raise StartFailed(_explain(engine, f"its process ended with {_status(status)} after {elapsed:.0f} s"))
             if cancel.is_set():
-                raise Cancelled(f"The start of {engine.name} was cancelled after {elapsed:.0f} s.")
+                raise Cancelled(f"Starting {engine.name} was cancelled after {elapsed:.0f} s.")
             if elapsed > limit:
-                raise StartFailed(_explain(engine, f"it was not healthy within {limit:.0f} s and was stopped"))
+                raise StartFailed(_explain(engine, f"it was not healthy after {limit:.0f} s and was stopped"))
             if _answers(client, "GET", engine.url + health_path, None, 2.0):
                 break
-            say(f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit)
+            report(
+                f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit
+            )
             cancel.wait(0.3)
         if warm_up is not None:
             _answers(client, "POST", engine.url + warm_up[0], warm_up[1], max(limit - elapsed, 10.0))
-    say(f"{engine.name}: ready after {time.monotonic() - began:.0f} s at {engine.url}", 1.0)
+    report(f"{engine.name}: ready after {time.monotonic() - began:.0f} s at {engine.url}", 1.0)
 
 
 def _answers(client: httpx.Client, method: str, url: str, body: Mapping[str, object] | None, timeout_s: float) -> bool:
@@ -279,11 +293,13 @@ def _answers(client: httpx.Client, method: str, url: str, body: Mapping[str, obj
 def _status(status: int) -> str:
     if status <= 128:
         return f"status {status}"
-    return f"signal {status - 128}" + (" (killed, which is what a machine out of memory does)" if status == 137 else "")
+    return f"signal {status - 128}" + (
+        " (killed, perhaps because the machine is out of memory)" if status == 137 else ""
+    )
 
 
 def _explain(engine: RunningEngine, what: str) -> str:
     shown = tail(engine.log)
-    general = "Read the whole log, or try another model; a damaged environment is made anew once it is removed."
+    general = "Read the whole log. If the environment is damaged, remove it to have it installed again."
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, shown)), general)
-    return f"{engine.name} did not start: {what}. {hint} The last lines of {engine.log}:\n{shown}"
+    return f"{engine.name} did not start: {what}. {hint} Last lines of {engine.log}:\n{shown}"

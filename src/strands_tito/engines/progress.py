@@ -1,4 +1,4 @@
-"""How long work tells what it is doing: a callable, and one that draws it on a terminal."""
+"""Progress callbacks, and one that draws progress on a terminal."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rich.table import Column
 from strands_tito.terminal import VisibleConsole, visible
 
 QUIET_S = 5.0
-"""Seconds between two lines about the same thing where there is no terminal to redraw."""
+"""Seconds between two lines about the same step without a terminal."""
 
 
-class Say(Protocol):
-    """Called from the thread that does the work, at most a few times a second."""
+class ProgressCallback(Protocol):
+    """A progress callback. It is called from the thread that does the work, at most a few times per second."""
 
     def __call__(self, text: str, fraction: float | None = None, /) -> None:
-        """Take one line on what goes on now, and how much of it is done (0 to 1) where that is known."""
+        """Report the current step in one line, and the completed fraction (0 to 1) if it is known."""
 
 
 def silent(text: str, fraction: float | None = None, /) -> None:
-    """Say nothing."""
+    """Ignore progress."""
 
 
 @contextmanager
-def on_console() -> Iterator[Say]:
-    """A `Say` that draws one live bar on standard error, or prints lines, sparingly, where that is no terminal."""
+def on_console() -> Iterator[ProgressCallback]:
+    """Yield a callback that draws a live bar on standard error, or prints a few lines if that is not a terminal."""
     console = VisibleConsole(stderr=True)
     if not console.is_terminal:
         yield _Lines()
@@ -38,17 +38,17 @@ def on_console() -> Iterator[Say]:
     shape = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     line = TextColumn("{task.description}", markup=False, table_column=shape)
     columns = (SpinnerColumn(), BarColumn(bar_width=16), TimeElapsedColumn(), line)
-    with Progress(*columns, console=console, transient=True, expand=True) as drawn:
-        task = drawn.add_task("", total=None)
+    with Progress(*columns, console=console, transient=True, expand=True) as bar:
+        task = bar.add_task("", total=None)
 
-        def say(text: str, fraction: float | None = None, /) -> None:
-            drawn.update(task, description=text, total=None if fraction is None else 1.0, completed=fraction or 0.0)
+        def report(text: str, fraction: float | None = None, /) -> None:
+            bar.update(task, description=text, total=None if fraction is None else 1.0, completed=fraction or 0.0)
 
-        yield say
+        yield report
 
 
 class _Lines:
-    """Prints a line when its first words change, and otherwise every few seconds."""
+    """Prints a line when its first two words change, otherwise every few seconds."""
 
     def __init__(self) -> None:
         self._topic = ""

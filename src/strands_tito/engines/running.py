@@ -1,4 +1,4 @@
-"""A server for the length of a `with` block: installed if need be, started, stopped at the end."""
+"""Run a server for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from strands_tito.engines import install, process
 from strands_tito.engines.process import RunningEngine
-from strands_tito.engines.progress import Say, silent
+from strands_tito.engines.progress import ProgressCallback, silent
 from strands_tito.engines.spec import EngineSpec, find
 
 _T = TypeVar("_T")
@@ -28,31 +28,37 @@ def bring_up(
     server_args: Sequence[str] = (),
     dev_mode: bool = False,
     detached: bool = False,
-    on_progress: Say | None = None,
+    on_progress: ProgressCallback | None = None,
     cancel: threading.Event | None = None,
 ) -> RunningEngine:
-    """Install the engine, get the model, start the server: what `running` does before its block. Blocks.
+    """Install the engine and the model if necessary, and start the server. Blocks; options as `process.start`.
 
-    `model` is a name of `strands_tito.engines.models` or a folder. Raises EngineError or ModelUnavailable.
+    Args:
+        engine: The engine or its name.
+        model: A name that `strands_tito.engines.models.ensure` takes, or a folder.
+
+    Raises:
+        EngineError: The engine cannot be installed or started.
+        ModelUnavailable: The model cannot be fetched or built.
     """
     spec = engine if isinstance(engine, EngineSpec) else find(engine)
-    say = on_progress or silent
-    env = install.ensure(spec, torch_index=torch_index, progress=say, cancel=cancel)
-    path, name = find_model(model, env.python, say)
+    report = on_progress or silent
+    env = install.ensure(spec, torch_index=torch_index, progress=report, cancel=cancel)
+    path, name = find_model(model, env.python, report)
     return process.start(
         env, path, model_name=name, port=port, server_args=server_args, dev_mode=dev_mode,
-        timeout_s=timeout_s, detached=detached, progress=say, cancel=cancel,
+        timeout_s=timeout_s, detached=detached, progress=report, cancel=cancel,
     )  # fmt: skip
 
 
-def find_model(model: str | Path, python: Path, say: Say) -> tuple[Path, str]:
-    """The model's folder and the plain name that requests call it by."""
+def find_model(model: str | Path, python: Path, report: ProgressCallback) -> tuple[Path, str]:
+    """Return the model's folder and its name on the server."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve(), path.resolve().name
-    from strands_tito.engines import models  # not for those who bring their own folder
+    from strands_tito.engines import models  # loads transformers, which a folder does not need
 
-    return models.ensure(str(model), python, progress=say), str(model)
+    return models.ensure(str(model), python, progress=report), str(model)
 
 
 @asynccontextmanager
@@ -65,16 +71,20 @@ async def running(
     timeout_s: float | None = None,
     server_args: Sequence[str] = (),
     dev_mode: bool = False,
-    on_progress: Say | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> AsyncIterator[str]:
-    """A real server on this machine; the block gets its URL.
+    """Run a server on this machine during the block; yields its URL.
 
-        async with engine.running("vllm", model="smollm2") as url:
+        async with engines.running("vllm", model="smollm2") as url:
             ...
 
-    The engine and the model are installed at the first use. The server has a process group of its own, and ends with
-    the block, with its children, and also when this process dies. `timeout_s` limits the start, not the installation.
-    `on_progress` is called from a worker thread. Raises EngineError or ModelUnavailable.
+    Options as `bring_up`. The engine and the model are installed at the first use. The server and its children end with
+    the block, and also if this process dies. `timeout_s` limits the start, not the installation. `on_progress` is
+    called from a worker thread.
+
+    Raises:
+        EngineError: The engine cannot be installed or started.
+        ModelUnavailable: The model cannot be fetched or built.
     """
     cancel = threading.Event()
 
@@ -92,19 +102,19 @@ async def running(
 
 
 class Options(TypedDict, total=False):
-    """What `running_sync` takes besides the engine and the model; `running` and `bring_up` take the same."""
+    """Options of `running_sync`; those of `running`."""
 
     port: int | None
     torch_index: str | None
     timeout_s: float | None
     server_args: Sequence[str]
     dev_mode: bool
-    on_progress: Say | None
+    on_progress: ProgressCallback | None
 
 
 @contextmanager
 def running_sync(name: str | EngineSpec, *, model: str | Path = "smollm2", **options: Unpack[Options]) -> Iterator[str]:
-    """`running` for code without an event loop; takes the same options."""
+    """Run a server during the block, as `running`, in code without an event loop."""
     engine = bring_up(name, model, **options)
     try:
         yield engine.url
@@ -113,7 +123,7 @@ def running_sync(name: str | EngineSpec, *, model: str | Path = "smollm2", **opt
 
 
 async def _in_thread(work: Callable[[], _T], cancel: threading.Event | None = None) -> _T:
-    """Run blocking work without blocking the loop. When we are cancelled the work is told, and waited for."""
+    """Run blocking work in a thread. On cancellation, set `cancel` and wait for the work to end."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -122,6 +132,6 @@ async def _in_thread(work: Callable[[], _T], cancel: threading.Event | None = No
             cancel.set()
         with contextlib.suppress(Exception):
             result = await task
-            if isinstance(result, RunningEngine):  # it was up just before it could be told
+            if isinstance(result, RunningEngine):  # the server was healthy before the work saw `cancel`
                 await asyncio.to_thread(process.stop, result)
         raise

@@ -1,6 +1,6 @@
-"""What an engine is to us: where it runs, what its environment holds, how it is started.
+"""`EngineSpec`: how to install and start an engine.
 
-A package offers an engine by naming an `EngineSpec` in the entry-point group `tito.engines`.
+A package offers an engine as an entry point of the group `tito.engines` that names an `EngineSpec`.
 """
 
 from __future__ import annotations
@@ -17,64 +17,63 @@ from strands_tito.engines.errors import UnknownEngine
 GROUP = "tito.engines"
 
 RECIPE = 1
-"""Version of what `install` does with a spec; part of each environment's key, so that a change makes new ones."""
+"""Version of the installation procedure. It is part of each environment's key; raise it to install everything again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a server."""
+    """Arguments of one start of a server."""
 
     python: Path
     """The environment's interpreter."""
     model_path: Path
     model_name: str
-    """What the server calls the model: the `model` of a request."""
+    """The model's name on the server, which is `model` in requests."""
     host: str
     port: int
     server_args: Sequence[str] = ()
-    """More arguments for the server, after ours, so that they win."""
+    """Extra arguments for the server, after ours, so that they override them."""
     dev_mode: bool = False
-    """Open the endpoints that pause the server and load weights, where the engine keeps them shut by default."""
+    """Enable the endpoints that pause the server and load weights, if they are disabled by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine that this package can install and run on a CPU."""
+    """An engine that can be installed and run on a CPU."""
 
     name: str
-    """Short: `vllm`. The name of its environment, its state and its logs."""
+    """Short name, such as `vllm`; part of the names of its environment, state and logs."""
     title: str
-    """With its version, for people: `vLLM 0.32.0`."""
+    """Name and version for messages: `vLLM 0.32.0`."""
     locks: Mapping[str, str]
-    """Python minor version (`"3.11"`) -> lock: a requirements file that pins every package, transitive ones too.
+    """Python minor version (`"3.11"`) -> lock: a requirements file that pins every package, including transitive ones.
 
-    Comment lines `# download: 262 MB` and `# disk: 2000 MB` say how much there is to fetch, and how much room it all
-    takes at most.
+    Its comment lines `# download: 262 MB` and `# disk: 2000 MB` give the size of the download and the disk space.
     """
     command: Callable[[Launch], list[str]]
     env: Callable[[Launch], Mapping[str, str]]
-    """Environment variables for the server, over those of this process."""
+    """Environment variables for the server, in addition to those of this process."""
     import_check: str
-    """A statement that the finished environment must be able to run."""
+    """A statement that checks the finished environment."""
     check_env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for `import_check`."""
     standins: Path | None = None
-    """A folder of modules of our own that the environment gets on its path."""
+    """A folder of replacement modules to put on the environment's path."""
     standin_startup: str = ""
-    """A module of that folder to import at the start of every Python of the environment, or empty."""
+    """A module of that folder that every Python of the environment imports at its start, or empty."""
     systems: frozenset[tuple[str, str]] = frozenset({("Linux", "x86_64")})
-    """(system, machine) pairs as `platform` names them."""
+    """Supported (system, machine) pairs, named as by `platform`."""
     health_path: str = "/health"
     warm_up: Callable[[Launch], tuple[str, Mapping[str, object]]] | None = None
-    """Path and JSON body of a POST sent once the server is healthy, so that the first real request is not slow."""
+    """Path and JSON body of a POST to send when the server is healthy, so that the first real request is not slow."""
     ready_timeout_s: float = 300.0
     grace_s: float = 8.0
-    """How long the server may take to end by itself before it is killed."""
+    """Seconds between SIGTERM and SIGKILL when the server is stopped."""
     processed_logprobs: bool | None = None
-    """Whether logprobs include the temperature on servers that a trainer starts; None where an option decides."""
+    """Whether logprobs include the temperature on servers that a trainer starts; None if an option decides."""
 
     def key(self, minor: str) -> str:
-        """Twelve hex digits that name the environment for that Python: equal exactly when its contents would be."""
+        """Return twelve hex digits that identify the environment's contents for a Python minor version."""
         lock = "\n".join(pins(self.locks[minor]))
         digest = hashlib.sha256(f"{RECIPE}\0{minor}\0{lock}\0{self.standin_startup}\0".encode())
         for path in standin_files(self.standins):
@@ -83,18 +82,18 @@ class EngineSpec:
 
 
 def pins(lock: str) -> list[str]:
-    """The requirements of a lock's text, one a line."""
+    """Return the requirement lines of a lock."""
     return [line for line in lock.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def megabytes(lock: str, what: str) -> float | None:
-    """The figure in a lock's comment line `# what: N MB`, or None without one."""
+    """Return N of a lock's comment line `# what: N MB`, or None."""
     found = re.search(rf"^# {what}: (\d+) MB", lock, re.MULTILINE)
     return float(found[1]) if found else None
 
 
 def standin_files(folder: Path | None) -> list[Path]:
-    """The files of a stand-in folder, in a fixed order, without what Python itself leaves there."""
+    """Return the Python files of a stand-in folder, in a fixed order."""
     if folder is None:
         return []
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix == ".py")
@@ -106,18 +105,21 @@ def names() -> list[str]:
 
 
 def installed() -> dict[str, EngineSpec]:
-    """The engines that installed packages offer, by name."""
+    """Return the engines that installed packages offer, by name."""
     return {entry.name: entry.load() for entry in entry_points(group=GROUP)}
 
 
 def find(name: str) -> EngineSpec:
-    """The engine of that name. Raises UnknownEngine, which lists those there are."""
+    """Return an engine by its name.
+
+    Raises:
+        UnknownEngine: There is no such engine; lists the available ones.
+    """
     for entry in entry_points(group=GROUP):
         if entry.name == name:
             spec = entry.load()
             if not isinstance(spec, EngineSpec):
-                raise UnknownEngine(f"The entry point {entry.value} is a {type(spec).__name__}, not an EngineSpec.")
+                raise UnknownEngine(f"Entry point {entry.value} is of type {type(spec).__name__}, not an EngineSpec.")
             return spec
-    known = names()
-    offered = f"Installed: {', '.join(known)}" if known else "None is installed: `pip install strands-tito` offers two"
-    raise UnknownEngine(f"There is no engine {name!r}. {offered}.")
+    available = ", ".join(names()) or "none, run `pip install strands-tito`"
+    raise UnknownEngine(f"Unknown engine {name!r}. Available: {available}.")

@@ -1,4 +1,4 @@
-"""Servers that were started to stay: one small file for each engine, so that a later command finds it."""
+"""State of background servers: one file for each engine, so that later commands find the server."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from strands_tito.engines.process import RunningEngine
 
 
 def save(engine: RunningEngine) -> None:
-    """Remember it under its engine's name; there is one of each."""
+    """Save a server under its engine's name; there is one server for each engine."""
     path = _path(engine.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {name: getattr(engine, name) for name in _FIELDS} | {"log": str(engine.log)}
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def load(name: str) -> RunningEngine | None:
-    """The one that runs now, or None. One whose supervisor has ended is cleared up and forgotten."""
+    """Return an engine's running server, or None. If its supervisor has ended, stop the rest and delete the file."""
     path = _path(name)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def load(name: str) -> RunningEngine | None:
 
 
 def forget(name: str) -> None:
-    """Remove what is remembered of it."""
+    """Delete an engine's state file."""
     _path(name).unlink(missing_ok=True)
 
 

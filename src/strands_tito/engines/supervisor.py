@@ -1,11 +1,11 @@
-"""Runs one command and sees to it that nothing of it is left: a script of its own, started by `supervised.popen`.
+"""Script that runs one command and leaves none of its processes behind; started by `child_process.popen`.
 
-It reads an order (one line of JSON) on standard input, runs the command in a session of its own, and ends it with all
-its descendants when the command ends, when it gets SIGTERM or SIGINT, and, unless the order says `detached`, when the
-process that started it is gone, even by SIGKILL: then standard input is at its end, and the parent pid is another.
+It reads an order (one line of JSON) from standard input and runs the command in a new session. It ends the command and
+all its descendants when the command ends, when it receives SIGTERM or SIGINT, and, unless the order says `detached`,
+when the process that started it is gone, even by SIGKILL: standard input is then at its end and the parent pid changed.
 
-It is the subreaper of what it starts, so a descendant whose own parent died, or that made a session of its own, is
-still found below it. It exits with the command's status, or 128 + the signal's number.
+It is the subreaper of the command's processes, so that it finds descendants whose parent died or that started a session
+of their own. Its exit status is the command's, or 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _read_order() -> dict[str, Any]:
-    """The first line of standard input, byte by byte: the rest is watched with `select`, so no buffer may take it."""
+    """Read the first line of standard input byte by byte: `select` watches the rest, so it must not be buffered."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            raise SystemExit("supervisor: no order on standard input; this script is not for use by hand")
+            raise SystemExit("supervisor: no order on standard input; this script is started by strands_tito.engines")
         line += byte
     order = json.loads(line)
     assert isinstance(order, dict)
@@ -48,33 +48,33 @@ def _read_order() -> dict[str, Any]:
 
 
 class Supervisor:
-    """The command, and whether it is time to end it."""
+    """The command and the conditions that end it."""
 
     def __init__(self, argv: list[str], env: dict[str, str], *, detached: bool, grace_s: float) -> None:
         self.grace_s = grace_s
         self.watch_parent = not detached
         self.parent = os.getppid()
-        self.asked_to_stop = False
+        self.stop_requested = False
         self.status: int | None = None
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        # Should this process itself be killed, the kernel ends the command; its own children are then on their own.
+        # If this process is killed, the kernel ends the command, but not the command's children.
         self.child = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=True,
             preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )  # fmt: skip
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.asked_to_stop = True
+        self.stop_requested = True
 
     def run(self) -> int:
-        """Wait for the end, whoever brings it, and clear up. Returns the exit status."""
-        while self.status is None and not self.asked_to_stop and not self._parent_is_gone():
+        """Wait for the end of the command, stop its descendants and return the exit status."""
+        while self.status is None and not self.stop_requested and not self._parent_is_gone():
             self._reap()
         if self.status is None:
-            self._signal(self.child.pid, signal.SIGTERM)  # the engine ends its own workers in order, if it can
+            self._signal(self.child.pid, signal.SIGTERM)  # lets the engine stop its own workers in order
             self._reap_until(time.monotonic() + self.grace_s)
         self._kill_rest()
         return 0 if self.status is None else self.status
@@ -87,7 +87,7 @@ class Supervisor:
         return os.getppid() != self.parent or (bool(readable) and os.read(0, 4096) == b"")
 
     def _reap(self) -> bool:
-        """Collect what has ended, ours and what we inherited. True while there are children."""
+        """Reap ended children, including inherited ones. Return True while there are children."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -100,7 +100,7 @@ class Supervisor:
                 self.status = self.child.returncode = code if code >= 0 else 128 - code
 
     def _reap_until(self, deadline: float) -> bool:
-        """Reap until no child is left (True) or the deadline has passed."""
+        """Reap until no child is left (True) or the deadline has passed (False)."""
         while self._reap():
             if time.monotonic() > deadline:
                 return False
@@ -126,7 +126,7 @@ def main() -> int:
     try:
         supervisor = Supervisor(**order)
     except OSError as error:
-        print(f"supervisor: the command could not be started: {error}", file=sys.stderr)
+        print(f"supervisor: could not start the command: {error}", file=sys.stderr)
         return 127
     return supervisor.run()
 

@@ -1,10 +1,31 @@
-"""Exporters: one shape, `TrainingSample`, and a module for each trainer that builds the trainer's own types from it.
+"""Exporters: turn a rollout (a ledger) into the types that a trainer takes.
 
-Importing this package, or a module of it, imports no trainer; calling a module's functions does.
+    from strands_tito.export import samples_of
+    from strands_tito.export.batch import padded
+
+    batch = padded(samples_of(ledger), pad_id=tokenizer.pad_token_id)
+
+`samples_of` flattens a ledger to `TrainingSample`s, one for each trajectory. Each trainer has one module here that
+builds the trainer's own type from a sample: `slime`, `verl`, `skyrl`, `tinker`, `agent_lightning`, `verifiers`.
+`batch`, `packing`, `parquet` and `hf` serve every other trainer. Importing a module imports no trainer; calling its
+functions does.
+
+To add an exporter for the trainer "acme":
+
+1. Write `acme.py` in this folder with one function that takes a `TrainingSample` (or a `Ledger`) and returns the
+   trainer's type. `tinker.py` is the shortest example.
+2. Import the trainer inside that function: `acme = import_optional("acme", "acme")`. The second argument names the
+   extra in `pyproject.toml` that installs it; leave it out if no extra does.
+3. Take logprobs from `logprobs_for(sample, temperature=..., trainer="acme", policy=...)`. It checks that they are the
+   quantity that the trainer computes (law 11).
+4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. For a trainer
+   that takes one prompt and one response per rollout, `prompt_response.prompt_response_of` does steps 3 and 4.
+5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
+   `tests/export/real/`, and add a row to the table in `docs/trainers.md`. Nothing has to be registered.
 """
 
 from strands_tito.export.logprobs import LogprobMismatchError, logprobs_for
-from strands_tito.export.missing import MissingPackageError
+from strands_tito.export.optional_dependency import MissingPackageError, import_optional
 from strands_tito.export.sample import (
     BranchedRolloutError,
     Identity,
@@ -20,6 +41,7 @@ __all__ = [
     "LogprobMismatchError",
     "MissingPackageError",
     "TrainingSample",
+    "import_optional",
     "logprobs_for",
     "sample_of",
     "samples_of",

@@ -1,4 +1,4 @@
-"""Agent Lightning 1.x: a rollout's events, from which its server makes `Triplet`s and its trainer trajectories."""
+"""Agent Lightning 1.x: a rollout as events, from which its server makes `Triplet`s and its trainer trajectories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.missing import imported
+from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import sample_of
 from strands_tito.export.turnwise import TrainedTurn, trained_turns
 from tito_core.ledger.ledger import Ledger
@@ -32,7 +32,7 @@ STATE = MappingProxyType(
         Termination.CANCELLED: "failed",
     }
 )
-"""The state of Agent Lightning's rollout for each termination; `RolloutState` takes the word."""
+"""Agent Lightning's `RolloutState` for each termination."""
 
 
 def events_of(
@@ -42,43 +42,44 @@ def events_of(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> list[EventCreate]:
-    """Return a "model_request" event for each trained turn, a path's one after the other, and the "reward" last.
+    """Return a "model_request" event for each trained turn, path by path, and the "reward" event last.
 
-    A trainer at level "trajectory" merges what extends the request before; so each path becomes one row, and each
-    token is trained once. A rollout that ended from outside gives no requests: its reward says nothing.
+    A trainer at level "trajectory" merges each request that extends the one before. Each path thus becomes one row,
+    and each token is trained once. A rollout that ended from outside (engine error, abort, cancellation) has no
+    request events, because its reward does not measure the policy.
 
     Args:
         rollout: The rollout.
-        temperature: What the trainer divides its logits by.
+        temperature: The temperature by which the trainer divides its logits.
         logprobs: See `LogprobPolicy`; with "omit" the trainer computes its own.
-        train_constrained: Whether tokens under a grammar are trained.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         MissingPackageError: agentlightning 1.x is not installed.
-        LogprobMismatchError: A turn's logprobs are another quantity than the trainer's.
+        LogprobMismatchError: A turn's logprobs are not the quantity that the trainer computes.
     """
-    schemas = imported("agentlightning.schemas", "agentlightning")
+    schemas = import_optional("agentlightning.schemas", "agentlightning")
     if not len(rollout):
         return []
     last = sample_of(rollout, branches="last")
     events: list[EventCreate] = []
     if not last.ended_outside:
-        found = trained_turns(
+        turns = trained_turns(
             rollout,
             trainer="Agent Lightning",
             temperature=temperature,
             logprobs=logprobs,
             train_constrained=train_constrained,
         )
-        events = [_event(schemas, rollout, each, logprobs != "omit") for each in found]
+        events = [_event(schemas, rollout, turn, logprobs != "omit") for turn in turns]
     if last.reward is not None:
-        said = schemas.RewardData(value=last.reward, source="agent").model_dump(exclude_none=True)
-        events.append(schemas.EventCreate(event_type="reward", data=said))
+        reward = schemas.RewardData(value=last.reward, source="agent").model_dump(exclude_none=True)
+        events.append(schemas.EventCreate(event_type="reward", data=reward))
     return events
 
 
 def state_of(rollout: Ledger) -> str:
-    """Return the state in which Agent Lightning's rollout ends; one without a turn failed."""
+    """Return the final state of Agent Lightning's rollout; "failed" for a rollout without turns."""
     return STATE[sample_of(rollout, branches="last").termination] if len(rollout) else "failed"
 
 
@@ -118,10 +119,14 @@ def _event(schemas: Any, rollout: Ledger, trained: TrainedTurn, with_logprobs: b
 
 
 def _experts(rollout: Ledger, trained: TrainedTurn) -> str | None:
-    """Return the experts of a turn's prompt and answer but for its last token, as Agent Lightning's proxy records them.
+    """Return the routed experts of a turn's prompt and answer, as Agent Lightning's proxy records them.
+
+    Returns:
+        A base64-encoded .npy file of uint8, shape (path length - 1, layers, experts); None if the engine reported no
+        experts. The last token has no row.
 
     Raises:
-        ValueError: Some tokens have none, or an expert's number needs more than a byte.
+        ValueError: Some tokens have no experts, or an expert's number does not fit in a byte.
     """
     path = rollout.path(trained.turn.index)
     columns = [turn.draft.extras.get("routed_experts") for turn in path]
@@ -129,17 +134,19 @@ def _experts(rollout: Ledger, trained: TrainedTurn) -> str | None:
         return None
     size = trained.turn.path_length - 1
     rows: np.ndarray[Any, Any] | None = None
-    given = np.zeros(size, np.bool_)
+    reported = np.zeros(size, np.bool_)
     for column in columns:
         if column is not None and column.rows:
             values = column.values
             rows = np.zeros((size, *values.shape[1:]), np.int64) if rows is None else rows
             rows[column.start : column.start + column.rows] = values[: size - column.start]
-            given[column.start : column.start + column.rows] = True
-    if rows is None or not given.all() or rows.max(initial=0) > 255:
+            reported[column.start : column.start + column.rows] = True
+    if rows is None or not reported.all() or rows.max(initial=0) > 255:
         raise ValueError(
-            f"The experts of turn {trained.turn.index} of rollout {rollout.uuid} are not those of every token, or "
-            "their numbers need more than a byte, which is what Agent Lightning takes."
+            f"Agent Lightning takes routed experts of every token, numbered 0 to 255. Turn {trained.turn.index} of "
+            f"rollout {rollout.uuid} has them for {np.count_nonzero(reported)} of {size} tokens, the highest number "
+            f"is {-1 if rows is None else rows.max(initial=0)}. Request them in every turn with "
+            "optional_outputs={'routed_experts': True}."
         )
     buffer = io.BytesIO()
     np.save(buffer, rows.astype(np.uint8), allow_pickle=False)
@@ -152,11 +159,11 @@ async def post_events(client: Any, rollout_id: str, attempt_id: str, events: Seq
     Args:
         client: An `AgentLightningAsyncClient`, or another `httpx.AsyncClient` with the server's address.
         rollout_id: Agent Lightning's id of the rollout.
-        attempt_id: Of the attempt.
-        events: What `events_of` gave.
+        attempt_id: Agent Lightning's id of the attempt.
+        events: The events that `events_of` returned.
 
     Raises:
-        httpx.HTTPStatusError: The server refused one.
+        httpx.HTTPStatusError: The server refused an event.
     """
     for event in events:
         path = f"/api/rollouts/{rollout_id}/attempt/{attempt_id}/events"

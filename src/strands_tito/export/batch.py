@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.export.missing import imported
-from strands_tito.export.sample import TrainingSample, sampled
+from strands_tito.export.optional_dependency import import_optional
+from strands_tito.export.sample import TrainingSample, sampled_mask
 
 if TYPE_CHECKING:
     import torch
@@ -19,25 +19,25 @@ Ints = npt.NDArray[np.int64]
 
 
 class TooLongError(ValueError):
-    """A sample does not fit."""
+    """A sample is longer than a row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Index-aligned columns of b samples and l places. A mask speaks of the token at its own place.
+    """Index-aligned columns of b samples, padded to length l. A mask value belongs to the token at its own index.
 
-    The logits at place i - 1 score the token at place i: shift once, where the loss is computed.
+    The logits at index i - 1 score the token at index i: shift once, where the loss is computed.
 
     Attributes:
         input_ids: int64, shape (b, l), `pad_id` in the padding.
         attention_mask: int64, shape (b, l): 1 on tokens, 0 in the padding.
         position_ids: int64, shape (b, l): 0, 1, ... from a sample's first token; 0 in the padding.
         loss_mask: int64, shape (b, l): 1 on trained tokens.
-        logprobs: float32, shape (b, l): the engine's, of every token that it sampled, 0.0 elsewhere; see the samples'
-            `semantics` for what they mean.
+        logprobs: float32, shape (b, l): the engine's logprob of every sampled token, 0.0 elsewhere. The samples'
+            `semantics` say what they mean.
         prompt_lengths: int64, shape (b,).
         lengths: int64, shape (b,).
-        rewards: float32, shape (b,), NaN where a rollout has none.
+        rewards: float32, shape (b,), NaN if a rollout has no reward.
     """
 
     input_ids: Ints
@@ -51,7 +51,7 @@ class Batch:
 
     def torch(self) -> dict[str, torch.Tensor]:
         """Return the columns as CPU tensors that share this batch's memory, by name."""
-        torch = imported("torch", "torch")
+        torch = import_optional("torch", "torch")
         return {field.name: torch.from_numpy(getattr(self, field.name)) for field in fields(self)}
 
 
@@ -63,18 +63,18 @@ def padded(
     length: int | None = None,
     multiple_of: int = 1,
 ) -> Batch:
-    """Lay samples side by side.
+    """Pad samples to one length.
 
     Args:
-        samples: At least one.
-        pad_id: The id that fills rows up; its places are masked in every column.
-        side: Where the padding is.
-        length: Places of a row; those of the longest sample when None.
-        multiple_of: Rows are widened to a multiple of this.
+        samples: At least one sample.
+        pad_id: The id of padding tokens; every mask is 0 on them.
+        side: The side of the padding.
+        length: Length of a row; that of the longest sample when None.
+        multiple_of: Round the length up to a multiple of this.
 
     Raises:
-        TooLongError: A sample is longer than `length`: nothing is cut off silently.
-        ValueError: There is no sample, or `side` or `multiple_of` is no choice.
+        TooLongError: A sample is longer than `length`. Samples are never truncated.
+        ValueError: `samples` is empty, or `side` or `multiple_of` is out of range.
     """
     if not samples:
         raise ValueError("A batch needs at least one sample.")
@@ -82,7 +82,7 @@ def padded(
         raise ValueError(f"side must be 'left' or 'right' and multiple_of at least 1, not {side!r} and {multiple_of}.")
     longest = max(len(sample) for sample in samples)
     if length is not None and longest > length:
-        raise TooLongError(f"A sample has {longest} tokens and a row {length}: raise length, or leave the sample out.")
+        raise TooLongError(f"A sample has {longest} tokens and length={length}: raise length or drop the sample.")
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
     shape = (len(samples), width)
     ids = np.full(shape, pad_id, np.int64)
@@ -109,10 +109,10 @@ def padded(
 
 
 def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
-    """Return the engine's logprobs, 0.0 for tokens that it did not sample, shape (n,): NaN would spoil a product."""
-    return np.where(sampled(sample), sample.logprobs, np.float32(0)).astype(np.float32)
+    """Return the engine's logprobs, shape (n,), with 0.0 instead of NaN on tokens that it did not sample."""
+    return np.where(sampled_mask(sample), sample.logprobs, np.float32(0)).astype(np.float32)
 
 
 def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:
-    """Return the rewards, NaN where there is none, shape (b,)."""
+    """Return the rewards, shape (b,), NaN for a sample without one."""
     return np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32)

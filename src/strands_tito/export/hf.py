@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from strands_tito.export.missing import imported
+from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.parquet import samples_in, schema, table_of
 from strands_tito.export.sample import TrainingSample
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def dataset_of(samples: Iterable[TrainingSample], **options: Any) -> Dataset:
-    """Give samples as a `datasets.Dataset` in memory, a row each; `datasets` reads what `write_parquet` wrote, too.
+    """Return samples as a `datasets.Dataset` in memory, one row each. `datasets` can also read `write_parquet`'s files.
 
     Args:
         samples: Samples of any number of rollouts.
@@ -23,11 +23,11 @@ def dataset_of(samples: Iterable[TrainingSample], **options: Any) -> Dataset:
     Raises:
         MissingPackageError: datasets is not installed.
     """
-    datasets = imported("datasets", "datasets")
+    datasets = import_optional("datasets", "datasets")
     return cast("Dataset", datasets.Dataset(table_of(samples), **options))
 
 
 def samples_of_dataset(dataset: Dataset) -> Iterator[TrainingSample]:
-    """Return the samples of a dataset back, equal to those that it was made of."""
+    """Yield the samples of a dataset, equal to those that it was made from."""
     for chunk in dataset.with_format("arrow").iter(batch_size=64):
         yield from samples_in(cast(Any, chunk).cast(schema()))

@@ -1,4 +1,4 @@
-"""Logprobs as a trainer may use them: of the quantity that it computes itself, or refused (law 11)."""
+"""Check that recorded logprobs are the quantity that a trainer computes, before it compares the two (law 11)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.turn import Semantics
 
 LogprobPolicy = Literal["checked", "as-recorded", "omit"]
-"""What becomes of recorded logprobs: refused unless they are what the trainer computes, handed on with whatever they
-mean, or left out, so that the trainer computes its own."""
+"""What to do with recorded logprobs: "checked" raises unless they are what the trainer computes, "as-recorded" passes
+them on unchecked, "omit" leaves them out, so that the trainer computes its own."""
 
 
 class LogprobMismatchError(ValueError):
-    """Recorded logprobs are another quantity than the trainer compares them with."""
+    """Recorded logprobs are not the quantity that the trainer compares them with."""
 
 
 def logprobs_for(
@@ -26,17 +26,17 @@ def logprobs_for(
 
     Args:
         sample: The sample.
-        temperature: What the trainer divides its logits by before log_softmax.
-        trainer: Its name, for the error.
+        temperature: The temperature by which the trainer divides its logits before log_softmax.
+        trainer: The trainer's name, for errors.
         policy: See `LogprobPolicy`.
 
     Returns:
         float32, shape (n,), or None for "omit".
 
     Raises:
-        LogprobMismatchError: With "checked": a trained token's logprob is not log_softmax(logits / temperature) of the
-            whole vocabulary, or nobody knows what it is.
-        ValueError: `policy` is another word.
+        LogprobMismatchError: With "checked": a trained token's logprob is not log_softmax(logits / temperature) over
+            the whole vocabulary, or its semantics are unknown.
+        ValueError: `policy` is not a `LogprobPolicy`.
     """
     if policy not in ("checked", "as-recorded", "omit"):
         raise ValueError(f"logprobs must be 'checked', 'as-recorded' or 'omit', not {policy!r}.")
@@ -44,25 +44,25 @@ def logprobs_for(
         return None
     if policy == "checked":
         for semantics in sample.semantics:
-            require(semantics, temperature=temperature, trainer=trainer, rollout=sample.identity.rollout_id)
+            check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=sample.identity.rollout_id)
     trained = sample.loss_mask.astype(np.bool_)
     return np.where(trained, sample.logprobs, np.float32(0)).astype(np.float32)
 
 
-def require(semantics: Semantics, *, temperature: float, trainer: str, rollout: str) -> None:
-    """Check that logprobs are log_softmax(logits / temperature) of the whole vocabulary.
+def check_semantics(semantics: Semantics, *, temperature: float, trainer: str, rollout: str) -> None:
+    """Check that logprobs are log_softmax(logits / temperature) over the whole vocabulary.
 
     Raises:
-        LogprobMismatchError: They are not, or nobody knows.
+        LogprobMismatchError: They are not, or their semantics are unknown.
     """
     if semantics.temperature == temperature and not semantics.adjusted:
         return
     kind = {None: "of unknown kind", False: "raw", True: "processed"}[semantics.processed]
     at = "an unknown temperature" if semantics.temperature is None else f"temperature {semantics.temperature}"
-    change = ", changed by a grammar, a penalty or a truncation" if semantics.adjusted else ""
+    change = ", changed by a grammar, a penalty, top-k or similar" if semantics.adjusted else ""
     raise LogprobMismatchError(
-        f"Law 11: {trainer} compares recorded logprobs with log_softmax(logits / {temperature}), and those of rollout "
-        f"{rollout} are {kind}, at {at}{change} (said {semantics.source}). Sample and train at one temperature, with "
-        "an engine that returns logprobs so; or let the trainer compute its own by logprobs='omit'; or take them as "
-        "they are by logprobs='as-recorded'."
+        f"Law 11: {trainer} compares recorded logprobs with log_softmax(logits / {temperature}), but those of rollout "
+        f"{rollout} are {kind}, at {at}{change} (source: {semantics.source}). Sample and train at one temperature, on "
+        "an engine that reports such logprobs. Or pass logprobs='omit' to let the trainer compute its own, or "
+        "logprobs='as-recorded' to use them unchecked."
     )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_tito.export.batch import Ints, TooLongError, known_logprobs, rewards_of
-from strands_tito.export.missing import imported
+from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import TrainingSample
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Placed(NamedTuple):
-    """Where a sample lies: places `start` to `stop` of a row."""
+    """The position of a sample: indices `start` to `stop` of a row."""
 
     row: int
     start: int
@@ -27,16 +27,17 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """Samples end to end in r rows of l places. A mask speaks of the token at its own place; see `Batch`.
+    """Samples end to end in r rows of length l. A mask value belongs to the token at its own index; see `Batch`.
 
     Attributes:
         input_ids: int64, shape (r, l), `pad_id` in the padding.
-        position_ids: int64, shape (r, l): beginning anew at 0 with each sample; 0 in the padding.
+        position_ids: int64, shape (r, l): restarts at 0 with each sample; 0 in the padding.
         segment_ids: int64, shape (r, l): 1, 2, ... for the samples of a row; 0 in the padding.
-        loss_mask: int64, shape (r, l). A sample's first token is never trained, since another sample lies before it.
-        logprobs: float32, shape (r, l): the engine's on tokens that it sampled, 0.0 elsewhere.
-        placed: Where each of the given samples lies, in their order.
-        rewards: float32, shape (b,), in the samples' order, NaN where a rollout has none.
+        loss_mask: int64, shape (r, l): 1 on trained tokens. Never 1 on a sample's first token, because the token
+            before it belongs to another sample.
+        logprobs: float32, shape (r, l): the engine's logprob of every sampled token, 0.0 elsewhere.
+        placed: The position of each sample, in the order of `samples`.
+        rewards: float32, shape (b,), in the samples' order, NaN if a rollout has no reward.
     """
 
     input_ids: Ints
@@ -48,18 +49,18 @@ class PackedBatch:
     rewards: npt.NDArray[np.float32]
 
     def cu_seqlens(self, row: int) -> npt.NDArray[np.int32]:
-        """Return the boundaries of a row's samples as FlashAttention takes them, with the padding as one of its own.
+        """Return the boundaries of a row's samples as FlashAttention takes them; padding counts as one more sample.
 
         Returns:
-            int32, shape (samples of the row + 1,), or one more where the row has padding.
+            int32, shape (samples of the row + 1,), one longer if the row has padding.
         """
         stops = sorted(place.stop for place in self.placed if place.row == row)
         width = self.input_ids.shape[1]
         return np.array([0, *stops, *([width] if stops[-1] < width else [])], np.int32)
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """Return the columns as CPU tensors that share this batch's memory, by name; `placed` is not among them."""
-        torch = imported("torch", "torch")
+        """Return the columns, without `placed`, as CPU tensors that share this batch's memory, by name."""
+        torch = import_optional("torch", "torch")
         named = [field.name for field in fields(self) if field.name != "placed"]
         return {name: torch.from_numpy(getattr(self, name)) for name in named}
 
@@ -68,13 +69,13 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> Pa
     """Pack samples into rows, the longest first, each into the first row that has room.
 
     Args:
-        samples: At least one.
-        pad_id: The id that fills rows up.
-        length: Places of a row.
+        samples: At least one sample.
+        pad_id: The id of padding tokens.
+        length: Length of a row.
 
     Raises:
         TooLongError: A sample is longer than a row.
-        ValueError: There is no sample.
+        ValueError: `samples` is empty.
     """
     if not samples:
         raise ValueError("A batch needs at least one sample.")
@@ -101,7 +102,7 @@ def _places(lengths: Sequence[int], length: int) -> list[Placed]:
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         size = lengths[number]
         if size > length:
-            raise TooLongError(f"A sample has {size} tokens and a row {length}: raise length, or leave it out.")
+            raise TooLongError(f"A sample has {size} tokens and length={length}: raise length or drop the sample.")
         row = next((row for row, taken in enumerate(used) if taken + size <= length), len(used))
         if row == len(used):
             used.append(0)

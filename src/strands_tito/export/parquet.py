@@ -1,4 +1,4 @@
-"""Parquet files of rollouts: one row a trajectory, in a schema of our own that any Arrow reader reads."""
+"""Parquet files of rollouts: one row per trajectory, readable by any Arrow reader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strands_tito.export.missing import imported
-from strands_tito.export.sample import Identity, TrainingSample, sampled
+from strands_tito.export.optional_dependency import import_optional
+from strands_tito.export.sample import Identity, TrainingSample, sampled_mask
 from tito_core.ledger.turn import Finish, Semantics, VersionSpan
 from tito_core.termination import Termination
 
@@ -19,21 +19,20 @@ if TYPE_CHECKING:
 FORMAT = b"strands-tito/samples"
 SCHEMA = 1
 ROWS_AT_ONCE = 256
-"""Rows of one group, which is what is held in memory."""
-_A_TOKEN = ("token_ids", "loss_mask", "logprobs", "provenance")
+"""Rows per row group, which is also the number of samples held in memory."""
 
 
 class SamplesSchemaError(ValueError):
-    """The file holds no samples, or newer ones than this version reads (law 12)."""
+    """The file does not hold samples, or has a newer schema than this version reads (law 12)."""
 
 
 def schema() -> pa.Schema:
-    """Return the Arrow schema; docs/trainers.md says what each column is.
+    """Return the Arrow schema. docs/trainers.md describes each column.
 
     Raises:
         MissingPackageError: pyarrow is not installed.
     """
-    arrow = imported("pyarrow", "parquet")
+    arrow = import_optional("pyarrow", "parquet")
     span = arrow.struct([("start", arrow.int32()), ("stop", arrow.int32()), ("version", arrow.string())])
     meaning = arrow.struct(
         [
@@ -72,27 +71,27 @@ def schema() -> pa.Schema:
 
 
 def table_of(samples: Iterable[TrainingSample]) -> pa.Table:
-    """Give samples as an Arrow table, a row each. Logprobs are null on tokens that the engine did not sample."""
-    arrow, wanted = imported("pyarrow", "parquet"), schema()
+    """Return samples as an Arrow table, one row each. Logprobs are null on tokens that the engine did not sample."""
+    arrow, columns_schema = import_optional("pyarrow", "parquet"), schema()
     rows = [_row(sample) for sample in samples]
-    columns = {name: [row[name] for row in rows] for name in wanted.names}
-    arrays = [_array(arrow, columns[field.name], field) for field in wanted]
-    found: pa.Table = arrow.Table.from_arrays(arrays, schema=wanted)
-    return found
+    columns = {name: [row[name] for row in rows] for name in columns_schema.names}
+    arrays = [_array(arrow, columns[field.name], field) for field in columns_schema]
+    table: pa.Table = arrow.Table.from_arrays(arrays, schema=columns_schema)
+    return table
 
 
 def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], **options: Any) -> int:
-    """Write samples to a file as they come, with at most `ROWS_AT_ONCE` of them in memory.
+    """Write samples to a file one row group at a time, with at most `ROWS_AT_ONCE` of them in memory.
 
     Args:
-        path: The file; what was there is replaced once writing has begun.
+        path: The file. An existing one is replaced.
         samples: Samples of any number of rollouts.
         **options: For `pyarrow.parquet.ParquetWriter`, such as `compression`.
 
     Returns:
         The number of rows.
     """
-    parquet = imported("pyarrow.parquet", "parquet")
+    parquet = import_optional("pyarrow.parquet", "parquet")
     count = 0
     with parquet.ParquetWriter(path, schema(), **options) as writer:
         for chunk in _chunks(samples):
@@ -102,12 +101,12 @@ def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], 
 
 
 def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
-    """Read samples back, equal to those that were written (law 12), one group of rows in memory.
+    """Yield samples equal to those that were written (law 12), with one row group in memory.
 
     Raises:
-        SamplesSchemaError: Another file, or one of a newer schema.
+        SamplesSchemaError: The file does not hold samples, or has a newer schema.
     """
-    parquet = imported("pyarrow.parquet", "parquet")
+    parquet = import_optional("pyarrow.parquet", "parquet")
     with parquet.ParquetFile(path) as file:
         _check(file.schema_arrow.metadata or {}, str(path))
         for group in range(file.num_row_groups):
@@ -115,7 +114,7 @@ def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
 
 
 def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
-    """Return the samples of an Arrow table of `schema()`."""
+    """Yield the samples of an Arrow table that has `schema()`."""
     numbers = {
         name: table.column(name).combine_chunks() for name in ("token_ids", "loss_mask", "logprobs", "provenance")
     }
@@ -127,12 +126,17 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
         )
 
 
-def _check(metadata: dict[bytes, bytes], where: str) -> None:
-    found = metadata.get(b"schema", b"")
-    if metadata.get(b"format") != FORMAT or not found.isdigit():
-        raise SamplesSchemaError(f"{where} holds no samples of strands-tito: its metadata says {sorted(metadata)}.")
-    if int(found) > SCHEMA:
-        raise SamplesSchemaError(f"{where} has schema {int(found)}, and this version reads up to {SCHEMA}: update it.")
+def _check(metadata: dict[bytes, bytes], path: str) -> None:
+    version = metadata.get(b"schema", b"")
+    if metadata.get(b"format") != FORMAT or not version.isdigit():
+        raise SamplesSchemaError(
+            f"{path} was not written by write_parquet: its metadata keys are {sorted(metadata)}, format and schema "
+            "are missing or invalid."
+        )
+    if int(version) > SCHEMA:
+        raise SamplesSchemaError(
+            f"{path} has schema {int(version)}, this version reads up to {SCHEMA}: upgrade strands-tito to read it."
+        )
 
 
 def _chunks(samples: Iterable[TrainingSample]) -> Iterator[list[TrainingSample]]:
@@ -147,7 +151,7 @@ def _chunks(samples: Iterable[TrainingSample]) -> Iterator[list[TrainingSample]]
 
 
 def _array(arrow: Any, values: list[Any], field: Any) -> Any:
-    """Build a column; those of numbers a token without a Python object each."""
+    """Build a column. Per-token columns are built from NumPy arrays, without a Python object for each token."""
     if not (arrow.types.is_list(field.type) and arrow.types.is_primitive(field.type.value_type)):
         return arrow.array(values, field.type)
     offsets = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
@@ -167,7 +171,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "token_ids": sample.token_ids,
         "prompt_length": sample.prompt_length,
         "loss_mask": sample.loss_mask,
-        "logprobs": np.where(sampled(sample), sample.logprobs, np.float32(np.nan)).astype(np.float32),
+        "logprobs": np.where(sampled_mask(sample), sample.logprobs, np.float32(np.nan)).astype(np.float32),
         "provenance": sample.provenance,
         "versions": [span._asdict() for span in sample.versions],
         "semantics": [

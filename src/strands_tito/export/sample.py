@@ -1,4 +1,4 @@
-"""What every trainer is given: a prompt, and a response of sampled and other tokens, index-aligned."""
+"""`TrainingSample`: one trajectory as a prompt and a response with index-aligned columns, input of every exporter."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tito_core.ledger.turn import Finish, Semantics, VersionSpan
 from tito_core.termination import Termination, recorded_termination, termination_of
 
 NO_EXPERT = -1
-"""Stands in `routed_experts` where the engine gave no row."""
+"""Value in `routed_experts` of tokens for which the engine reported none."""
 
 
 class BranchedRolloutError(ValueError):
-    """A rollout has several trajectories, and one sample was asked for."""
+    """A rollout has no trajectory or several, but exactly one sample was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which rollout a sample is of.
+    """The rollout and trajectory of a sample.
 
     Attributes:
         rollout_id: The ledger's uuid, shared by the samples of one rollout.
         group_id: Shared by the rollouts of one prompt, or None.
         task_id: The task, or None.
-        trajectory: Its place among the rollout's trajectories, from 0.
-        trajectories: How many the rollout has.
+        trajectory: Index among the rollout's trajectories, from 0.
+        trajectories: Number of the rollout's trajectories.
     """
 
     rollout_id: str
@@ -45,23 +45,24 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSample:
-    """One trajectory as trainers take it. All columns have one length n and share one index.
+    """One trajectory for a trainer. All columns have one length n and share one index.
 
     Attributes:
-        identity: Which rollout it is of.
+        identity: The rollout and trajectory of the sample.
         token_ids: int32, shape (n,).
-        prompt_length: Tokens before the response, at least 1. The response begins with the first token that was
-            sampled on this path and on no earlier one, so that what an earlier sample trains lies in the prompt.
-        loss_mask: uint8, shape (n,): 1 where the token is trained by this sample, and by no other (law 3).
+        prompt_length: Number of tokens before the response, at least 1. The response starts with the first token that
+            was sampled on this path and on no earlier one; tokens that an earlier sample trains are in the prompt.
+        loss_mask: uint8, shape (n,): 1 on the tokens that this sample trains; no other sample trains them (law 3).
         logprobs: float32, shape (n,): the engine's; NaN on every token that it did not sample.
-        provenance: uint8, shape (n,): a `Provenance` a token.
-        versions: Weight versions of the sampled tokens, in offsets of the columns (law 10).
-        semantics: What the logprobs of the trained tokens mean: the distinct ones, in order of appearance (law 11).
-        routed_experts: The engine's, shape (n, layers, experts), `NO_EXPERT` where it gave none; None without any.
-        termination: Why the rollout ended, the same in each of its samples.
+        provenance: uint8, shape (n,): a `Provenance` for each token.
+        versions: Weight versions of the sampled tokens, as spans of column indices (law 10).
+        semantics: The distinct semantics of the trained tokens' logprobs, in order of appearance (law 11).
+        routed_experts: Integers, shape (n, layers, experts), `NO_EXPERT` on tokens without; None if the engine
+            reported none.
+        termination: Why the rollout ended; equal in all its samples.
         finish: Why the last answer of this path ended.
-        reward: The ledger's annotation "reward", where it is a number.
-        turns: Answers on the path.
+        reward: The ledger's annotation "reward" if it is a number, else None.
+        turns: Number of turns on the path.
     """
 
     identity: Identity
@@ -83,7 +84,7 @@ class TrainingSample:
 
     @property
     def response_length(self) -> int:
-        """Tokens after the prompt: sampled ones and those between them."""
+        """Number of tokens after the prompt: the sampled ones and those between them."""
         return len(self) - self.prompt_length
 
     @property
@@ -98,17 +99,17 @@ class TrainingSample:
 
     @property
     def response_mask(self) -> npt.NDArray[np.uint8]:
-        """Shape (response_length,). No token before it is trained."""
+        """Shape (response_length,). Tokens of the prompt are never trained."""
         return self.loss_mask[self.prompt_length :]
 
     @property
     def ended_outside(self) -> bool:
-        """Whether the rollout ended by no doing of the policy or its tools, so that a reward says nothing of it."""
+        """Whether an engine error, an abort or a cancellation ended the rollout. Its reward then means nothing."""
         return self.termination in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
 
     @property
     def trained_versions(self) -> tuple[str | None, ...]:
-        """Versions of the trained tokens, in order, one an uninterrupted run; None where the engine did not say."""
+        """Weight versions of the trained tokens, in order, without repeats in a row; None where unknown."""
         runs: list[str | None] = []
         for span in self.versions:
             if self.loss_mask[span.start : span.stop].any() and (not runs or runs[-1] != span.version):
@@ -117,17 +118,17 @@ class TrainingSample:
 
 
 def samples_of(ledger: Ledger, *, train_constrained: bool = False) -> list[TrainingSample]:
-    """Return a rollout's trajectories as samples; over all of them each sampled token is trained once (law 3).
+    """Return one sample for each trajectory. Over all of them each sampled token is trained once (law 3).
 
-    A path that branched off is a sample of its own, in which the turns that it shares with an earlier one are context.
-    Inserted tokens are never trained: the policy did not choose them, and they have no logprob.
+    A branch is a sample of its own; the turns that it shares with an earlier path are context in it. Inserted tokens
+    are never trained, because the policy did not sample them and they have no logprob.
 
     Args:
-        ledger: A rollout. Where nobody recorded why it ended, its last answer's finish says so.
-        train_constrained: Whether tokens that were sampled under a grammar are trained.
+        ledger: A rollout. Without a recorded termination, the finish reason of its last answer is used.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
-        ValueError: A trajectory has no prompt, or the annotation "termination" is no `Termination`.
+        ValueError: A trajectory has no prompt, or the annotation "termination" is not a `Termination`.
     """
     found = ledger.trajectories(train_constrained=train_constrained)
     return [_sample(ledger, trajectory, number, len(found)) for number, trajectory in enumerate(found)]
@@ -136,13 +137,13 @@ def samples_of(ledger: Ledger, *, train_constrained: bool = False) -> list[Train
 def sample_of(
     ledger: Ledger, *, branches: Literal["error", "last"] = "error", train_constrained: bool = False
 ) -> TrainingSample:
-    """Return a rollout as one sample, for trainers that take one a rollout.
+    """Return a rollout as one sample, for trainers that take one sample per rollout.
 
     Args:
         ledger: A rollout.
-        branches: What becomes of a rollout with several trajectories: "error", or "last", which takes the one with
-            the latest turn and trains all its turns; what was sampled on other paths only is then not trained.
-        train_constrained: Whether tokens that were sampled under a grammar are trained.
+        branches: What to do with several trajectories: "error" raises; "last" takes the path with the latest turn and
+            trains all its turns, so that tokens of other paths are not trained.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         BranchedRolloutError: There is no trajectory, or there are several and `branches` is "error".
@@ -150,12 +151,12 @@ def sample_of(
     """
     leaves = ledger.leaves()
     if not leaves:
-        raise BranchedRolloutError(f"Ledger {ledger.uuid} holds no turn, so there is nothing to train on.")
+        raise BranchedRolloutError(f"Ledger {ledger.uuid} has no turns: drop it from the batch.")
     if len(leaves) > 1 and branches == "error":
         raise BranchedRolloutError(
-            f"Ledger {ledger.uuid} holds {len(leaves)} trajectories, and this trainer takes one a rollout. Take the "
-            "last one by branches='last', which trains no token of the other paths, or all of them with a trainer "
-            f"that takes a list.\n{ledger.tree()}"
+            f"Ledger {ledger.uuid} has {len(leaves)} trajectories, but this trainer takes one per rollout. Pass "
+            "branches='last' to train the last path only, or use an exporter that returns a list.\n"
+            f"{ledger.tree()}"
         )
     path = ledger.path(len(ledger) - 1)
     trajectory = assemble(path, context=frozenset(), train_constrained=train_constrained)
@@ -163,7 +164,7 @@ def sample_of(
 
 
 def trained_tokens(samples: Iterable[TrainingSample]) -> int:
-    """Count the tokens that samples train."""
+    """Return the number of tokens that samples train."""
     return sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
 
 
@@ -172,8 +173,8 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
     prompt_length = own.path_length - own.draft.columns.output
     if not prompt_length:
         raise ValueError(
-            f"Trajectory {number} of ledger {ledger.uuid} begins with a sampled token, which no trainer can score: "
-            "an engine is always given a prompt."
+            f"Trajectory {number} of ledger {ledger.uuid} starts with a sampled token, which no trainer can score. "
+            "Give every rollout a prompt."
         )
     header = ledger.header
     return TrainingSample(
@@ -203,26 +204,26 @@ def _trained_semantics(trajectory: Trajectory) -> tuple[Semantics, ...]:
 
 
 def _experts(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
-    """Return the column in a signed type, in which `NO_EXPERT` has a place.
+    """Return the column in a signed dtype that can hold `NO_EXPERT`.
 
     Raises:
-        ValueError: Its rows are flat.
+        ValueError: The rows are flat.
     """
     if "routed_experts" not in trajectory.column_names:
         return None
-    found = trajectory.column("routed_experts", fill=0)
-    if found.ndim != 3:
+    values = trajectory.column("routed_experts", fill=0)
+    if values.ndim != 3:
         raise ValueError(
-            f"routed_experts have shape {found.shape}, which trainers cannot read. Sample with "
+            f"routed_experts have shape {values.shape}, which trainers cannot read. Sample with "
             "routed_experts=(layers, experts per token) to record their shape."
         )
-    given = np.zeros(len(trajectory), np.bool_)
+    reported = np.zeros(len(trajectory), np.bool_)
     for turn in trajectory.path:
         column = turn.draft.extras.get("routed_experts")
         if column is not None:
-            given[column.start : column.start + column.rows] = True
-    rows = found.astype(np.result_type(found.dtype, np.int16))
-    rows[~given] = NO_EXPERT
+            reported[column.start : column.start + column.rows] = True
+    rows = values.astype(np.result_type(values.dtype, np.int16))
+    rows[~reported] = NO_EXPERT
     return rows
 
 
@@ -231,19 +232,19 @@ def _reward(ledger: Ledger) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def sampled(sample: TrainingSample) -> npt.NDArray[np.bool_]:
-    """Tell which tokens of a sample the engine sampled, trained or not, shape (n,)."""
+def sampled_mask(sample: TrainingSample) -> npt.NDArray[np.bool_]:
+    """Return which tokens the engine sampled, trained or not: bool, shape (n,)."""
     return np.asarray(sample.provenance >= Provenance.SAMPLED)
 
 
 def experts_of(sample: TrainingSample) -> npt.NDArray[np.generic] | None:
-    """Return the experts of every token but the last, which no logit of a loss needs.
+    """Return the routed experts of every token but the last, whose logits no loss reads.
 
     Returns:
-        Integers, shape (n - 1, layers, experts), or None where the engine gave none.
+        Integers, shape (n - 1, layers, experts), or None if the engine reported none.
 
     Raises:
-        ValueError: Some tokens have none: a replay would send them through experts of its own choice.
+        ValueError: Some tokens have none, so that a replay would route them freely.
     """
     if sample.routed_experts is None:
         return None
@@ -251,7 +252,8 @@ def experts_of(sample: TrainingSample) -> npt.NDArray[np.generic] | None:
     missing = np.flatnonzero((rows == NO_EXPERT).any(axis=(1, 2)))
     if len(missing):
         raise ValueError(
-            f"The engine gave no experts for {len(missing)} of {len(sample) - 1} tokens, the first at {missing[0]}, in "
-            f"rollout {sample.identity.rollout_id}: ask for them in every turn with wanted={{'routed_experts': True}}."
+            f"Routed experts are missing for {len(missing)} of {len(sample) - 1} tokens, first at index {missing[0]}, "
+            f"in rollout {sample.identity.rollout_id}. Request them in every turn with "
+            "optional_outputs={'routed_experts': True}."
         )
     return rows

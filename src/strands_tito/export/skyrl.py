@@ -1,4 +1,4 @@
-"""SkyRL's `GeneratorOutput`, from the rollouts of one of its batches: what a `GeneratorInterface` returns."""
+"""SkyRL: the rollouts of one batch as a `GeneratorOutput`, which SkyRL's `GeneratorInterface` returns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from strands_tito.export.flat import Flat, flat_of, nothing
 from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.missing import imported
+from strands_tito.export.optional_dependency import import_optional
+from strands_tito.export.prompt_response import PromptResponse, empty_response, prompt_response_of
 from strands_tito.export.sample import TrainingSample, sample_of, samples_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
@@ -30,7 +30,7 @@ STOP_REASON = MappingProxyType(
         Termination.CANCELLED: "abort",
     }
 )
-"""SkyRL's stop reason for each termination. Its overlong filter and `zero_reward_on_non_stop` look for "stop" only."""
+"""SkyRL's stop reason for each termination. Its overlong filter and `zero_reward_on_non_stop` only test for "stop"."""
 
 Branches = Literal["error", "last", "steps"]
 
@@ -45,48 +45,48 @@ def generator_output_of(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> GeneratorOutput:
-    """Give rollouts as SkyRL's generators return them, in the order of its input batch.
+    """Return rollouts as a SkyRL generator does, in the order of the input batch.
 
     Args:
-        rollouts: A rollout for each prompt of the batch, each with a reward; what ended from outside, or without a
-            turn, is masked and its reward is 0.
-        temperature: What SkyRL divides its logits by.
-        end_id: The tokenizer's end of sequence, which stands for a rollout without a turn.
-        trajectory_ids: Those of the input batch, which "steps" needs.
-        branches: "error" and "last" give a row a rollout, see `sample_of`; "steps" a row a trajectory, for SkyRL's
-            step-wise training, which gives all rows of a rollout the advantage of its last.
-        logprobs: See `LogprobPolicy`; with "omit" there are none.
-        train_constrained: Whether tokens under a grammar are trained.
+        rollouts: One rollout for each prompt of the batch, each with a reward. A rollout that ended from outside, or
+            has no turns, is masked and has reward 0.
+        temperature: The temperature by which SkyRL divides its logits.
+        end_id: The tokenizer's end-of-sequence id, the placeholder for a rollout without turns.
+        trajectory_ids: The ids of the input batch; required for "steps".
+        branches: "error" and "last" return one row per rollout, see `sample_of`. "steps" returns one row per
+            trajectory, for SkyRL's step-wise training, which gives all rows of a rollout the advantage of its last.
+        logprobs: See `LogprobPolicy`; with "omit" `rollout_logprobs` is None.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         MissingPackageError: skyrl is not installed.
-        BranchedRolloutError, LogprobMismatchError: As `sample_of` and `flat_of`.
-        ValueError: A rollout has no reward, some have experts and others none, or "steps" has no trajectory ids.
+        BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
+        ValueError: A rollout has no reward, only some rollouts have experts, or "steps" has no trajectory ids.
     """
-    base = imported("skyrl.train.generators.base", "skyrl")
+    base = import_optional("skyrl.train.generators.base", "skyrl")
     if branches == "steps" and trajectory_ids is None:
-        raise ValueError("SkyRL's step-wise training goes by trajectory ids: give those of the input batch.")
+        raise ValueError("branches='steps' needs trajectory_ids: pass those of SkyRL's input batch.")
     ids = list(trajectory_ids) if trajectory_ids is not None else [None] * len(rollouts)
     options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs}
-    rows: list[tuple[Flat, float, str, TrajectoryID | None, bool]] = []
+    rows: list[tuple[PromptResponse, float, str, TrajectoryID | None, bool]] = []
     for rollout, name in zip(rollouts, ids, strict=True):
         found = list(_samples(rollout, branches, train_constrained))
         for number, sample in enumerate(found, 1):
             reason = STOP_REASON[sample.termination]
-            rows.append((flat_of(sample, **options), _reward(sample), reason, name, number == len(found)))
+            rows.append((prompt_response_of(sample, **options), _reward(sample), reason, name, number == len(found)))
         if not found:
-            rows.append((nothing(end_id, logprobs=logprobs != "omit"), 0.0, "error", name, True))
-    flats = [row[0] for row in rows]
+            rows.append((empty_response(end_id, logprobs=logprobs != "omit"), 0.0, "error", name, True))
+    parts = [row[0] for row in rows]
     output = {
         **dict.fromkeys(base.GeneratorOutput.__annotations__),
-        "prompt_token_ids": [flat.prompt_ids for flat in flats],
-        "response_ids": [flat.response_ids for flat in flats],
+        "prompt_token_ids": [part.prompt_ids for part in parts],
+        "response_ids": [part.response_ids for part in parts],
         "rewards": [row[1] for row in rows],
-        "loss_masks": [flat.mask for flat in flats],
+        "loss_masks": [part.mask for part in parts],
         "stop_reasons": [row[2] for row in rows],
-        "rollout_logprobs": None if logprobs == "omit" else [flat.logprobs for flat in flats],
+        "rollout_logprobs": None if logprobs == "omit" else [part.logprobs for part in parts],
         "trajectory_ids": None if trajectory_ids is None else [row[3] for row in rows],
-        "rollout_expert_indices": _experts(flats, as_lists=not hasattr(base, "RoutedExpertIndices")),
+        "rollout_expert_indices": _experts(parts, as_lists=not hasattr(base, "RoutedExpertIndices")),
         "is_last_step": [row[4] for row in rows] if branches == "steps" else None,
     }
     return cast("GeneratorOutput", output)
@@ -106,23 +106,24 @@ def _reward(sample: TrainingSample) -> float:
         return 0.0
     if sample.reward is None:
         raise ValueError(
-            f"Rollout {sample.identity.rollout_id} has no reward, and SkyRL's generators give one: "
-            'ledger.annotate("reward", ...) with a number.'
+            f"Rollout {sample.identity.rollout_id} has no reward, which SkyRL requires: "
+            'call ledger.annotate("reward", number).'
         )
     return sample.reward
 
 
-def _experts(flats: Sequence[Flat], as_lists: bool) -> list[Any] | None:
-    """Return a row a token but the last, as arrays, or as the lists of SkyRL 0.3; of an empty rollout one, unread."""
-    shapes = {flat.experts.shape[1:] for flat in flats if flat.experts is not None}
+def _experts(parts: Sequence[PromptResponse], as_lists: bool) -> list[Any] | None:
+    """Return the experts of each row, as arrays, or as lists for SkyRL 0.3. An empty rollout gets one masked row."""
+    shapes = {part.experts.shape[1:] for part in parts if part.experts is not None}
     if not shapes:
         return None
-    missing = [flat for flat in flats if flat.experts is None and any(flat.mask)]
+    missing = [part for part in parts if part.experts is None and any(part.mask)]
     if missing or len(shapes) > 1:
         raise ValueError(
-            f"The engine gave experts of shapes {sorted(shapes)}, and none for {len(missing)} of {len(flats)} rows: "
-            "SkyRL replays all of a batch or nothing."
+            f"SkyRL replays the experts of a whole batch or of none. Shapes (layers, experts) found: {sorted(shapes)}; "
+            f"{len(missing)} of {len(parts)} rows have none. Request them in every rollout with "
+            "optional_outputs={'routed_experts': True}."
         )
     empty = np.zeros((1, *shapes.pop()), np.int16)
-    found = [empty if flat.experts is None or not len(flat.experts) else flat.experts for flat in flats]
+    found = [empty if part.experts is None or not len(part.experts) else part.experts for part in parts]
     return [rows.tolist() for rows in found] if as_lists else found

@@ -1,8 +1,8 @@
-"""slime's `Sample`, from a rollout, and a `generate` for `--custom-generate-function-path`.
+"""slime: a rollout as slime's `Sample`. `strands_tito.integrations.slime_generate` runs the rollouts.
 
-slime is no package of the registries (the one of that name is another project): it runs where its source is. Nothing
-here imports it: samples are filled in place or made by the type of the one that slime gives. Fields and their meaning
-are those of `slime/utils/types.py` at commit 624b824a.
+slime is not on PyPI (the package of that name is another project), so nothing here imports it: functions fill the
+sample that slime passes, or copies of it. Field names and meanings are those of `slime/utils/types.py` at commit
+624b824a.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ STATUS = MappingProxyType(
         Termination.CANCELLED: "ABORTED",
     }
 )
-"""slime's status, by name, for each termination. What ended from outside is not trained: `remove_sample`."""
+"""The name of slime's status for each termination. `remove_sample` excludes rollouts that ended from outside."""
 
 Decode = Callable[[Sequence[int]], str]
 Branches = Literal["list", "last", "error"]
 
 
 class SlimeSample(Protocol):
-    """What is used of slime's `Sample`."""
+    """The fields of slime's `Sample` that are used here."""
 
     index: int | None
     rollout_id: int | None
@@ -55,24 +55,24 @@ def fields_of(
     temperature: float,
     logprobs: LogprobPolicy = "checked",
 ) -> dict[str, Any]:
-    """Return the fields that slime's `Sample` takes of a rollout, all but `status`.
+    """Return the fields of slime's `Sample` for a trajectory, except `status`.
 
     Args:
         sample: One trajectory.
-        decode: Gives the text of ids, special tokens included.
-        temperature: slime's `--rollout-temperature`, which it divides its logits by.
-        logprobs: See `LogprobPolicy`; "omit" leaves `rollout_log_probs` None.
+        decode: Returns the text of token ids, special tokens included.
+        temperature: slime's `--rollout-temperature`, by which it divides its logits.
+        logprobs: See `LogprobPolicy`; with "omit" `rollout_log_probs` is None.
 
     Returns:
-        `tokens`, all of them; `response_length`; `loss_mask` and `rollout_log_probs`, of the response only, 0 and 0.0
-        on what is not trained; `weight_versions` of the trained tokens, unknown ones left out;
-        `rollout_routed_experts`, (tokens - 1, layers, experts), or None; and more.
+        `tokens` of prompt and response; `response`, its text; `response_length`; `loss_mask` and `rollout_log_probs`
+        of the response only, 0 and 0.0 on untrained tokens; `weight_versions` of the trained tokens, without unknown
+        ones; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `reward`; `remove_sample`.
 
     Raises:
-        LogprobMismatchError: The logprobs are another quantity than slime's.
-        ValueError: The engine gave experts for some tokens only.
+        LogprobMismatchError: The logprobs are not the quantity that slime computes.
+        ValueError: The engine reported experts for some tokens only.
     """
-    given = logprobs_for(sample, temperature=temperature, trainer="slime", policy=logprobs)
+    values = logprobs_for(sample, temperature=temperature, trainer="slime", policy=logprobs)
     experts = experts_of(sample)
     response = slice(sample.prompt_length, None)
     return {
@@ -80,7 +80,7 @@ def fields_of(
         "response": decode(sample.response_ids.tolist()),
         "response_length": sample.response_length,
         "loss_mask": sample.response_mask.tolist(),
-        "rollout_log_probs": None if given is None else given[response].tolist(),
+        "rollout_log_probs": None if values is None else values[response].tolist(),
         "rollout_routed_experts": None if experts is None else experts.tolist(),
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "reward": sample.reward,
@@ -89,13 +89,13 @@ def fields_of(
 
 
 def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "error", **options: Any) -> S:
-    """Write a rollout of one trajectory into slime's sample, in place.
+    """Write a rollout into slime's sample, in place, as one trajectory.
 
     Args:
-        sample: slime's own.
-        rollout: The rollout; one without a turn leaves the sample `ABORTED`, and without tokens.
+        sample: slime's sample.
+        rollout: The rollout. Without turns, the sample becomes `ABORTED` and has no tokens.
         branches: See `sample_of`.
-        **options: `decode`, `temperature` and `logprobs`, as `fields_of` takes them, and `train_constrained`.
+        **options: `decode`, `temperature` and `logprobs` of `fields_of`, and `train_constrained`.
 
     Raises:
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `fields_of`.
@@ -107,13 +107,13 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
 
 
 def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
-    """Return a sample for each trajectory of a rollout: copies of slime's own, with one `rollout_id`.
+    """Return one sample for each trajectory of a rollout: copies of slime's sample that share one `rollout_id`.
 
-    slime's loss then counts the rollout once. Each sampled token is trained by one of them.
+    slime's loss then counts the rollout once, and each sampled token is trained by exactly one of the samples.
 
     Args:
-        sample: slime's own; it is not changed.
-        rollout: The rollout; without a turn, one sample that is `ABORTED`.
+        sample: slime's sample; it is not changed.
+        rollout: The rollout. Without turns, the result is one `ABORTED` sample.
         **options: As `fill`.
 
     Raises:
@@ -128,23 +128,24 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     return copies
 
 
-def completed(
+def complete_aborted(
     sample: Any,
     *,
     logprobs: LogprobPolicy = "checked",
     reward_key: str | None = None,
     experts: tuple[int, int] | None = None,
 ) -> Any:
-    """Return an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
+    """Fill in the fields that slime's trainer requires of an aborted sample, in place; return other samples unchanged.
 
-    slime asks no reward of an aborted one, and one None among rewards, or a response without tokens, ends its training.
-    As in slime's own agent example the reward is 0, and a missing response one token that is not trained.
+    slime computes no reward for an aborted sample, and its training fails on a reward of None or an empty response.
+    As in slime's own agent example, the reward is 0 and an empty response becomes one untrained token.
 
     Args:
-        sample: slime's own.
+        sample: slime's sample.
         logprobs: As `fields_of`.
-        reward_key: slime's `--reward-key`, under which each reward then is.
-        experts: Layers and experts a token, where slime replays them: it takes none for a batch with one None.
+        reward_key: slime's `--reward-key`; rewards are then dicts with this key.
+        experts: (layers, experts per token) if slime replays experts: it drops those of a whole batch if one sample
+            has None.
     """
     if sample.status is not type(sample).Status.ABORTED:
         return sample
@@ -160,29 +161,29 @@ def completed(
     return sample
 
 
-def begun_again(sample: Any) -> None:
-    """Take the reward that `completed` gave from a sample that slime runs again, as its fully-async rollouts do."""
+def reset_reward(sample: Any) -> None:
+    """Remove the reward that `complete_aborted` set. Call it before slime runs the sample again."""
     if sample.status is type(sample).Status.ABORTED:
         sample.reward = None
 
 
-def _filled(sample: S, found: TrainingSample, options: dict[str, Any]) -> S:
-    fields = fields_of(found, **options)
+def _filled(sample: S, trajectory: TrainingSample, options: dict[str, Any]) -> S:
+    fields = fields_of(trajectory, **options)
     if fields["reward"] is None:
-        del fields["reward"]  # slime asks its reward model
+        del fields["reward"]  # slime then calls its reward model
     for name, value in fields.items():
         setattr(sample, name, value)
-    identity = found.identity
+    identity = trajectory.identity
     sample.metadata = {
         **(sample.metadata or {}),
         "tito": {
             "rollout": identity.rollout_id,
             "trajectory": identity.trajectory,
-            "termination": found.termination.value,
-            "logprobs": [str(semantics) for semantics in found.semantics],
+            "termination": trajectory.termination.value,
+            "logprobs": [str(semantics) for semantics in trajectory.semantics],
         },
     }
-    return _with_status(sample, STATUS[found.termination])
+    return _with_status(sample, STATUS[trajectory.termination])
 
 
 def _with_status(sample: S, name: str) -> S:

@@ -1,4 +1,4 @@
-"""Tinker's `Datum`, from a rollout: inputs without the last token, targets without the first."""
+"""Tinker: a trajectory as a `Datum`, with inputs without the last token and targets without the first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
-from strands_tito.export.missing import imported
+from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import TrainingSample
 
 if TYPE_CHECKING:
@@ -20,21 +20,21 @@ def datum_of(
     """Return a sample as the input of Tinker's "importance_sampling" and "ppo" losses.
 
     Args:
-        sample: One trajectory, of at least two tokens. One that ended from outside has advantage 0 everywhere.
-        advantage: Of the rollout; 0 on what is not trained, since these losses read no mask.
-        temperature: What Tinker divides logits by, 1.
-        logprobs: See `LogprobPolicy`; "omit" gives none, which these losses do not take.
+        sample: One trajectory of at least two tokens. If it ended from outside, the advantage is 0 everywhere.
+        advantage: The rollout's advantage. It is 0 on untrained tokens, because these losses read no mask.
+        temperature: The temperature by which Tinker divides its logits: 1.
+        logprobs: See `LogprobPolicy`. These losses need logprobs, so that "omit" serves other losses only.
 
     Raises:
         MissingPackageError: tinker is not installed.
-        LogprobMismatchError: The logprobs are another quantity than Tinker's.
+        LogprobMismatchError: The logprobs are not the quantity that Tinker computes.
     """
-    tinker = imported("tinker", "tinker")
-    given = logprobs_for(sample, temperature=temperature, trainer="Tinker", policy=logprobs)
+    tinker = import_optional("tinker", "tinker")
+    values = logprobs_for(sample, temperature=temperature, trainer="Tinker", policy=logprobs)
     trained = np.zeros(len(sample), np.float32) if sample.ended_outside else sample.loss_mask.astype(np.float32)
     inputs = {"target_tokens": sample.token_ids[1:].astype(np.int64), "advantages": trained[1:] * np.float32(advantage)}
-    if given is not None:
-        inputs["logprobs"] = given[1:]
-    tensors = {name: tinker.TensorData.from_numpy(values) for name, values in inputs.items()}
+    if values is not None:
+        inputs["logprobs"] = values[1:]
+    tensors = {name: tinker.TensorData.from_numpy(column) for name, column in inputs.items()}
     model_input = tinker.ModelInput.from_ints(sample.token_ids[:-1].tolist())
     return cast("Datum", tinker.Datum(model_input=model_input, loss_fn_inputs=tensors))

@@ -1,22 +1,22 @@
-"""A rollout turn by turn, each with its whole prompt, for trainers that put trajectories together by themselves."""
+"""A rollout turn by turn, each with its whole prompt, for trainers that assemble trajectories themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from strands_tito.export.logprobs import LogprobPolicy, require
+from strands_tito.export.logprobs import LogprobPolicy, check_semantics
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 
 
 class TrainedTurn(NamedTuple):
-    """A turn and what it answered.
+    """A turn and its prompt.
 
     Attributes:
         turn: The turn.
-        prompt_ids: Its whole prompt, int32, shape (p,).
+        prompt_ids: The whole prompt of the turn, int32, shape (p,).
     """
 
     turn: Turn
@@ -31,12 +31,13 @@ def trained_turns(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> Iterator[TrainedTurn]:
-    """Yield each turn that is trained once, those of one path one after the other, so that each extends the one before.
+    """Yield each trained turn once, path by path, so that each turn extends the one before it on its path.
 
-    A turn under a grammar is left out unless it is to be trained; it is then part of the prompts that follow.
+    Without `train_constrained`, turns under a grammar are skipped; their tokens are part of later prompts only.
 
     Raises:
-        LogprobMismatchError: With `logprobs="checked"`, a turn's logprobs are another quantity than the trainer's.
+        LogprobMismatchError: With `logprobs="checked"`: a turn's logprobs are not the quantity that the trainer
+            computes.
     """
     for path, earlier in rollout.iter_paths():
         for turn in path:
@@ -44,6 +45,6 @@ def trained_turns(
                 continue
             if logprobs == "checked":
                 semantics = turn.draft.engine.semantics
-                require(semantics, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
+                check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
             whole = rollout.path_ids(turn.index)
             yield TrainedTurn(turn, whole[: len(whole) - turn.draft.columns.output])

@@ -1,6 +1,7 @@
-"""verifiers' `Trace`, from a rollout: the forest of turns as its graph of messages, which prime-rl trains from.
+"""verifiers: a rollout as a `Trace`, a graph of message nodes, from which prime-rl trains.
 
-A node's tokens follow those of its parent, and a path from a root to a leaf is a branch, which is a trajectory here.
+A node's tokens follow those of its parent. verifiers calls a path from a root to a leaf a branch; here it is a
+trajectory.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from strands_tito.export.logprobs import require
-from strands_tito.export.missing import imported
+from strands_tito.export.logprobs import check_semantics
+from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import sample_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Finish, Turn
@@ -33,7 +34,7 @@ STOP = MappingProxyType(
         Termination.CANCELLED: "cancelled",
     }
 )
-"""The trace's `stop_condition` for each termination; "max_..." is what verifiers counts as truncated."""
+"""The trace's `stop_condition` for each termination. verifiers counts "max_..." as truncated."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -47,33 +48,33 @@ def trace_of(
     logprobs: Literal["checked", "as-recorded"] = "checked",
     train_constrained: bool = False,
 ) -> WireTrace:
-    """Return a rollout as a trace: two nodes a turn, its delta as a user message and its answer as an assistant's.
+    """Return a rollout as a trace: for each turn, its delta as a user node and its answer as an assistant node.
 
-    Turns that several paths share are nodes that several branches share, and prime-rl trains such a node in the first
-    of them only. One that ended from outside, or without a turn, is not `ok`, and is not trained.
+    Branches share the nodes of the turns that their paths share; prime-rl trains such a node in the first branch only.
+    The trace of a rollout that ended from outside, or has no turns, is not `ok` and not trained.
 
     Args:
         rollout: The rollout.
-        temperature: What the trainer divides its logits by.
-        decode: Gives the text of ids, which becomes the messages' content, markup included.
-        task: Fields of the task beside `id`, which is the ledger's `task_id`.
-        logprobs: See `LogprobPolicy`; they cannot be left out, since a trace without them reads as logprobs of 0.
-        train_constrained: Whether tokens under a grammar are trained.
+        temperature: The temperature by which the trainer divides its logits.
+        decode: Returns the text of token ids. It becomes the messages' content, markup included.
+        task: More fields of the task; its `id` is the ledger's `task_id`.
+        logprobs: See `LogprobPolicy`. "omit" is not accepted, because verifiers reads missing logprobs as 0.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         MissingPackageError: verifiers is not installed.
-        LogprobMismatchError: A trained turn's logprobs are another quantity than the trainer's.
-        ValueError: The engine gave experts for some of a turn's tokens only, or `logprobs` is another word.
+        LogprobMismatchError: A trained turn's logprobs are not the quantity that the trainer computes.
+        ValueError: The engine reported experts for some of a turn's tokens only, or `logprobs` is out of range.
     """
     if logprobs not in ("checked", "as-recorded"):
         raise ValueError(f"logprobs must be 'checked' or 'as-recorded' for verifiers, not {logprobs!r}.")
-    vf = imported("verifiers.v1", "verifiers")
+    vf = import_optional("verifiers.v1", "verifiers")
     nodes: list[dict[str, Any]] = []
     for turn in rollout:
         trained = train_constrained or not turn.draft.constrained
         if trained and logprobs == "checked":
             semantics = turn.draft.engine.semantics
-            require(semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
+            check_semantics(semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
         nodes += _nodes(turn, decode, trained)
         _attach_experts(nodes, turn)
     last = sample_of(rollout, branches="last") if len(rollout) else None
@@ -85,7 +86,7 @@ def trace_of(
         "nodes": nodes,
         "calls": [_call(turn) for turn in rollout],
         "rewards": {} if reward is None else {"reward": {"score": reward}},
-        "info": {"tito": _said(rollout, last.termination if last is not None else None)},
+        "info": {"tito": _info(rollout, last.termination if last is not None else None)},
         "is_completed": True,
         "ok": last is not None and not last.ended_outside,
         "stop_condition": None if last is None else STOP[last.termination],
@@ -127,8 +128,8 @@ def _call(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _said(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
-    """Return what a trace has no place for: why the rollout ended, and the weights of each answer."""
+def _info(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
+    """Return what verifiers' own fields cannot hold: the group, the termination and each answer's weight versions."""
     return {
         "group": rollout.header.group_id,
         "termination": None if termination is None else termination.value,
@@ -137,9 +138,10 @@ def _said(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
 
 
 def _attach_experts(nodes: list[dict[str, Any]], turn: Turn) -> None:
-    """Return the turn's two nodes their experts, a row a token; of the last token, which nothing followed, a copy.
+    """Set the routed experts of a turn's two nodes, one row per token.
 
-    The row of the parent's last token comes with this turn, and takes its copy's place.
+    An engine reports no row for the last token of an answer, so its row is a copy of the one before. The next turn
+    reports that row and replaces the copy.
 
     Raises:
         ValueError: Some tokens have none.
@@ -151,8 +153,9 @@ def _attach_experts(nodes: list[dict[str, Any]], turn: Turn) -> None:
     rows = np.concatenate([column.values, column.values[-1:]])[: earlier + turn.own_length]
     if earlier < 0 or len(rows) < earlier + turn.own_length:
         raise ValueError(
-            f"The engine gave experts for {column.rows} tokens from token {column.start}, and turn {turn.index} ends "
-            f"at {turn.path_length}: ask for them in every turn with wanted={{'routed_experts': ...}}."
+            f"Turn {turn.index} ends at token {turn.path_length}, but routed experts are known for {column.rows} "
+            f"tokens from token {column.start} only. Request them in every turn with "
+            "optional_outputs={'routed_experts': True}."
         )
     rows = rows.astype(np.uint8 if rows.max(initial=0) < 256 else np.uint16)
     nodes[-2]["routed_experts"], nodes[-1]["routed_experts"] = rows[earlier:][:middle], rows[earlier:][middle:]

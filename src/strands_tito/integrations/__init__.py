@@ -1,1 +1,1 @@
-"""Loops that run inside a trainer: slime's generate function, verl's agent loop, TRL's rollout function."""
+"""Trainer integrations: Strands agents in slime (generate function), verl (agent loop) and TRL (rollout function)."""

@@ -1,4 +1,4 @@
-"""One rollout of one agent, run to its end for a trainer, with why it ended in its ledger."""
+"""Run one rollout of an agent for a trainer and record in its ledger why it ended."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tito_core.termination import Termination, record_termination, termination_o
 logger = logging.getLogger(__name__)
 
 Chat = str | Sequence[Mapping[str, Any]]
-"""A prompt as trainers' datasets have it: text, or OpenAI-style messages of text."""
+"""A prompt from a trainer's dataset: text, or OpenAI-style messages with text content."""
 
 
 class MakeAgent(Protocol):
-    """Makes the agent of one rollout. It may annotate `model.ledger` with a reward once the agent is done."""
+    """Makes the agent of one rollout. Its hooks may annotate `model.ledger` with a reward when the agent is done."""
 
     def __call__(self, model: TITOModel, row: Any) -> Agent:
-        """Return an agent over a model of its own.
+        """Return an agent that uses `model`.
 
         Args:
-            model: The rollout's model.
-            row: What the trainer has of the prompt: its sample, or its dataset's row.
+            model: The rollout's own model.
+            row: The trainer's sample or the row of its dataset.
         """
 
 
-class Rolled(NamedTuple):
-    """A rollout that ended.
+class RolloutResult(NamedTuple):
+    """The result of a rollout.
 
     Attributes:
-        ledger: What was sampled.
-        termination: Why it ended; the ledger says so too.
-        error: What the agent raised, or None.
+        ledger: The rollout's ledger.
+        termination: Why the rollout ended; also annotated in the ledger.
+        error: The exception that the agent raised, or None.
     """
 
     ledger: Ledger
@@ -46,49 +46,50 @@ class Rolled(NamedTuple):
     error: Exception | None
 
 
-async def roll_out(agent: Agent, model: TITOModel, prompt: Chat | None) -> Rolled:
-    """Run an agent once. An error of the agent's or the engine's ends the rollout, not the trainer.
+async def run_rollout(agent: Agent, model: TITOModel, prompt: Chat | None) -> RolloutResult:
+    """Run an agent once. An error of the agent or the engine ends the rollout, not the trainer.
 
     Args:
-        agent: The agent; a system message of the prompt becomes its system prompt.
-        model: Its model.
-        prompt: What it is asked; None lets it go on from its messages.
+        agent: The agent. A system message of the prompt becomes its system prompt.
+        model: The agent's model.
+        prompt: The prompt; None continues from the agent's messages.
 
     Raises:
-        BaseException: A cancellation or an interrupt of the program, once it is recorded.
-        ValueError: The prompt has content that is no text, or a system message beside the agent's own.
+        BaseException: A cancellation or an interrupt, after it was recorded in the ledger.
+        ValueError: The prompt has non-text content, or a system message that differs from the agent's system prompt.
     """
-    asked = None if prompt is None else asked_of(agent, prompt)
+    agent_input = None if prompt is None else strands_prompt(agent, prompt)
     ledger = model.ledger
     limit = model.config.get("context_window_limit")
     try:
-        result = await agent.invoke_async(asked)
+        result = await agent.invoke_async(agent_input)
     except Exception as error:
         ended = termination_of(error, ledger, context_limit=limit)
         logger.warning("rollout=<%s>, termination=<%s> | %s: %s", ledger.uuid, ended, type(error).__name__, error)
         record_termination(ledger, ended)
-        return Rolled(ledger, ended, error)
+        return RolloutResult(ledger, ended, error)
     except BaseException as error:
         record_termination(ledger, termination_of(error, ledger))
         raise
     ended = termination_of(result, ledger, context_limit=limit)
     record_termination(ledger, ended)
-    return Rolled(ledger, ended, None)
+    return RolloutResult(ledger, ended, None)
 
 
-def let_go(agent: Agent) -> None:
-    """End the servers of an agent's tools. One that does not stop is logged: it ends no trainer either."""
+def cleanup_agent(agent: Agent) -> None:
+    """Stop the servers of an agent's tools. Failures are logged, not raised."""
     try:
         agent.cleanup()
     except Exception as error:
-        logger.warning("agent=<%s> | was not cleaned up: %s: %s", agent.name, type(error).__name__, error)
+        logger.warning("agent=<%s> | cleanup failed: %s: %s", agent.name, type(error).__name__, error)
 
 
-def asked_of(agent: Agent, prompt: Chat) -> str | Messages:
-    """Return a prompt as Strands takes it; its system message goes to the agent.
+def strands_prompt(agent: Agent, prompt: Chat) -> str | Messages:
+    """Convert a prompt to Strands messages; set its system message as the agent's system prompt.
 
     Raises:
-        ValueError: Content is no text, a role is neither "user" nor "assistant", or there are two system prompts.
+        ValueError: Content is not text, a role is not "system", "user" or "assistant", a system message is not the
+            first message, or it differs from the agent's system prompt.
     """
     if isinstance(prompt, str):
         return prompt
@@ -96,13 +97,16 @@ def asked_of(agent: Agent, prompt: Chat) -> str | Messages:
     for number, message in enumerate(prompt):
         role, text = message.get("role"), _text(message.get("content"))
         if text is None or role not in ("system", "user", "assistant"):
-            raise ValueError(f"Message {number} of the prompt is {message!r}; it must be a role and text.")
+            raise ValueError(
+                f"Message {number} of the prompt is {message!r}; it must have a role ('system', 'user' or 'assistant') "
+                "and text content."
+            )
         if role != "system":
             messages.append({"role": role, "content": [{"text": text}]})
         elif number or agent.system_prompt not in (None, text):
             raise ValueError(
-                f"Message {number} of the prompt is a system message, and there is a system prompt already, or other "
-                "messages come first: leave one of the two out."
+                f"Message {number} of the prompt is a second system prompt or does not come first. Keep one system "
+                "message, the first, or the agent's system_prompt."
             )
         else:
             agent.system_prompt = text
@@ -116,16 +120,16 @@ def _text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def named(where: str | MakeAgent) -> MakeAgent:
-    """Return the function that "module:function" names, or the function itself.
+def load_function(function: str | MakeAgent) -> MakeAgent:
+    """Import a function by its name, "module:function"; return a function unchanged.
 
     Raises:
-        ValueError: It names none.
+        ValueError: There is no such function.
     """
-    if not isinstance(where, str):
-        return where
-    module, _, name = where.partition(":")
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
     try:
         return cast(MakeAgent, getattr(import_module(module), name))
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{where!r} must name a function as 'module:function' ({error}).") from error
+        raise ValueError(f"Cannot import {function!r}: name a function as 'module:function' ({error}).") from error

@@ -1,4 +1,4 @@
-"""A `rollout_func` for TRL's `GRPOTrainer`, which runs a Strands agent for each prompt."""
+"""TRL: a `rollout_func` for `GRPOTrainer` that runs a Strands agent for each prompt."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from strands_tito.export.flat import Flat, flat_of, nothing
 from strands_tito.export.logprobs import LogprobPolicy
+from strands_tito.export.prompt_response import PromptResponse, empty_response, prompt_response_of
 from strands_tito.export.sample import sample_of
-from strands_tito.integrations.run_rollout import Chat, MakeAgent, let_go, roll_out
+from strands_tito.integrations.run_rollout import Chat, MakeAgent, cleanup_agent, run_rollout
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.ledger import Ledger
 from tito_core.model import Policy
@@ -31,17 +31,17 @@ def rollout_func(
 ) -> RolloutFunc:
     """Make a function for `GRPOTrainer(rollout_func=...)`.
 
-    TRL gives it each prompt as often as it wants completions of it, and takes one completion for each.
+    TRL repeats each prompt once per completion, and takes one completion for each.
 
     Args:
         make_agent: Makes the agent of one rollout; its row is TRL's prompt.
-        policy: The policy. Its server must have the trainer's weights: TRL does not know it.
+        policy: The policy. TRL does not update its server: load the trainer's weights yourself.
         sampling: Sampling parameters; those of the trainer's arguments when None.
         branches: See `sample_of`.
         logprobs: See `LogprobPolicy`; with "omit" TRL computes its own.
-        train_constrained: Whether tokens under a grammar are trained.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
         concurrency: Rollouts at once.
-        **choices: For the models, as `Policy.model` takes them.
+        **choices: Options of the models; see `Policy.model`.
     """
 
     def run(prompts: list[Chat], trainer: Any) -> dict[str, Any]:
@@ -68,56 +68,56 @@ def columns_of(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> dict[str, Any]:
-    """Give rollouts as what TRL takes from a `rollout_func`, an entry a rollout.
+    """Return rollouts as the columns that TRL takes from a `rollout_func`, one entry per rollout.
 
     Args:
-        rollouts: Rollouts. One without a turn is an end token that is not trained.
-        temperature: The trainer's, which it divides its logits by.
-        end_id: The tokenizer's end of sequence.
+        rollouts: Rollouts. One without turns becomes one untrained end token.
+        temperature: The temperature by which the trainer divides its logits.
+        end_id: The tokenizer's end-of-sequence id.
         branches: See `sample_of`.
         logprobs: See `LogprobPolicy`.
-        train_constrained: Whether tokens under a grammar are trained.
+        train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Returns:
-        `prompt_ids`, `completion_ids`, `logprobs` (None with "omit"), `env_mask`, 1 where a token is trained; and for
-        reward functions `termination`, `rollout_id` and `rollout_reward`, the ledger's annotation "reward" or None.
+        `prompt_ids`, `completion_ids`, `logprobs` (None with "omit"), `env_mask`, 1 on trained tokens; and for reward
+        functions `termination`, `rollout_id` and `rollout_reward`, the ledger's annotation "reward" or None.
 
     Raises:
-        BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `flat_of`.
+        BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
     """
-    flats: list[Flat] = []
-    words: list[str | None] = []
+    parts: list[PromptResponse] = []
+    terminations: list[str | None] = []
     rewards: list[float | None] = []
     for rollout in rollouts:
         if not len(rollout):
-            flats.append(nothing(end_id))
-            words.append(rollout.annotation("termination"))
+            parts.append(empty_response(end_id))
+            terminations.append(rollout.annotation("termination"))
             rewards.append(None)
             continue
         sample = sample_of(rollout, branches=branches, train_constrained=train_constrained)
-        flats.append(flat_of(sample, trainer="TRL", temperature=temperature, logprobs=logprobs))
-        words.append(sample.termination.value)
+        parts.append(prompt_response_of(sample, trainer="TRL", temperature=temperature, logprobs=logprobs))
+        terminations.append(sample.termination.value)
         rewards.append(sample.reward)
     return {
-        "prompt_ids": [flat.prompt_ids for flat in flats],
-        "completion_ids": [flat.response_ids for flat in flats],
-        "logprobs": None if logprobs == "omit" else [flat.logprobs for flat in flats],
-        "env_mask": [flat.mask for flat in flats],
-        "termination": words,
+        "prompt_ids": [part.prompt_ids for part in parts],
+        "completion_ids": [part.response_ids for part in parts],
+        "logprobs": None if logprobs == "omit" else [part.logprobs for part in parts],
+        "env_mask": [part.mask for part in parts],
+        "termination": terminations,
         "rollout_id": [rollout.uuid for rollout in rollouts],
         "rollout_reward": rewards,
     }
 
 
 def recorded_reward(rollout_reward: Sequence[float | None], **_: Any) -> list[float | None]:
-    """Return the rewards that rollouts recorded, as one of the trainer's `reward_funcs`."""
+    """Return the rewards that rollouts recorded: a function for the trainer's `reward_funcs`."""
     return list(rollout_reward)
 
 
 def sampling_of(trainer: Any) -> SamplingParams:
-    """Read the trainer's sampling parameters off its arguments."""
+    """Return the sampling parameters of the trainer's arguments."""
     args = trainer.args
-    given = {
+    params = {
         "temperature": args.temperature,
         "top_p": args.top_p,
         "top_k": args.top_k or None,
@@ -125,7 +125,7 @@ def sampling_of(trainer: Any) -> SamplingParams:
         "repetition_penalty": args.repetition_penalty,
         "max_new_tokens": args.max_completion_length,
     }
-    return SamplingParams.model_validate({name: value for name, value in given.items() if value is not None})
+    return SamplingParams.model_validate({name: value for name, value in params.items() if value is not None})
 
 
 def _checked(sampling: SamplingParams | Mapping[str, Any]) -> SamplingParams:
@@ -140,16 +140,16 @@ async def _rollouts(
     concurrency: int,
     choices: Mapping[str, Any],
 ) -> list[Ledger]:
-    room = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
 
     async def one(prompt: Chat) -> Ledger:
-        async with room:
+        async with slots:
             model = policy.model(sampling=sampling, **choices)
             agent = make_agent(model, prompt)
             try:
-                return (await roll_out(agent, model, prompt)).ledger
+                return (await run_rollout(agent, model, prompt)).ledger
             finally:
-                let_go(agent)
+                cleanup_agent(agent)
 
     try:
         return list(await asyncio.gather(*map(one, prompts)))

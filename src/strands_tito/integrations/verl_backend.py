@@ -1,4 +1,4 @@
-"""verl's own rollout servers as a backend: token ids in, token ids out, through the client that an agent loop gets."""
+"""verl: its own rollout servers as a backend, through the client that verl gives to an agent loop."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, TokenReq
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
 
-_NOTHING_BESIDE = Capabilities(
+_NO_OPTIONAL_OUTPUTS = Capabilities(
     top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False, priority=False
 )
 
 
 class Client(Protocol):
-    """verl's `LLMServerClient`, as far as it is used."""
+    """The part of verl's `LLMServerClient` that is used here."""
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """Sample, and give a `TokenOutput`."""
+        """Sample an answer and return a `TokenOutput`."""
 
 
 class VerlBackend:
-    """The servers behind one agent loop. verl keeps what has one `request_id` on one server.
+    """The servers behind one agent loop. verl routes requests with one `request_id` to one server.
 
-    The client says neither which prompt a server saw nor how long it was, so that this part of law 4 is verl's word;
-    it has no way to abort one request, or to score a text.
+    verl's client does not report the prompt that a server saw, nor its length, so this part of law 4 is not checked.
+    It cannot abort a single request or score text.
 
     Args:
-        client: verl's.
+        client: verl's client.
         rollout: verl's `actor_rollout_ref.rollout` configuration: `name`, `logprobs_mode`, `max_model_len`,
             `prompt_length`, `response_length`.
         model: The model's name, for the ledger.
@@ -46,46 +46,50 @@ class VerlBackend:
         self.info = _info(rollout, model)
 
     async def connect(self) -> EngineInfo:
-        """Return what the configuration says: there is no server to ask."""
+        """Return what verl's configuration says; no server is contacted."""
         return self.info
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
-        """Sample; nothing streams.
+        """Sample an answer, without streaming.
 
         Raises:
-            UnsupportedByServerError: A grammar is asked for.
+            UnsupportedByServerError: The request has a grammar.
         """
         began = time.perf_counter()
-        said = await self._client.generate(
+        output = await self._client.generate(
             request.session_id or request.request_id,
             prompt_ids=request.input_ids.tolist(),
             sampling_params=parameters(request.sampling),
         )
-        return _raw(said, request, time.perf_counter() - began)
+        return _raw(output, request, time.perf_counter() - began)
 
     async def score(self, token_ids: TokenIds) -> RawScores:
-        """Refuse: verl's client cannot."""
-        raise UnsupportedByServerError("verl's client cannot score a text; verl computes logprobs itself.")
+        """Raise: verl's client cannot score.
+
+        Raises:
+            UnsupportedByServerError: Always.
+        """
+        raise UnsupportedByServerError("verl's client cannot score text; verl computes logprobs itself.")
 
     async def tokenize(self, text: str) -> None:
         """Return None: verl's client cannot encode text."""
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing: verl's client cannot."""
+        """Do nothing: verl's client cannot abort a single request."""
 
     async def aclose(self) -> None:
-        """Do nothing: the client is verl's."""
+        """Do nothing: verl owns the client."""
 
 
 def parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """Give sampling parameters as verl's servers take them, of vLLM and of SGLang alike.
+    """Return sampling parameters as verl's servers take them, on vLLM and SGLang alike.
 
     Raises:
-        UnsupportedByServerError: A grammar, or a field of `extra` that is verl's own.
+        UnsupportedByServerError: There is a grammar.
     """
     if sampling.grammar is not None:
         raise UnsupportedByServerError(
-            "verl's servers take no grammar from an agent loop: no tool call or answer of a shape can be forced.",
+            "verl's servers take no grammar from an agent loop: do not force tool calls or structured output.",
             backend="verl",
         )
     sent: dict[str, Any] = {
@@ -111,35 +115,35 @@ def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
     processed = find(engine).processed_logprobs if engine in names() else None
     if processed is None and mode is not None:
         processed = str(mode).startswith("processed")
-    given = rollout.get("max_model_len")
-    longest = int(given) if given else int(rollout["prompt_length"]) + int(rollout["response_length"])
+    limit = rollout.get("max_model_len")
+    longest = int(limit) if limit else int(rollout["prompt_length"]) + int(rollout["response_length"])
     return EngineInfo(
         backend="verl",
         model=model,
-        max_model_len=longest - 1,  # verl keeps one place of SGLang's back
+        max_model_len=longest - 1,  # verl reserves one token on SGLang
         version=engine,
         processed_logprobs=processed,
-        capabilities=_NOTHING_BESIDE,
+        capabilities=_NO_OPTIONAL_OUTPUTS,
         unreported=MAY_BE_UNREPORTED,
     )
 
 
-def _raw(said: Any, request: TokenRequest, latency_s: float) -> RawResponse:
-    ids = list(said.token_ids)
+def _raw(output: Any, request: TokenRequest, latency_s: float) -> RawResponse:
+    ids = list(output.token_ids)
     sampling = request.sampling
     ended = bool(ids) and ids[-1] in sampling.stop_token_ids and not sampling.ignore_eos
-    if said.stop_reason in ("aborted", "abort"):
+    if output.stop_reason in ("aborted", "abort"):
         finish = "abort"
-    else:  # verl says "completed" of an answer that was cut off, too
+    else:  # verl reports "completed" for truncated answers too
         finish = "length" if len(ids) == sampling.max_new_tokens and not ended else "stop"
-    fields = said.extra_fields
+    fields = output.extra_fields
     first, last = fields.get("min_global_steps"), fields.get("max_global_steps", fields.get("global_steps"))
     known = last is not None and first in (None, last)
     return RawResponse(
         finish=finish,
         stop=ids[-1] if ended else None,
         output_ids=ids,
-        logprobs=[] if said.log_probs is None and not ids else said.log_probs,
+        logprobs=[] if output.log_probs is None and not ids else output.log_probs,
         cached_tokens=fields.get("num_cached_tokens"),
         versions=[(0, len(ids), str(last))] if known else (),
         latency_s=latency_s,

@@ -1,4 +1,4 @@
-"""verl's `AgentLoopBase` that runs Strands agents. Importing this module imports verl: verl does, by its configuration.
+"""verl: an `AgentLoopBase` that runs Strands agents. verl imports this module, by its configuration; it imports verl.
 
 ```yaml
 # the file that actor_rollout_ref.rollout.agent.agent_loop_config_path names
@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.verl import output_of, outputs_of
-from strands_tito.integrations.run_rollout import let_go, named, roll_out
+from strands_tito.integrations.run_rollout import cleanup_agent, load_function, run_rollout
 from strands_tito.integrations.verl_backend import VerlBackend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.model import Policy
@@ -25,19 +25,19 @@ from tito_core.parsing.registry import AUTO
 from tito_core.policy import Bound, bind
 
 _bound: dict[int, tuple[Any, Bound]] = {}
-"""What was read off a tokenizer, by its identity: a loop is made for every rollout."""
+"""Bound templates and parsers by the tokenizer's identity, because verl makes a loop for every rollout."""
 
 
 class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
-    """Runs the agent that a function makes on verl's own servers, and gives the tokens that they sampled.
+    """Runs an agent on verl's own servers and returns the tokens that they sampled.
 
     Args:
-        *args: verl's.
-        agent: "module:function" of a `MakeAgent`; its row is the dataset's, as a dict.
-        branches: "error" or "last", see `sample_of`; or "list", which verl's v1 trainer takes: an output a trajectory.
-        parser: Name of the tool-call format; "auto" takes the one that the chat template shows.
-        logprobs: See `LogprobPolicy`. What verl samples to validate is not checked: it is not trained.
-        **kwargs: verl's.
+        *args: Arguments of verl's base class.
+        agent: "module:function" of a `MakeAgent`; its row is the dataset's row, as a dict.
+        branches: "error" or "last", see `sample_of`; or "list", one output per trajectory, for verl's v1 trainer.
+        parser: Name of the tool-call format; "auto" detects it from the chat template.
+        logprobs: See `LogprobPolicy`. Logprobs of validation rollouts are not checked, because they are not trained.
+        **kwargs: Arguments of verl's base class.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._make_agent = named(agent)
+        self._make_agent = load_function(agent)
         self._branches = branches
         self._logprobs = logprobs
         bound = _bound_of(self.tokenizer, parser)
@@ -61,8 +61,8 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         """Run one rollout.
 
         Args:
-            sampling_params: verl's: temperature, top_p, top_k, repetition_penalty.
-            **kwargs: The dataset's row, `raw_prompt` among it.
+            sampling_params: verl's sampling parameters: temperature, top_p, top_k, repetition_penalty.
+            **kwargs: The dataset's row, with `raw_prompt`.
         """
         config = self.rollout_config
         sampling = _sampling_of(sampling_params, int(config.response_length))
@@ -71,9 +71,9 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         )
         agent = self._make_agent(model, kwargs)
         try:
-            rolled = await roll_out(agent, model, list(kwargs["raw_prompt"]))
+            result = await run_rollout(agent, model, list(kwargs["raw_prompt"]))
         finally:
-            let_go(agent)
+            cleanup_agent(agent)
         options: dict[str, Any] = {
             "temperature": sampling.temperature or 1.0,
             "end_id": self.tokenizer.eos_token_id,
@@ -81,11 +81,11 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             "prompt_length": int(config.prompt_length),
             "response_length": int(config.response_length),
             "messages": len(agent.messages),
-            "generating_s": sum(turn.draft.engine.latency_s for turn in rolled.ledger),
+            "generating_s": sum(turn.draft.engine.latency_s for turn in result.ledger),
         }
         if self._branches == "list":
-            return outputs_of(rolled.ledger, **options)
-        return output_of(rolled.ledger, branches=self._branches, **options)
+            return outputs_of(result.ledger, **options)
+        return output_of(result.ledger, branches=self._branches, **options)
 
 
 def _bound_of(tokenizer: Any, parser: str) -> Bound:
@@ -96,9 +96,9 @@ def _bound_of(tokenizer: Any, parser: str) -> Bound:
 
 
 def _is_trained(sampling_params: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Tell what verl trains by what it samples with: a validation and a greedy baseline have other parameters."""
-    of_training = ("temperature", "top_p", "top_k")
-    return all(sampling_params[name] == config.get(name) for name in of_training if name in sampling_params)
+    """Return whether verl trains this rollout: validations and greedy baselines have other sampling parameters."""
+    names = ("temperature", "top_p", "top_k")
+    return all(sampling_params[name] == config.get(name) for name in names if name in sampling_params)
 
 
 def _unchecked(logprobs: LogprobPolicy) -> LogprobPolicy:
@@ -106,6 +106,6 @@ def _unchecked(logprobs: LogprobPolicy) -> LogprobPolicy:
 
 
 def _sampling_of(sampling_params: dict[str, Any], response_length: int) -> SamplingParams:
-    given = {name: value for name, value in sampling_params.items() if name != "logprobs" and value is not None}
-    given["max_new_tokens"] = given.pop("max_tokens", response_length)
-    return SamplingParams.model_validate(given)
+    params = {name: value for name, value in sampling_params.items() if name != "logprobs" and value is not None}
+    params["max_new_tokens"] = params.pop("max_tokens", response_length)
+    return SamplingParams.model_validate(params)

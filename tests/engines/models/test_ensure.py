@@ -83,7 +83,7 @@ def test_a_hub_snapshot_without_weights_will_do_for_a_tokenizer_only(hub: Path) 
 
 @pytest.mark.usefixtures("hub")
 def test_a_hub_out_of_reach_says_what_else_to_give() -> None:
-    with pytest.raises(ModelUnavailable, match=r"org/tiny is not in the Hugging Face cache.*path of a directory"):
+    with pytest.raises(ModelUnavailable, match=r"org/tiny .*path of a directory"):
         ensure("org/tiny", NO_PYTHON)
 
 
@@ -126,7 +126,7 @@ def test_a_model_is_the_tokenizers_files_and_what_the_script_writes(
 def test_an_interpreter_without_torch_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path / "cache"))
     python = _interpreter(tmp_path / "python", "echo \"No module named 'torch'\" >&2; exit 1")
-    with pytest.raises(ModelUnavailable, match=r"exit 1.*No module named 'torch'.*needs torch"):
+    with pytest.raises(ModelUnavailable, match=r"status 1.*No module named 'torch'.*needs torch"):
         model_directory(_recipe(), python, print)
     with pytest.raises(ModelUnavailable, match="gone-python"):
         model_directory(_recipe(), tmp_path / "gone-python", print)

@@ -6,7 +6,7 @@ import io
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.engines.errors import ModelUnavailable
@@ -54,6 +54,7 @@ _ENTRY = st.sampled_from(sorted(_SCALAR)).flatmap(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=20), _ENTRY, max_size=6), st.sampled_from([2, 3]), st.binary())
 def test_what_was_written_is_read(
     entries: dict[str, tuple[int, int | None, Value]], version: int, tensors: bytes
@@ -63,6 +64,7 @@ def test_what_was_written_is_read(
     }
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_a_file_cut_short_is_refused(data: st.DataObject) -> None:
     whole = _file({"general.name": (STRING, None, "tiny"), "ids": (ARRAY, INT32, [1, 2, 3])})
@@ -72,7 +74,7 @@ def test_a_file_cut_short_is_refused(data: st.DataObject) -> None:
 
 
 def test_other_files_and_versions_are_refused() -> None:
-    with pytest.raises(ModelUnavailable, match="not a GGUF file"):
+    with pytest.raises(ModelUnavailable, match="GGUF file"):
         read_header(io.BytesIO(b"PK\x03\x04 and more"))
     with pytest.raises(ModelUnavailable, match="version 9"):
         read_header(io.BytesIO(_file({}, version=9)))

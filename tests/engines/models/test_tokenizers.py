@@ -54,7 +54,7 @@ def test_qwen3_has_the_published_ids(qwen3: PreTrainedTokenizerBase) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text())
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_transformers_encodes_as_the_tokenizer_file_says(name: str, text: str) -> None:
     """The class that AutoTokenizer picks must not rebuild the pre-tokenizer to its own taste."""
     loaded, plain = _pair(name)
@@ -63,7 +63,7 @@ def test_transformers_encodes_as_the_tokenizer_file_says(name: str, text: str) -
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text(st.characters(min_codepoint=32, max_codepoint=126)))
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_plain_text_comes_back_from_its_ids(name: str, text: str) -> None:
     loaded, _ = _pair(name)
     assert loaded.decode(loaded.encode(text)) == text

@@ -136,8 +136,8 @@ def batch_holds_each_token_once(level: str, found: CompletedRollout, expected: l
         ids = batch["responses"][row][kept].tolist()
         trained.update(zip(ids, batch["rollout_log_probs"][row][kept].tolist(), strict=True))
     pairs = [pair for _, ids, logprobs in expected for pair in zip(ids, logprobs, strict=True)]
-    wanted = Counter(pairs)
-    assert trained == wanted
+    expected = Counter(pairs)
+    assert trained == expected
     if batch.get("routed_experts") is not None:
         seen["experts"] += 1
         for row in range(rows):
@@ -169,7 +169,7 @@ def experts_are_the_proxys_bytes() -> None:
     assert routes.dtype == np.uint8
     assert routes.tolist() == rows.tolist()
     ledger.commit(make_draft(0, 4, [100] * 2, [200] * 2))
-    with pytest.raises(ValueError, match="not those of every token"):
+    with pytest.raises(ValueError, match="routed experts of every token"):
         events_of(ledger, temperature=1.0)
 
 

@@ -98,7 +98,7 @@ def what_trl_cannot_take_is_refused(folder: str) -> None:
     with ScriptedServer(engine_of("vllm", says)) as server:
         policy = Policy.connect(backend="vllm", base_url=server.base_url, tokenizer=tokenizer())
         function = rollout_func(make_editing_agent, policy)
-        with pytest.raises(BranchedRolloutError, match="holds 2 trajectories"):
+        with pytest.raises(BranchedRolloutError, match="2 trajectories"):
             trainer_of(function, folder).train()
         last = rollout_func(make_editing_agent, policy, branches="last")
         trainer_of(last, folder).train()

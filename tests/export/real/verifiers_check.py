@@ -103,7 +103,7 @@ def other_logprobs_are_refused() -> None:
     with pytest.raises(ValueError, match="for verifiers, not 'omit'"):
         trace_of(chain((3, 2)), **OPTIONS, logprobs="omit")  # type: ignore[arg-type]
     ledger = chain((3, 2))
-    grow(ledger, 0, 1, 2, semantics=HOT, constrained=True)  # a forced call is no part of the loss
+    grow(ledger, 0, 1, 2, semantics=HOT, constrained=True)  # a forced call is not part of the loss
     assert trace_of(ledger, **OPTIONS).branches[0].sampled_mask == [False] * 3 + [True] * 2 + [False] * 3
     assert trace_of(Ledger(), **OPTIONS).has_error
 

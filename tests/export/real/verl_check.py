@@ -159,7 +159,7 @@ def what_ends_early_or_is_too_long_keeps_its_shape() -> None:
 
 def what_verl_cannot_take_is_refused() -> None:
     worker, _ = worker_of("make_editing_agent")
-    with pytest.raises(BranchedRolloutError, match="holds 2 trajectories"):
+    with pytest.raises(BranchedRolloutError, match="2 trajectories"):
         batch_of(worker, 1)
     worker, _ = worker_of("make_editing_agent", branches="last")
     assert batch_of(worker, 1).batch["response_mask"].sum() > 0

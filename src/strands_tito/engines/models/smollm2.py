@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct (Apache-2.0), real weights and tokenizer, out of the GGUF that a Python package ships.
+"""SmolLM2-135M-Instruct (Apache-2.0): real weights and tokenizer, from the GGUF file of a Python package.
 
-The GGUF keeps the vocabulary and merges but not the pre-tokenizer that splits digits, nor a chat template with
-tools. The first is put back as the model's own tokenizer.json has it (llama.cpp knows it as `smollm`); the second is
-ours, `smollm2_tools.jinja`.
+The GGUF has the vocabulary and merges, but neither the pre-tokenizer that splits digits nor a chat template with tools.
+The pre-tokenizer is restored as in the model's own tokenizer.json (llama.cpp calls it `smollm`). The template is ours,
+`smollm2_tools.jinja`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from strands_tito.engines.errors import ModelUnavailable
+from strands_tito.engines.models.build_cache import Report
 from strands_tito.engines.models.fetch import Package
 from strands_tito.engines.models.gguf_header import Value, read_header
-from strands_tito.engines.models.once import Say
 from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -34,13 +34,13 @@ _CONTROL = 3  # GGUF's token type of a control token
 _ROLES = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "unk_token": "<|endoftext|>"}
 
 
-def write_tokenizer(directory: Path, say: Say) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. Fetches the package where it is absent."""
-    with (PACKAGE.fetch(say) / GGUF_NAME).open("rb") as stream:
+def write_tokenizer(directory: Path, report: Report) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; fetch the package if necessary."""
+    with (PACKAGE.fetch(report) / GGUF_NAME).open("rb") as stream:
         header = read_header(stream)
     tokenizer_from_header(header).save(str(directory / "tokenizer.json"))
     config = {
-        # The class that takes tokenizer.json as it is; model-specific ones rebuild the pre-tokenizer to their taste.
+        # This class uses tokenizer.json unchanged; model-specific classes rebuild the pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": header["llama.context_length"],
         "add_prefix_space": False,
@@ -53,10 +53,14 @@ def write_tokenizer(directory: Path, say: Say) -> None:
 
 
 def tokenizer_from_header(header: dict[str, Value]) -> Tokenizer:
-    """The byte-level BPE tokenizer of a GGUF whose `tokenizer.ggml.pre` is `smollm`."""
+    """Return the byte-level BPE tokenizer of a GGUF whose `tokenizer.ggml.pre` is `smollm`.
+
+    Raises:
+        ModelUnavailable: The header is of another kind.
+    """
     kind = header.get("tokenizer.ggml.pre")
     if kind != "smollm":
-        raise ModelUnavailable(f"the GGUF names the pre-tokenizer {kind!r}, and only 'smollm' is rebuilt here")
+        raise ModelUnavailable(f"The GGUF's pre-tokenizer is {kind!r}; only 'smollm' is supported.")
     tokens = _strings(header, "tokenizer.ggml.tokens")
     merges = [merge.partition(" ")[::2] for merge in _strings(header, "tokenizer.ggml.merges")]
     types = _list(header, "tokenizer.ggml.token_type")
@@ -78,7 +82,7 @@ def _strings(header: dict[str, Value], key: str) -> list[str]:
 def _list(header: dict[str, Value], key: str) -> list[Value]:
     found = header.get(key)
     if not isinstance(found, list):
-        raise ModelUnavailable(f"the GGUF has no list under {key}")
+        raise ModelUnavailable(f"The GGUF has no list {key!r}.")
     return found
 
 
@@ -94,7 +98,7 @@ MODEL = ModelRecipe(
     gguf=(PACKAGE, GGUF_NAME),
     spec={
         "architecture": "LlamaForCausalLM",
-        # The numbers of the GGUF's own header, whose float32 epsilon is rounded back to the 1e-5 that it stands for.
+        # From the GGUF's header; its float32 epsilon is rounded to 1e-5.
         "config": {
             "vocab_size": 49152,
             "hidden_size": 576,

@@ -1,4 +1,4 @@
-"""One rollout on either wire: how an agent is named and run, and what its ledger says in the end."""
+"""One rollout on either wire: how an agent is loaded and run, and what its ledger contains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from strands import Agent, tool
 from strands.tools import ToolProvider
 
-from strands_tito.collect import AgentError, Ended, InProcess, Rollout, Tasks, collect, collected, entries
+from strands_tito.collect import AgentError, InProcess, Rollout, RolloutResult, Tasks, collect, collected, entries
 from strands_tito.collect.agent import AgentCode
 from strands_tito.inspect.verify import rescore
 from strands_tito.testing import Completion, Fault, always, every
@@ -43,17 +43,17 @@ def rollout(**task: Any) -> Rollout:
     return Rollout(RUN, one, 3)
 
 
-async def played(on: Policy, agent: Any, task: dict[str, Any] | None = None, **choices: Any) -> Ended:
-    ended = await InProcess(on, agent, **choices).play(rollout(**(task or {"prompt": "What is 25 * 17?"})))
-    check_ledger(ended.ledger)
-    return ended
+async def run_once(on: Policy, agent: Any, task: dict[str, Any] | None = None, **choices: Any) -> RolloutResult:
+    result = await InProcess(on, agent, **choices).run(rollout(**(task or {"prompt": "What is 25 * 17?"})))
+    check_ledger(result.ledger)
+    return result
 
 
 @by_kind
-async def test_a_run_says_the_reward(kind: str) -> None:
-    ended = await played(policy(kind, CALL, "It is 425."), collect_agents.run)
-    ledger = ended.ledger
-    assert (ended.termination, ended.failure) == ("completed", None)
+async def test_a_run_returns_the_reward(kind: str) -> None:
+    result = await run_once(policy(kind, CALL, "It is 425."), collect_agents.run)
+    ledger = result.ledger
+    assert (result.termination, result.failure) == ("completed", None)
     assert len(ledger) == 2
     assert ledger.annotation("reward") == float(len("It is 425.\n"))
     assert ledger.annotations[-1].name == "termination"
@@ -69,11 +69,11 @@ async def test_a_run_says_the_reward(kind: str) -> None:
 async def test_a_factorys_agent_is_asked_the_prompt(kind: str) -> None:
     on = policy(kind, "It is 425.")
     for prompt in ("What is 25 * 17?", [{"text": "What is 25 * 17?"}]):
-        ended = await played(on, collect_agents.factory, {"prompt": prompt})
-        assert (ended.termination, ended.failure) == ("completed", None)
-        assert ended.ledger.annotation("reward") is None
-        said = on.tokenizer.decode(ended.ledger[0].draft.prompt_ids)
-        assert "What is 25 * 17?" in said
+        result = await run_once(on, collect_agents.factory, {"prompt": prompt})
+        assert (result.termination, result.failure) == ("completed", None)
+        assert result.ledger.annotation("reward") is None
+        returned = on.tokenizer.decode(result.ledger[0].draft.prompt_ids)
+        assert "What is 25 * 17?" in returned
 
 
 @pytest.mark.parametrize("fault", [None, Fault(status=500)])
@@ -88,27 +88,27 @@ async def test_a_factorys_agent_is_cleaned_up(fault: Fault | None) -> None:
         assert len(providers[-1].consumers) == 1
         return agents[-1]
 
-    ended = await played(policy("vllm", "Yes.", **({"fault": always(fault)} if fault else {})), make)
-    assert (ended.failure is None) is (fault is None)
+    result = await run_once(policy("vllm", "Yes.", **({"fault": always(fault)} if fault else {})), make)
+    assert (result.failure is None) is (fault is None)
     assert providers[0].consumers == set()
 
 
-async def test_a_clean_up_that_fails_hides_no_end_that_came_before_it() -> None:
-    """Not a bound's, which is no failure, and not the collection's, which would go on otherwise."""
+async def test_a_failing_cleanup_does_not_hide_the_first_error() -> None:
+    """Neither the end at a limit, which is not a failure, nor a cancellation of the collection."""
 
     def make(model: Any, task: Any) -> Agent:
         return Agent(model=model, tools=[Stubborn()], callback_handler=None)
 
-    ended = await played(policy("vllm", max_model_len=300), make, {"prompt": "word " * 400})
-    assert (ended.termination, ended.failure) == ("context", None)
-    ended = await played(policy("vllm", "Yes."), make)
-    assert (ended.termination, len(ended.ledger)) == ("tool_error", 1)
-    assert ended.failure is not None
-    assert ended.failure.error == "OSError: It does not stop."
+    result = await run_once(policy("vllm", max_model_len=300), make, {"prompt": "word " * 400})
+    assert (result.termination, result.failure) == ("context", None)
+    result = await run_once(policy("vllm", "Yes."), make)
+    assert (result.termination, len(result.ledger)) == ("tool_error", 1)
+    assert result.failure is not None
+    assert result.failure.error == "OSError: It does not stop."
 
     engine = engine_of("sglang", Says("Yes."), latency=60.0)
     on = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
-    task = asyncio.ensure_future(InProcess(on, make).play(rollout(prompt="Hello?")))
+    task = asyncio.ensure_future(InProcess(on, make).run(rollout(prompt="Hello?")))
     while not engine.running:
         await asyncio.sleep(0.01)
     task.cancel()
@@ -156,7 +156,7 @@ async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:
 
 @by_kind
 @pytest.mark.parametrize(
-    ("said", "reward", "named"),
+    ("returned", "reward", "annotations"),
     [
         (None, None, {}),
         (1, 1.0, {}),
@@ -167,52 +167,54 @@ async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:
         ({"reward": None, "termination": "limit"}, None, {"termination": "limit"}),
     ],
 )
-async def test_what_a_run_may_say(kind: str, said: Any, reward: float | None, named: Mapping[str, Any]) -> None:
+async def test_values_that_a_run_may_return(
+    kind: str, returned: Any, reward: float | None, annotations: Mapping[str, Any]
+) -> None:
     async def run(model: Any, task: Any) -> Any:
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
-        return said
+        return returned
 
-    ended = await played(policy(kind, "Yes."), run)
-    assert ended.failure is None
-    assert ended.ledger.annotation("reward") == reward
-    assert type(ended.ledger.annotation("reward")) in (float, type(None))
-    assert ended.termination == named.get("termination", "completed")
-    for name, value in named.items():
-        assert ended.ledger.annotation(name) == value
+    result = await run_once(policy(kind, "Yes."), run)
+    assert result.failure is None
+    assert result.ledger.annotation("reward") == reward
+    assert type(result.ledger.annotation("reward")) in (float, type(None))
+    assert result.termination == annotations.get("termination", "completed")
+    for name, value in annotations.items():
+        assert result.ledger.annotation(name) == value
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("returned", "values"),
     [
-        (float("nan"), "AgentError: A reward is a finite number, and nan came"),
-        ({"reward": float("inf")}, "A reward is a finite number, and inf came"),
-        ("good", "A reward is a finite number, and 'good' came"),
-        ({"termination": "done"}, "AgentError: The termination 'done' is none of completed, truncated"),
-        ({"solved": object()}, "TypeError: solved is <object"),
+        (float("nan"), ("AgentError: ", "reward nan", "return a float")),
+        ({"reward": float("inf")}, ("AgentError: ", "reward inf")),
+        ("good", ("AgentError: ", "reward 'good'")),
+        ({"termination": "done"}, ("AgentError: ", "termination 'done'", "completed, truncated")),
+        ({"solved": object()}, ("TypeError: ", "solved")),
     ],
 )
-async def test_what_a_run_may_not_say_is_a_failure(said: Any, sentence: str) -> None:
+async def test_an_invalid_return_value_is_a_failure(returned: Any, values: tuple[str, ...]) -> None:
     async def run(model: Any, task: Any) -> Any:
-        return said
+        return returned
 
-    ended = await played(policy("vllm", "Yes."), run)
-    assert ended.termination == "tool_error"
-    assert ended.failure is not None
-    assert sentence in ended.failure.error
+    result = await run_once(policy("vllm", "Yes."), run)
+    assert result.termination == "tool_error"
+    assert result.failure is not None
+    assert [value for value in values if value not in result.failure.error] == []
 
 
-@pytest.mark.parametrize(("said", "kept"), [(1, 1.0), ("good", None), ({"a": 1}, None), (True, None)])
+@pytest.mark.parametrize(("returned", "kept"), [(1, 1.0), ("good", None), ({"a": 1}, None), (True, None)])
 async def test_a_reward_of_the_runs_own_that_is_no_number_does_not_end_the_collection(
-    said: Any, kept: float | None, tmp_path: Path
+    returned: Any, kept: float | None, tmp_path: Path
 ) -> None:
     async def run(model: Any, task: Any) -> None:
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
-        model.ledger.annotate("reward", said)
+        model.ledger.annotate("reward", returned)
 
     tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
     assert (tally.finished, tally.missing) == (2, 0)
     assert [entry.reward for entry in entries(tmp_path)] == [kept, kept]
-    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [said, said]
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [returned, returned]
 
 
 async def test_an_error_that_cannot_be_written_does_not_end_the_collection(tmp_path: Path) -> None:
@@ -227,8 +229,8 @@ async def test_an_error_that_cannot_be_written_does_not_end_the_collection(tmp_p
 
 @by_kind
 async def test_bounds_end_a_rollout_that_is_finished(kind: str) -> None:
-    ended = await played(policy(kind, "It is ..."), collect_agents.run, sampling={"max_new_tokens": 3})
-    assert (ended.termination, ended.failure, len(ended.ledger)) == ("truncated", None, 1)
+    result = await run_once(policy(kind, "It is ..."), collect_agents.run, sampling={"max_new_tokens": 3})
+    assert (result.termination, result.failure, len(result.ledger)) == ("truncated", None, 1)
 
     async def limited(model: Any, task: Any) -> None:
         agent = Agent(
@@ -239,28 +241,28 @@ async def test_bounds_end_a_rollout_that_is_finished(kind: str) -> None:
         )
         await agent.invoke_async("What is 25 * 17?")
 
-    ended = await played(policy(kind, CALL), limited)
-    assert (ended.termination, ended.failure, len(ended.ledger)) == ("limit", None, 1)
-    ended = await played(policy(kind, CALL, max_model_len=300), collect_agents.run, {"question": "word " * 400})
-    assert (ended.termination, ended.failure, len(ended.ledger)) == ("context", None, 0)
+    result = await run_once(policy(kind, CALL), limited)
+    assert (result.termination, result.failure, len(result.ledger)) == ("limit", None, 1)
+    result = await run_once(policy(kind, CALL, max_model_len=300), collect_agents.run, {"question": "word " * 400})
+    assert (result.termination, result.failure, len(result.ledger)) == ("context", None, 0)
 
 
 @by_kind
 async def test_the_engines_and_the_agents_errors_are_failures(kind: str) -> None:
-    ended = await played(policy(kind, "Yes.", fault=always(Fault(status=500))), collect_agents.run)
-    assert ended.termination == "engine_error"
-    assert ended.failure is not None
-    assert "ServerError" in ended.failure.error + ended.failure.traceback
+    result = await run_once(policy(kind, "Yes.", fault=always(Fault(status=500))), collect_agents.run)
+    assert result.termination == "engine_error"
+    assert result.failure is not None
+    assert "ServerError" in result.failure.error + result.failure.traceback
 
     async def broken(model: Any, task: Any) -> None:
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
         raise KeyError("answer")
 
-    ended = await played(policy(kind, "Yes."), broken)
-    assert (ended.termination, len(ended.ledger)) == ("tool_error", 1)
-    assert ended.failure is not None
-    assert ended.failure.error == "KeyError: 'answer'"
-    assert 'raise KeyError("answer")' in ended.failure.traceback
+    result = await run_once(policy(kind, "Yes."), broken)
+    assert (result.termination, len(result.ledger)) == ("tool_error", 1)
+    assert result.failure is not None
+    assert result.failure.error == "KeyError: 'answer'"
+    assert 'raise KeyError("answer")' in result.failure.traceback
 
 
 async def test_an_agent_that_cancels_itself_is_finished() -> None:
@@ -280,8 +282,8 @@ async def test_an_agent_that_cancels_itself_is_finished() -> None:
         result = await Agent(model=model, tools=[multiply], callback_handler=None).invoke_async("What is 25 * 17?")
         return float(result.stop_reason == "cancelled")
 
-    ended = await played(policy("vllm", CALL), ends)
-    assert (ended.failure, ended.ledger.annotation("reward")) == (None, 1.0)
+    result = await run_once(policy("vllm", CALL), ends)
+    assert (result.failure, result.ledger.annotation("reward")) == (None, 1.0)
 
 
 async def test_a_second_ledger_in_a_rollout_is_a_failure() -> None:
@@ -291,21 +293,21 @@ async def test_a_second_ledger_in_a_rollout_is_a_failure() -> None:
             model.reset()
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
 
-    ended = await played(policy("vllm", "Yes."), twice)
-    assert ended.failure is not None
-    assert "went on after model.reset()" in ended.failure.error
+    result = await run_once(policy("vllm", "Yes."), twice)
+    assert result.failure is not None
+    assert "model.reset()" in result.failure.error
 
     async def once(model: Any, task: Any) -> None:
         await Agent(model=model, callback_handler=None).invoke_async("Hello.")
         model.reset()
 
-    assert (await played(policy("vllm", "Yes."), once)).failure is None
+    assert (await run_once(policy("vllm", "Yes."), once)).failure is None
 
 
 async def test_a_cancelled_rollout_is_aborted_on_the_engine_and_comes_out_as_cancelled() -> None:
     engine = engine_of("sglang", Says("Yes."), latency=60.0)
     on = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
-    task = asyncio.ensure_future(InProcess(on, collect_agents.run).play(rollout()))
+    task = asyncio.ensure_future(InProcess(on, collect_agents.run).run(rollout()))
     while not engine.running:
         await asyncio.sleep(0.01)
     task.cancel()
@@ -320,9 +322,9 @@ async def test_a_cancelled_error_of_the_agents_own_is_a_failure() -> None:
     async def gives_up(model: Any, task: Any) -> None:
         raise asyncio.CancelledError
 
-    ended = await played(policy("vllm", "Yes."), gives_up)
-    assert ended.termination == "cancelled"
-    assert ended.failure is not None
+    result = await run_once(policy("vllm", "Yes."), gives_up)
+    assert result.termination == "cancelled"
+    assert result.failure is not None
 
 
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
@@ -337,7 +339,8 @@ async def test_an_exit_of_the_agents_code_is_a_failure(kind: type[BaseException]
     assert (tally.finished, tally.failures) == (2, {"tool_error": 1})
     (logged,) = map(json.loads, (tmp_path / "failures.jsonl").read_text().splitlines())
     assert logged["task"] == "b"
-    assert f"AgentError: The agent's code raised {kind.__name__}(0)" in logged["error"]
+    assert logged["error"].startswith("AgentError: ")
+    assert f"{kind.__name__}(0)" in logged["error"]
 
 
 async def test_a_run_that_cancels_its_own_task_is_a_failure(tmp_path: Path) -> None:
@@ -366,7 +369,7 @@ async def test_an_error_that_has_no_text_is_a_failure(tmp_path: Path) -> None:
 
     tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
     assert (tally.failed, tally.failures) == (2, {"tool_error": 2})
-    assert tally.last_error.startswith("Mute: (its text cannot be shown")
+    assert tally.last_error.startswith("Mute: ")
 
 
 @by_kind
@@ -374,11 +377,11 @@ async def test_rollouts_of_a_group_have_seeds_of_their_own(kind: str) -> None:
     on = policy(kind, "Yes.")
     workers = InProcess(on, collect_agents.run, sampling={"seed": 7})
     one, again, other = [
-        (await workers.play(replace(rollout(), sample=sample))).ledger[0].draft.sampling["seed"] for sample in (0, 0, 1)
+        (await workers.run(replace(rollout(), sample=sample))).ledger[0].draft.sampling["seed"] for sample in (0, 0, 1)
     ]
     assert one == again != other
     assert 0 <= other < 2**31
-    none = (await InProcess(on, collect_agents.run).play(rollout())).ledger[0].draft.sampling["seed"]
+    none = (await InProcess(on, collect_agents.run).run(rollout())).ledger[0].draft.sampling["seed"]
     assert none is None
 
 
@@ -429,18 +432,18 @@ def test_an_agent_is_named_by_module_and_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
-        ("support.collect_agents", "must be named as module:function"),
-        (":run", "must be named as module:function"),
-        ("no_such_module:run", "There is no module 'no_such_module'"),
-        ("support.no_such_module:run", "There is no module 'support.no_such_module'"),
-        ("support.collect_agents:walk", "has no 'walk'"),
-        ("support.collect_agents:__doc__", "is of type str"),
+        ("support.collect_agents", "'support.collect_agents'.*module:function"),
+        (":run", "':run'.*module:function"),
+        ("no_such_module:run", "'no_such_module'.*PYTHONPATH"),
+        ("support.no_such_module:run", "'support.no_such_module'.*PYTHONPATH"),
+        ("support.collect_agents:walk", "'support.collect_agents' has no 'walk'"),
+        ("support.collect_agents:__doc__", "type str"),
     ],
 )
-def test_what_is_no_agent_is_told(name: str, sentence: str) -> None:
-    with pytest.raises(AgentError, match=sentence):
+def test_a_wrong_agent_name_raises(name: str, message: str) -> None:
+    with pytest.raises(AgentError, match=message):
         AgentCode.of(name)
 
 
@@ -458,19 +461,20 @@ def test_a_module_that_exits_is_no_agent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", [None, "text"])
 async def test_a_factory_that_makes_no_agent_is_a_failure(made: Any) -> None:
-    ended = await played(policy("vllm", "Yes."), lambda model, task: made)
-    assert ended.failure is not None
-    assert "which is not an agent: return a Strands Agent" in ended.failure.error
+    result = await run_once(policy("vllm", "Yes."), lambda model, task: made)
+    assert result.failure is not None
+    assert f"returned {made!r}" in result.failure.error
+    assert "return a Strands Agent" in result.failure.error.replace("Return", "return")
 
 
-async def test_a_plain_function_that_gives_a_coroutine_is_told() -> None:
-    ended = await played(policy("vllm", "Yes."), lambda model, task: collect_agents.run(model, task))
-    assert ended.failure is not None
-    assert "make it an `async def run(model, task)`" in ended.failure.error
+async def test_a_plain_function_that_returns_a_coroutine_is_a_failure() -> None:
+    result = await run_once(policy("vllm", "Yes."), lambda model, task: collect_agents.run(model, task))
+    assert result.failure is not None
+    assert "`async def run(model, task)`" in result.failure.error
 
 
 def test_a_policy_with_a_store_is_refused(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "a.tito", "a") as file, pytest.raises(ValueError, match="without a store"):
+    with LedgerFile(tmp_path / "a.tito", "a") as file, pytest.raises(ValueError, match="without one"):
         InProcess(replace(policy_of("vllm"), store=file), collect_agents.run)
 
 

@@ -1,4 +1,4 @@
-"""The loop over made-up workers: whatever fails, hangs, or is cancelled when, each rollout is there once in the end."""
+"""The loop over made-up workers: after any failure, hang or cancellation each rollout is in the folder once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from strands_tito.collect import (
     CollectError,
-    Ended,
     Rollout,
+    RolloutResult,
     Tally,
     TaskError,
     Tasks,
@@ -27,7 +27,7 @@ from strands_tito.collect import (
     collected,
     entries,
 )
-from support.ended import ended
+from support.made_up import made_up_result
 
 
 class Fated:
@@ -49,7 +49,7 @@ class Fated:
         self.cancelled = 0
         self.live: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    async def play(self, rollout: Rollout) -> Ended:
+    async def run(self, rollout: Rollout) -> RolloutResult:
         self.running += 1
         self.most = max(self.most, self.running)
         fate = self._dice.random()
@@ -58,7 +58,7 @@ class Fated:
                 await asyncio.Event().wait()
             for _ in range(self._dice.randrange(4)):
                 await asyncio.sleep(0)
-            done = ended(rollout, "ServerError: gone." if fate < self.hanging + self.failing else None)
+            done = made_up_result(rollout, "ServerError: gone." if fate < self.hanging + self.failing else None)
             self.live.add(done.ledger)
             self.played[rollout.task.id, rollout.sample] += done.failure is None
             return done
@@ -95,21 +95,21 @@ class Stop:
 
 
 @given(data=st.data(), count=st.integers(1, 12), n=st.integers(1, 4), concurrency=st.integers(1, 9))
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_whatever_stops_it_each_rollout_is_there_once_in_the_end(
     data: st.DataObject, count: int, n: int, concurrency: int
 ) -> None:
-    wanted = {(f"task {number}", sample) for number in range(count) for sample in range(n)}
+    expected = {(f"task {number}", sample) for number in range(count) for sample in range(n)}
 
     async def sessions(path: Path) -> None:
         had: list[tuple[str, int]] = []
         played: Counter[tuple[str, int]] = Counter()
         session = 0
-        while len(had) < len(wanted):
+        while len(had) < len(expected):
             session += 1
             calm = session > 6 or data.draw(st.integers(0, 3)) == 0
             workers = Fated(data.draw(st.integers(0, 99)), failing=0 if calm else 0.3, hanging=0 if calm else 0.2)
-            stop = Stop(10**6 if calm else data.draw(st.integers(0, len(wanted))))
+            stop = Stop(10**6 if calm else data.draw(st.integers(0, len(expected))))
             stop.task = asyncio.ensure_future(
                 collect(
                     tasks(count),
@@ -134,14 +134,14 @@ def test_whatever_stops_it_each_rollout_is_there_once_in_the_end(
             tally = stop.tally
             assert tally is not None
             assert (tally.before, tally.finished) == (len(had), len(now) - len(had))
-            assert tally.missing == len(wanted) - len(now)
+            assert tally.missing == len(expected) - len(now)
             assert not played.keys() & (+workers.played).keys(), "a finished rollout was run again"
             had = now
             played = Counter(dict.fromkeys(had, 1))
-        assert set(had) == wanted
+        assert set(had) == expected
         found = [(ledger.header.task_id, ledger.header.user["sample"]) for ledger in collected(path)]
         assert found == had
-        for task in {task for task, _ in wanted}:
+        for task in {task for task, _ in expected}:
             groups = {ledger.header.group_id for ledger in collected(path) if ledger.header.task_id == task}
             assert len(groups) == 1
 
@@ -192,10 +192,10 @@ async def test_more_samples_and_more_tasks_add_to_what_is_there(tmp_path: Path) 
     await collect(tasks(3), Fated(), tmp_path, n=2)
     before = names(tmp_path)
     more = await collect(tasks(5), Fated(), tmp_path, n=3)
-    assert (more.wanted, more.before, more.finished) == (15, 6, 9)
+    assert (more.total, more.before, more.finished) == (15, 6, 9)
     assert names(tmp_path)[:6] == before
     fewer = await collect(tasks(2), Fated(), tmp_path, n=1)
-    assert (fewer.wanted, fewer.before, fewer.finished, fewer.missing) == (2, 2, 0, 0)
+    assert (fewer.total, fewer.before, fewer.finished, fewer.missing) == (2, 2, 0, 0)
 
 
 async def test_groups_of_two_collections_are_never_one(tmp_path: Path) -> None:
@@ -208,8 +208,7 @@ async def test_groups_of_two_collections_are_never_one(tmp_path: Path) -> None:
 
 async def test_it_gives_up_when_rollouts_fail_one_after_the_other(tmp_path: Path) -> None:
     workers = Fated(failing=1.0)
-    sentence = r"5 rollouts failed one after the other, the last with ServerError: gone\. Mend that"
-    with pytest.raises(TooManyFailuresError, match=sentence):
+    with pytest.raises(TooManyFailuresError, match=r"5 rollouts .*ServerError: gone\. .*run the same command again"):
         await collect(tasks(100), workers, tmp_path, concurrency=3, max_failures=5)
     assert workers.running == 0
     assert names(tmp_path) == []
@@ -227,7 +226,7 @@ async def test_failures_between_finished_rollouts_do_not_end_it(tmp_path: Path) 
     assert {reason.value: count for reason, count in tally.failures.items()} == {"engine_error": tally.failed}
 
 
-async def test_nothing_is_run_when_a_task_is_not_sound(tmp_path: Path) -> None:
+async def test_nothing_is_run_when_a_task_is_invalid(tmp_path: Path) -> None:
     workers = Fated()
     (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n{"a": 2\n')
     with pytest.raises(TaskError, match="line 2 is not JSON"):
@@ -235,7 +234,7 @@ async def test_nothing_is_run_when_a_task_is_not_sound(tmp_path: Path) -> None:
     assert not workers.most
     assert not (tmp_path / "out").exists()
     await collect([{"a": 1}], workers, tmp_path / "out")
-    with pytest.raises(TaskError, match="'line-1' is another one"):
+    with pytest.raises(TaskError, match="'line-1' has changed"):
         await collect([{"a": 2}, {"a": 3}], workers, tmp_path / "out")
     assert workers.played.total() == 1
 
@@ -263,5 +262,5 @@ async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
 
 @pytest.mark.parametrize("given", [{"n": 0}, {"concurrency": 0}, {"max_failures": 0}])
 async def test_numbers_below_one_are_refused(given: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(CollectError, match="must be at least 1"):
+    with pytest.raises(CollectError, match=f"{next(iter(given))}=0.* at least 1"):
         await collect(tasks(1), Fated(), tmp_path, **given)

@@ -1,44 +1,50 @@
-"""A directory is built once, whole or not at all."""
+"""A directory is built once, completely or not at all."""
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from strands_tito.engines.models.once import build_once, manifest
+from strands_tito.engines.models import build_cache
+from strands_tito.engines.models.build_cache import build_once, manifest
+
+SCRIPT = """
+import importlib.util, sys, threading
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("build_cache", sys.argv[1])
+build_cache = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build_cache)
+
+def build(directory):
+    with open(sys.argv[2], "a") as stream:
+        stream.write("built\\n")
+    threading.Event().wait(0.3)
+    (directory / "model.bin").write_bytes(b"weights")
+
+threads = [threading.Thread(target=build_cache.build_once, args=(Path(sys.argv[3]), build)) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+"""Loads the module alone: its package would load transformers."""
 
 
-def _slow_build(log: Path, target: Path) -> None:
-    def build(directory: Path) -> None:
-        with log.open("a") as stream:
-            stream.write("built\n")
-        threading.Event().wait(0.3)
-        (directory / "model.bin").write_bytes(b"weights")
-
-    build_once(target, build)
-
-
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_many_at_once_build_once(tmp_path: Path, kind: str) -> None:
+def test_threads_and_processes_build_once(tmp_path: Path) -> None:
     log, target = tmp_path / "log", tmp_path / "cache" / "tiny-0123"
-    if kind == "threads":
-        workers = [threading.Thread(target=_slow_build, args=(log, target)) for _ in range(4)]
-    else:
-        spawn = multiprocessing.get_context("spawn")
-        workers = [spawn.Process(target=_slow_build, args=(log, target)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    command = [sys.executable, "-c", SCRIPT, build_cache.__file__, str(log), str(target)]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
     assert log.read_text() == "built\n"
     assert (target / "model.bin").read_bytes() == b"weights"
 
 
-def test_a_waiter_is_told(tmp_path: Path) -> None:
-    target, entered, leave, told = tmp_path / "tiny", threading.Event(), threading.Event(), threading.Event()
+def test_a_waiter_reports_progress(tmp_path: Path) -> None:
+    target, entered, leave, reported = tmp_path / "tiny", threading.Event(), threading.Event(), threading.Event()
 
     def build(directory: Path) -> None:
         entered.set()
@@ -48,9 +54,9 @@ def test_a_waiter_is_told(tmp_path: Path) -> None:
     first = threading.Thread(target=build_once, args=(target, build))
     first.start()
     entered.wait(20)
-    second = threading.Thread(target=build_once, args=(target, build), kwargs={"say": lambda _: told.set()})
+    second = threading.Thread(target=build_once, args=(target, build), kwargs={"report": lambda _: reported.set()})
     second.start()
-    assert told.wait(20)
+    assert reported.wait(20)
     leave.set()
     first.join()
     second.join()

@@ -1,4 +1,4 @@
-"""Run a command that cannot outlive us, or one that is meant to."""
+"""Run a command under a supervisor process, which ends it together with this process unless it is detached."""
 
 from __future__ import annotations
 
@@ -28,36 +28,35 @@ NOT_INHERITED = frozenset(
         "__PYVENV_LAUNCHER__",
     }
 )
-"""Variables that are meant for this process's Python: another environment's they would lead astray, or, without byte
-code, make start anew from source each time."""
+"""Variables of this process's Python that would break or slow down the Python of another environment."""
 
 
 def environment(python: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment, made fit for the Python of another virtual environment, with `extra` over it."""
+    """Return this process's environment variables, adapted to another environment's Python and updated by `extra`."""
     env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
-    for name in ("NO_PROXY", "no_proxy"):  # engines call themselves while they warm up
+    for name in ("NO_PROXY", "no_proxy"):  # engines send requests to themselves while they start
         env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1", "localhost"]))
-    env["PYTHONSAFEPATH"] = "1"  # a folder named like a package, where we happen to be, is not that package
+    env["PYTHONSAFEPATH"] = "1"  # so that a folder in the working directory does not shadow a package
     return env | dict(extra)
 
 
 def popen(
     argv: Sequence[str], env: Mapping[str, str], out: IO[bytes] | int, *, detached: bool = False, grace_s: float = 5.0
 ) -> subprocess.Popen[bytes]:
-    """Run `argv` under a supervisor (see `supervisor`), both outputs going to `out`.
+    """Run `argv` under a supervisor (see supervisor.py); standard output and error go to `out`.
 
-    SIGTERM to the returned process, whose exit status is the command's, ends the command and all its descendants:
-    asked first, and killed after `grace_s` seconds. Unless `detached`, so does the end of this process.
+    The returned process is the supervisor; its exit status is the command's. SIGTERM to it ends the command and all its
+    descendants: SIGTERM first, SIGKILL after `grace_s` seconds. Unless `detached`, the end of this process does too.
     """
-    # -P keeps the script's own folder off sys.path, where our module names would hide others.
+    # -P keeps the script's folder off sys.path, where our module names would shadow others.
     process = subprocess.Popen(
         [sys.executable, "-P", str(SCRIPT)],
         stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     order = {"argv": list(argv), "env": dict(env), "detached": detached, "grace_s": grace_s}
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended at once; its status and output say why
+    with contextlib.suppress(BrokenPipeError):  # the supervisor ended at once; its status and output say why
         process.stdin.write(json.dumps(order).encode() + b"\n")
         process.stdin.flush()
     if detached:
@@ -66,19 +65,25 @@ def popen(
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None], cancel: threading.Event) -> int:
-    """Run `argv` to its end, as a child that cannot outlive us, and return its exit status.
+    """Run `argv` to its end and return its exit status. The command ends with this process.
 
-    `on_line` gets each line of its output as it comes, and an empty string for each half second without one.
-    Raises Cancelled, after ending the command, when `cancel` is set.
+    Args:
+        argv: The command.
+        env: Its environment variables.
+        on_line: Called with each line of output, and with "" after each half second without output.
+        cancel: Set it from another thread to end the command.
+
+    Raises:
+        Cancelled: `cancel` was set.
     """
     process = popen(argv, env, subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    arrived: queue.Queue[bytes | None] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(process.stdout, arrived), daemon=True)
+    output: queue.Queue[bytes | None] = queue.Queue()
+    reader = threading.Thread(target=_read, args=(process.stdout, output), daemon=True)
     reader.start()
     try:
-        for line in _lines(arrived):
+        for line in _lines(output):
             if cancel.is_set():
                 raise Cancelled(f"`{' '.join(argv[:4])} ...` was cancelled.")
             on_line(line)
@@ -91,16 +96,16 @@ def run(argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], No
         process.stdout.close()
 
 
-def _read(stream: IO[bytes], arrived: queue.Queue[bytes | None]) -> None:
+def _read(stream: IO[bytes], output: queue.Queue[bytes | None]) -> None:
     for line in stream:
-        arrived.put(line)
-    arrived.put(None)
+        output.put(line)
+    output.put(None)
 
 
-def _lines(arrived: queue.Queue[bytes | None]) -> Iterator[str]:
+def _lines(output: queue.Queue[bytes | None]) -> Iterator[str]:
     while True:
         try:
-            line = arrived.get(timeout=0.5)
+            line = output.get(timeout=0.5)
         except queue.Empty:
             yield ""
             continue

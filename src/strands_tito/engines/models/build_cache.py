@@ -1,4 +1,4 @@
-"""Build a directory once: atomically, under a lock, complete or absent."""
+"""Build a cached directory once, atomically, under a lock."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 MANIFEST = "tito_build.json"
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def build_once(
-    target: Path, build: Callable[[Path], None], *, about: Mapping[str, object] | None = None, say: Say | None = None
+    target: Path,
+    build: Callable[[Path], None],
+    *,
+    about: Mapping[str, object] | None = None,
+    report: Report | None = None,
 ) -> Path:
-    """Return `target`, after running `build(directory)` if it is absent or damaged.
+    """Return `target`; run `build(directory)` first if it is absent or damaged.
 
-    `build` fills a temporary sibling that is renamed to `target` when it is done, so a reader sees a whole directory
-    or none. Processes and threads that ask at once queue on a lock and the first one builds. The manifest, written
-    last, holds `about` and the size of each file; a directory that no longer agrees with it is built again.
-    What `build` raises comes through, and leaves nothing behind.
+    `build` fills a temporary directory next to `target`, which is then renamed, so that readers see a complete
+    directory or none. Concurrent callers wait on a lock, and the first one builds. The manifest, written last, holds
+    `about` and the size of each file; a directory that differs from it is built again. An exception of `build` is
+    raised, and nothing is left behind.
     """
     if _is_whole(target):
         return target
@@ -32,19 +36,19 @@ def build_once(
     try:
         lock.acquire(timeout=1)
     except Timeout:
-        if say:
-            say(f"waiting for another process that is building {target.name}")
+        if report:
+            report(f"waiting for another process to build {target.name}")
         lock.acquire()
     try:
         if not _is_whole(target):
-            _build_aside(target, build, about or {})
+            _build(target, build, about or {})
     finally:
         lock.release()
     return target
 
 
 def manifest(directory: Path) -> dict[str, object] | None:
-    """The manifest of a built directory, or None where there is none to read."""
+    """Return the manifest of a built directory, or None if it is missing or unreadable."""
     try:
         found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -66,18 +70,18 @@ def _sizes(directory: Path) -> dict[str, int]:
     }
 
 
-def _build_aside(target: Path, build: Callable[[Path], None], about: Mapping[str, object]) -> None:
+def _build(target: Path, build: Callable[[Path], None], about: Mapping[str, object]) -> None:
     prefix = f".{target.name}.part-"
-    # We hold the lock, so an aside directory that is there was left by a build that was killed.
+    # The lock is held, so an existing temporary directory was left by a killed build.
     for stale in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:
-        build(aside)
-        text = json.dumps({**about, "files": _sizes(aside)}, indent=2)
-        (aside / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        build(temporary)
+        text = json.dumps({**about, "files": _sizes(temporary)}, indent=2)
+        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
-        os.replace(aside, target)
+        os.replace(temporary, target)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

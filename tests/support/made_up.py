@@ -1,17 +1,17 @@
-"""Rollouts that have ended, without an agent: their ledgers are of made-up turns."""
+"""Results of rollouts with made-up turns, without an agent."""
 
 from __future__ import annotations
 
 import random
 
-from strands_tito.collect import Ended, Failure, Rollout
+from strands_tito.collect import Failure, Rollout, RolloutResult
 from support.drafts import make_draft
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
 
 
-def ended(rollout: Rollout, failure: str | None = None) -> Ended:
-    """End a rollout with up to four turns, by its name always the same ones."""
+def made_up_result(rollout: Rollout, failure: str | None = None) -> RolloutResult:
+    """Return a result with up to three turns, always the same for a task and sample."""
     dice = random.Random(f"{rollout.task.id} {rollout.sample}")
     ledger = Ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
     for turn in range(dice.randrange(4)):
@@ -22,4 +22,4 @@ def ended(rollout: Rollout, failure: str | None = None) -> Ended:
         ledger.annotate("reward", dice.random())
     termination = Termination.ENGINE_ERROR if failure else Termination.COMPLETED
     record_termination(ledger, termination)
-    return Ended(rollout, ledger, termination, Failure(failure, "") if failure else None)
+    return RolloutResult(rollout, ledger, termination, Failure(failure, "") if failure else None)

@@ -1,4 +1,4 @@
-"""The loop that collects: tasks in, at most so many rollouts at once, each written when it is finished."""
+"""The collection loop: runs at most `concurrency` rollouts at once and writes each one when it is finished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from strands_tito.collect.entry import MAX_SAMPLES, Entry
 from strands_tito.collect.errors import CollectError, TooManyFailuresError
 from strands_tito.collect.folder import FILE_BYTES, RolloutFolder
-from strands_tito.collect.rollout import Ended, Rollout
+from strands_tito.collect.rollout import Rollout, RolloutResult
 from strands_tito.collect.task import Tasks
 from strands_tito.collect.workers import Workers
 from tito_core.termination import Termination
@@ -21,22 +21,22 @@ from tito_core.termination import Termination
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one collection, which changes them as rollouts end.
+    """Counts of one collection, updated as rollouts end.
 
     Attributes:
-        wanted: Rollouts of all tasks.
-        before: Rollouts that were finished when it began.
-        finished: Rollouts finished since.
-        endings: Why those ended.
-        failures: Why others failed, which are not finished.
+        total: Number of rollouts of all tasks.
+        before: Rollouts that were already finished at the start.
+        finished: Rollouts finished since the start.
+        endings: Number of finished rollouts by termination.
+        failures: Number of failed rollouts by termination.
         failed_in_a_row: Failures since the last finished rollout.
-        turns: Turns of the rollouts finished since.
-        sampled: Tokens that the policy sampled in them.
-        last_error: Of the last failure.
-        began: When it began, by `time.monotonic`.
+        turns: Turns of the finished rollouts.
+        sampled: Sampled tokens of the finished rollouts.
+        last_error: Error of the last failure.
+        began: Start time, by `time.monotonic`.
     """
 
-    wanted: int
+    total: int
     before: int = 0
     finished: int = 0
     endings: Counter[Termination] = field(default_factory=Counter)
@@ -55,30 +55,30 @@ class Tally:
         self.turns += entry.turns
         self.sampled += entry.sampled
 
-    def fail(self, ended: Ended) -> None:
-        """Count one that failed."""
+    def add_failure(self, result: RolloutResult) -> None:
+        """Count a failed rollout."""
         self.failed_in_a_row += 1
-        self.failures[ended.termination] += 1
-        self.last_error = ended.failure.error if ended.failure else ""
+        self.failures[result.termination] += 1
+        self.last_error = result.failure.error if result.failure else ""
 
     @property
     def failed(self) -> int:
-        """Rollouts that failed."""
+        """Number of failed rollouts."""
         return self.failures.total()
 
     @property
     def missing(self) -> int:
-        """Rollouts that are not finished."""
-        return self.wanted - self.before - self.finished
+        """Number of rollouts that are not finished."""
+        return self.total - self.before - self.finished
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens a second, of the rollouts finished since it began."""
+        """Sampled tokens of the finished rollouts per second since the start."""
         return self.sampled / self.seconds if self.seconds else 0.0
 
 
@@ -98,52 +98,52 @@ async def collect(
     file_bytes: int = FILE_BYTES,
     on_end: OnEnd | None = None,
 ) -> Tally:
-    """Collect `n` rollouts of each task that the folder does not have yet.
+    """Collect up to `n` rollouts of each task; rollouts that the folder already has are not run again.
 
-    A rollout is finished once it is written, whatever happens afterwards, and is never run again. One that failed (the
-    engine, a tool or the agent's own code raised) is not finished: the next call runs it again. So does one that was
-    cut off when this was cancelled. Memory holds `concurrency` rollouts and some 200 bytes a task.
+    A rollout is finished when it is written. A rollout that failed (the engine, a tool or the agent's code raised) or
+    was cancelled is not written; the next call runs it again. Memory holds `concurrency` rollouts and about 200 bytes
+    for each task.
 
     Args:
         tasks: A JSONL file, or JSON objects.
-        workers: What runs the rollouts; it is the caller's to close.
+        workers: Runs the rollouts; the caller closes it.
         out: The folder.
-        n: Rollouts of each task: its group.
-        concurrency: How many run at once.
-        about: What is collected, as JSON; a folder that was begun with something else is refused.
-        max_failures: How many may fail one after the other before this gives up.
-        file_bytes: Size from which on a file of the folder takes no more rollouts.
-        on_end: Called whenever a rollout ended, and once before the first, with counts.
+        n: Rollouts for each task, its group.
+        concurrency: Rollouts at once.
+        about: Description of the collection, as JSON. A folder with another one is refused.
+        max_failures: Failures in a row after which the collection ends.
+        file_bytes: A file of this size or more takes no further rollouts.
+        on_end: Called with the counts once at the start and after each rollout.
 
     Raises:
         CollectError: A number is out of range.
-        TaskError: A task is not sound; nothing was run.
-        FolderError, SchemaError: The folder cannot be gone on with.
-        TooManyFailuresError: Too many failed in a row. What is finished is kept.
+        TaskError: A task is invalid; nothing was run.
+        FolderError, SchemaError: The folder cannot be resumed.
+        TooManyFailuresError: Too many rollouts failed in a row. Finished ones are kept.
     """
     if n < 1 or concurrency < 1 or max_failures < 1:
         raise CollectError(f"n={n}, concurrency={concurrency} and max_failures={max_failures} must be at least 1.")
     if n > MAX_SAMPLES:
-        raise CollectError(f"n={n} must be at most {MAX_SAMPLES}: write the task several times, each with its own id.")
-    known = Tasks.of(tasks, need_prompt=workers.need_prompt)
+        raise CollectError(f"n={n} must be at most {MAX_SAMPLES}: repeat the task in the file under different ids.")
+    checked = Tasks.of(tasks, need_prompt=workers.need_prompt)
     with RolloutFolder(out, about or {}, file_bytes=file_bytes) as folder:
-        every = (1 << n) - 1
-        before = sum((folder.index.done(task) & every).bit_count() for task in known)
-        collecting = _Collecting(workers, folder, Tally(len(known) * n, before), max_failures, on_end or _nothing)
+        all_samples = (1 << n) - 1
+        before = sum((folder.index.finished_samples(task) & all_samples).bit_count() for task in checked)
+        collector = _Collector(workers, folder, Tally(len(checked) * n, before), max_failures, on_end or _nothing)
         try:
-            await collecting.run(_missing(known, folder, n), concurrency)
-        except BaseExceptionGroup as group:  # such as a full disk; the other rollouts were cancelled for it
+            await collector.run(_missing(checked, folder, n), concurrency)
+        except BaseExceptionGroup as group:  # such as a full disk; the task group cancelled the other rollouts
             raise group.exceptions[0] from None
-        return collecting.tally
+        return collector.tally
 
 
-class _Collecting:
+class _Collector:
     def __init__(self, workers: Workers, folder: RolloutFolder, tally: Tally, max_failures: int, on_end: OnEnd) -> None:
         self._workers, self._folder, self.tally = workers, folder, tally
         self._max_failures, self._on_end = max_failures, on_end
 
     async def run(self, rollouts: Iterator[Rollout], concurrency: int) -> None:
-        """Run them all, the next one whenever one has ended."""
+        """Run all rollouts, at most `concurrency` at once."""
         self._on_end(self.tally)
         slots = asyncio.Semaphore(concurrency)
         async with asyncio.TaskGroup() as group:
@@ -152,26 +152,26 @@ class _Collecting:
                 group.create_task(self._one(rollout)).add_done_callback(lambda _: slots.release())
 
     async def _one(self, rollout: Rollout) -> None:
-        ended = await self._workers.play(rollout)
-        if ended.failure is None:
-            self.tally.add(self._folder.keep(ended))
+        result = await self._workers.run(rollout)
+        if result.failure is None:
+            self.tally.add(self._folder.append(result))
         else:
-            self._folder.fail(ended)
-            self.tally.fail(ended)
+            self._folder.log_failure(result)
+            self.tally.add_failure(result)
         self._on_end(self.tally)
         if self.tally.failed_in_a_row >= self._max_failures:
             raise TooManyFailuresError(
-                f"{self.tally.failed_in_a_row} rollouts failed one after the other, the last with "
-                f"{self.tally.last_error} Mend that, and run the same again: what is finished is kept."
+                f"{self.tally.failed_in_a_row} rollouts failed in a row, the last with: {self.tally.last_error} "
+                "Fix the cause and run the same command again; finished rollouts are kept."
             )
 
 
 def _missing(tasks: Tasks, folder: RolloutFolder, n: int) -> Iterator[Rollout]:
-    """Yield the rollouts that are not there, group by group."""
+    """Yield the rollouts that are not finished, group by group."""
     for task in tasks:
-        done = folder.index.done(task)
+        finished = folder.index.finished_samples(task)
         for sample in range(n):
-            if not done >> sample & 1:
+            if not finished >> sample & 1:
                 yield Rollout(folder.index.run, task, sample)
 
 
