@@ -14,6 +14,9 @@ from strands_tito.conformance.wire_reading import Heard
 MASKED = -9999.0
 """At or below it a logprob is none: vLLM's of a masked token, and SGLang's, float32's lowest."""
 
+MASS_SLACK = 1e-3
+"""How far probabilities may sum to more than 1, by float32's rounding."""
+
 
 def beside(turn: OracleTurn, said: Heard, path: int) -> Iterator[Problem]:
     """Compare a turn's optional columns with the wire.
@@ -62,6 +65,9 @@ def _top(turn: OracleTurn, said: Heard) -> Iterator[Problem]:
         found = [pair for pair in zip(row, logprobs, strict=True) if pair[0] != -1]
         if found != expected:
             yield "top", f"output token {place} has the likeliest {found}, the answer says {expected}."
+        mass = sum(math.exp(value) for value in real.values())
+        if mass > 1 + MASS_SLACK:
+            yield "top", f"the likeliest tokens of output token {place} have a probability of {mass:.4g} together."
         chosen, own = said.output[place], said.logprobs[place]
         least = min((value for _, value in best), default=math.inf)
         if chosen not in dict(best) and (own is None or own > least + 1e-4):

@@ -17,6 +17,7 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Finish
 
 TOKENS = 24
 MOST_TOP = 4
@@ -97,6 +98,23 @@ async def _obeyed(connected: Connected, tally: Tally, prompt: TokenIds, greedy: 
         tally.hold("obeyed", len(long.output_ids) == TOKENS, problem)
     again = await _sampled(connected, prompt, temperature=0.0, stop_token_ids=(int(greedy.output_ids[0]),))
     tally.hold("obeyed", len(again.output_ids) == 1, "a stop id that came first did not end the answer.")
+    for ended in (again, greedy):
+        if ended.finish == Finish.STOP:
+            await _ended_at_the_limit(connected, tally, prompt, ended)
+
+
+async def _ended_at_the_limit(connected: Connected, tally: Tally, prompt: TokenIds, ended: TokenResponse) -> None:
+    """Ask again for exactly as many tokens as an answer had: its last one still ends it, and not the limit."""
+    exact = await _sampled(
+        connected,
+        prompt,
+        temperature=0.0,
+        max_new_tokens=len(ended.output_ids),
+        stop_token_ids=(int(ended.output_ids[-1]),),
+    )
+    if np.array_equal(exact.output_ids, ended.output_ids):
+        problem = f"it ended by {exact.finish}, though its last token {exact.output_ids[-1]} is one that stops."
+        tally.hold("finish", exact.finish == Finish.STOP, problem)
 
 
 def _alike(

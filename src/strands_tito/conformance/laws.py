@@ -63,11 +63,14 @@ _ALL = (
     Check("stopped", 4, "An answer ends with the stop string that was asked for, and holds none before."),
     Check("seeded", 4, "The same seed gives the same tokens, up to a near-tie."),
     Check("obeyed", 4, "The server obeys top_k, ignore_eos, min_new_tokens and stop ids."),
+    Check("sampler", 4, "Sampled tokens follow the distribution that the server states, also under its parameters."),
     Check("rescored", 4, "The server scores the sampled tokens as it reported them."),
+    Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
     Check("alone", 4, "A greedy answer is the same beside other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
     Check("cancelled", 5, "A turn that was cancelled leaves no trace, and the next one is sound."),
+    Check("aborted", 5, "An abort ends the request that it names, and no other."),
     Check("inert", 6, "No control token comes from what messages say."),
     Check("rendering", 7, "What a turn adds to the prompt is how the template's own rendering of the history ends."),
     Check("tokens", 7, "It is encoded as the tokenizer encodes it, where messages spell no control token."),
@@ -95,7 +98,19 @@ OF_COLUMNS = {
     "left": "sampling_mask",
 }
 """Checks of what is wanted beside, with what is wanted."""
-OF_ONE = ("semantics", "obeyed", "seeded", "repeatable", "alone", "cancelled", *OF_COLUMNS, *OF_WEIGHTS)
+OF_ONE = (
+    "semantics",
+    "sampler",
+    "long",
+    "aborted",
+    "obeyed",
+    "seeded",
+    "repeatable",
+    "alone",
+    "cancelled",
+    *OF_COLUMNS,
+    *OF_WEIGHTS,
+)
 """Checks that are made where one server is tested."""
 CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""

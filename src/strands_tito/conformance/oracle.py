@@ -90,11 +90,14 @@ def _one(turn: OracleTurn, before: list[int], said: Heard, stop_ids: set[int]) -
 def _finish(turn: OracleTurn, said: Heard, stop_ids: set[int]) -> Iterator[Problem]:
     ends = stop_ids | set(said.sampling.get("stop_token_ids") or ())
     limit = said.sampling.get("max_tokens", said.sampling.get("max_new_tokens"))
+    least = said.sampling.get("min_tokens") or said.sampling.get("min_new_tokens") or 0
     if turn.finish != said.finish:
         yield "finish", f"the answer ended by {said.finish!r}, the ledger says {turn.finish!r}."
     last = said.output[-1] if said.output else None
     if said.finish == "length" and len(said.output) != limit:
         yield "finish", f"cut off for length after {len(said.output)} tokens, though {limit} were asked for."
+    if said.finish == "length" and last in ends and not said.sampling.get("ignore_eos") and len(said.output) > least:
+        yield "finish", f"it ended by length, though its last token {last} is one that stops."
     if said.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
         yield "finish", f"it ended by stop, but its last token {last} stops nothing."
     if isinstance(turn.stop, int) and turn.stop != last:
@@ -102,7 +105,6 @@ def _finish(turn: OracleTurn, said: Heard, stop_ids: set[int]) -> Iterator[Probl
     if limit is not None and len(said.output) > limit:
         yield "finish", f"{len(said.output)} tokens came where at most {limit} were asked for."
     early = [at for at, token in enumerate(said.output[:-1]) if token in ends]
-    least = said.sampling.get("min_tokens") or said.sampling.get("min_new_tokens") or 0
     if early and not said.sampling.get("ignore_eos") and early[0] >= least:
         yield "finish", f"it went on after the stop token at {early[0]}."
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from strands_tito.conformance import fixed, reloading
+from strands_tito.conformance import aborting, fixed, lengths, reloading, sampler
 from strands_tito.conformance.generation import Drawn, Found, refused_as_law, shrink_moves
 from strands_tito.conformance.laws import OF_ONE, OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
 from strands_tito.conformance.parity import Pair
@@ -17,6 +18,8 @@ from strands_tito.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner, in_thread
 
+Ask = Callable[[Connected, Tally, int], Coroutine[Any, Any, None]]
+"""Asks a server the same in each run; the number says how often."""
 Progress = Callable[[int], None]
 """Told after each conversation how many there were."""
 NO_SECOND = "It takes a second server: --against-backend and --against-url."
@@ -107,10 +110,13 @@ class Run:
                 if self._moves is not None:
                     _replayed(outcome, runner, self._moves)
                 else:
-                    if self._against is None:
-                        _fixed(outcome, runner)
+                    alone = self._against is None
+                    if alone:
+                        _fixed(outcome, runner, _ask_first)
                     if outcome.broken is None:
                         _drawn(outcome, runner, self._progress, shrink=self._shrink)
+                    if alone and outcome.sound:
+                        _fixed(outcome, runner, _ask_last)
             finally:
                 outcome.seconds = time.monotonic() - self._started
                 runner.close(_closed(outcome))
@@ -191,11 +197,22 @@ def _replayed(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) 
         _found(outcome, Found(refused_as_law(error), tuple(moves)))
 
 
-def _fixed(outcome: Outcome, runner: StoppableRunner) -> None:
+async def _ask_first(connected: Connected, tally: Tally, repeats: int) -> None:
+    await fixed.ask(connected, tally, repeats)
+    if connected.target.weights is not None:
+        await reloading.change(connected, tally)
+
+
+async def _ask_last(connected: Connected, tally: Tally, repeats: int) -> None:
+    """Ask what takes many samples or long prompts; last, since what conversations show is found sooner."""
+    await lengths.check(connected, tally)
+    await aborting.check(connected, tally)
+    await sampler.check(connected, tally, repeats)
+
+
+def _fixed(outcome: Outcome, runner: StoppableRunner, ask: Ask) -> None:
     try:
-        runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
-        if outcome.connected.target.weights is not None:
-            runner.run(reloading.change(outcome.connected, outcome.tally))
+        runner.run(ask(outcome.connected, outcome.tally, outcome.profile.repeats))
     except (BrokenLawError, BackendError) as error:
         broken = refused_as_law(error)
         if not isinstance(broken, BrokenLawError):

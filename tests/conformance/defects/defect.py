@@ -10,9 +10,10 @@ from typing import Any
 from conformance.defects.answer_views import View, view_of
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
+from strands_tito.conformance.aborting import TOKENS as ABORTED
 from strands_tito.conformance.reloading import TOKENS as RELOADED
 from strands_tito.conformance.wire_log import TransportFactory
-from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
+from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedEngine, ScriptedRequest, scripted_engine
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
@@ -34,6 +35,7 @@ class Defect:
         wrap: Changes what the policy says, or None.
         events: Changes the events of a streamed answer, or None.
         client: Changes the client, or the scripted engine, while it lasts.
+        spoil: Changes the scripted engine once it is made, or None.
         weights: Whether it shows only where weights change.
         beside: Whether it shows only beside another server of the same weights, which has no defect.
         wires: Those on which it can be planted.
@@ -46,6 +48,7 @@ class Defect:
     wrap: Wrap | None = None
     events: Callable[[list[Any]], None] | None = None
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
+    spoil: Callable[[ScriptedEngine], None] | None = None
     wires: tuple[str, ...] = SERVERS
     weights: bool = False
     beside: bool = False
@@ -76,8 +79,8 @@ _WATCHED_S = 0.5
 
 
 def latency(request: ScriptedRequest) -> float:
-    """Take time for those answers under which weights change, and for no other."""
-    return _WATCHED_S if request.max_new_tokens == RELOADED else 0.0
+    """Take time for those answers under which weights change or that are aborted, and for no other."""
+    return _WATCHED_S if request.max_new_tokens in (RELOADED, ABORTED) else 0.0
 
 
 def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False) -> TransportFactory:
@@ -103,6 +106,8 @@ def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bo
         experts=EXPERTS,
         latency=latency,
     )
+    if defect.spoil is not None:
+        defect.spoil(engine)
     return lambda: InProcessTransport(engine)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from strands_tito.conformance import sampler
 from strands_tito.testing import Completion, HashPolicy, ScriptedRequest
 
 SAYINGS = (
@@ -30,7 +31,7 @@ class ConformancePolicy:
     """Says one of `SAYINGS`, or samples from a `HashPolicy`, which scores everything; obeys grammars.
 
     What it says depends on the prompt, the seed and the sampling parameters alone, so that a conversation that is
-    played again goes the same way.
+    played again goes the same way. To the questions of the sampler's check it samples its answer.
 
     Args:
         tokenizer: The model's.
@@ -50,6 +51,8 @@ class ConformancePolicy:
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Answer one request."""
+        if any(question in self._tokenizer.decode(request.prompt_ids[-80:]) for question in sampler.QUESTIONS):
+            return self._policy(request)
         draw = Random(str((request.prompt_ids[-40:], request.seed)))
         if request.seed is None:
             request = replace(request, seed=draw.getrandbits(62))
