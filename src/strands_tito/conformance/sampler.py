@@ -75,7 +75,7 @@ class Question:
 FREE = Question("temperature 1", {"temperature": 1.0})
 RESTRICTED = (
     Question("temperature 0.5", {"temperature": 0.5}),
-    Question("temperature 2", {"temperature": 2.0}),
+    Question("temperature 1.5", {"temperature": 1.5}),
     Question("top_k 2", {"temperature": 1.0, "top_k": 2}),
     Question("top_p 0.5", {"temperature": 1.0, "top_p": 0.5}),
     Question("min_p 0.3", {"temperature": 1.0, "min_p": 0.3}),
@@ -177,7 +177,7 @@ def _held(
         uncertain += others
     spread = np.concatenate(places) if places else np.zeros(0)
     if uncertain < LEAST_UNCERTAIN:
-        tally.skip("sampler", f"At {question.name} the policy is too certain for a test of its sampling.")
+        tally.skip("sampler", f"At {question.name} too few sampled tokens tell anything: the policy is too certain.")
         return
     apart = _furthest(spread)
     bound = math.sqrt(math.log(2 / FALSE_ALARM) / 2 / len(spread))
@@ -255,7 +255,7 @@ def _restricted(
         if cuts and not info.truncated_logprobs:
             near = 2 * connected.target.tolerance_nats
             most, least = (_left(question.sampling, stated, sign * near, sign * MASS_SLACK) for sign in (1, -1))
-            _inside(tally, question, draw, most)
+            _inside(tally, question, draw, near)
             certain = (most == least).all(axis=1, keepdims=True)  # near-ties at the edge may fall either way
             stated = np.where(most & certain, stated, -math.inf)
         logits.append(stated)
@@ -283,9 +283,18 @@ def _left(sampling: dict[str, Any], stated: NDArray[np.float64], near: float, sl
     return left
 
 
-def _inside(tally: Tally, question: Question, draw: Draw, left: NDArray[np.bool_]) -> None:
-    own = (draw.top_ids == draw.ids[:, None]) & left
-    for at in np.flatnonzero(~own.any(axis=1)):
+def _inside(tally: Tally, question: Question, draw: Draw, near: float) -> None:
+    """Refuse a sampled token that a truncation leaves out; it need not be among the likeliest that are listed."""
+    sampling, own = question.sampling, draw.logprobs[:, None]
+    before = draw.top_logprobs > own + near
+    inside = np.ones(len(draw.ids), bool)
+    if k := sampling.get("top_k"):
+        inside &= before.sum(axis=1) < k
+    if p := sampling.get("top_p"):
+        inside &= (before * np.exp(draw.top_logprobs)).sum(axis=1) < p + MASS_SLACK
+    if share := sampling.get("min_p"):
+        inside &= draw.logprobs >= math.log(share) + draw.top_logprobs.max(axis=1, initial=-math.inf) - near
+    for at in np.flatnonzero(~inside):
         likeliest = list(zip(draw.top_ids[at][:4].tolist(), draw.top_logprobs[at][:4].round(3).tolist(), strict=True))
         problem = (
             f"At {question.name}, output token {at} is {draw.ids[at]} with logprob {draw.logprobs[at]:.4g}, which "
