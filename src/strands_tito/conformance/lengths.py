@@ -19,13 +19,16 @@ PROMPTS = (600, 1_100, 2_100)
 """Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs, pages)."""
 ANSWER = 300
 """Tokens of the long answer."""
-LARGEST_CONTEXT = 8_192
+LARGEST_CONTEXT = 4_096
 """A larger context is not filled: on a CPU that takes minutes."""
-ROOM = 24
-"""Tokens that a prompt leaves of a full context: an answer, and the one more that vLLM needs to score."""
+ROOM = 40
+"""Tokens that a prompt leaves of a full context: an answer, and the few more that engines need to score it."""
 BIAS_SHARE = 0.1
 """Share of the tolerance that the mean difference of all tokens may reach: noise has no direction."""
+SPARE = 16
+"""Tokens that stay free: vLLM needs one to score, SGLang six."""
 LEAST_FOR_BIAS = 100
+"""Tokens below which a mean difference says little."""
 _WORDS = "The ship sails past the island while the crew counts gulls, barrels, ropes and stars until morning. "
 
 
@@ -39,7 +42,7 @@ async def check(connected: Connected, tally: Tally) -> None:
         else:
             tally.skip("long", f"A prompt of {length} tokens does not fit into the context of {limit}.")
     if limit is not None and ROOM + 40 < limit <= LARGEST_CONTEXT:
-        differences.append(await _asked(connected, tally, limit - ROOM, ROOM - 2))
+        differences.append(await _asked(connected, tally, limit - ROOM, ROOM - SPARE))
     else:
         tally.skip("long", f"A context of {limit} tokens was not filled.")
     signed = np.concatenate([np.zeros(0), *differences])
