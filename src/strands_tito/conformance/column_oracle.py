@@ -14,6 +14,9 @@ from strands_tito.conformance.wire_reading import WireGeneration
 MASKED = -9999.0
 """A logprob at or below it is a sentinel: vLLM's of a masked token, and SGLang's, which is float32's lowest value."""
 
+MASS_SLACK = 1e-3
+"""How far probabilities may sum to more than 1, from float32 rounding."""
+
 
 def compare_columns(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
     """Compare a turn's optional columns with the wire.
@@ -60,6 +63,9 @@ def _compare_top(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
         found = [pair for pair in zip(row, logprobs, strict=True) if pair[0] != -1]
         if found != expected:
             yield "top", f"output token {place} has the top logprobs {found}, the response has {expected}."
+        mass = sum(math.exp(value) for value in real.values())
+        if mass > 1 + MASS_SLACK:
+            yield "top", f"the top tokens of output token {place} have a total probability of {mass:.4g}."
         sampled, own = answer.output_ids[place], answer.logprobs[place]
         least = min((value for _, value in best), default=math.inf)
         if sampled not in dict(best) and (own is None or own > least + 1e-4):

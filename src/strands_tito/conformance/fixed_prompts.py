@@ -17,6 +17,7 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Finish
 
 MAX_TOKENS = 24
 MAX_TOP = 4
@@ -98,6 +99,21 @@ async def _check_sampling_parameters(
         tally.require("obeyed", len(long.output_ids) == MAX_TOKENS, problem)
     again = await _sample(server, prompt, temperature=0.0, stop_token_ids=(int(greedy.output_ids[0]),))
     tally.require("obeyed", len(again.output_ids) == 1, "a stop id as first token did not end the answer.")
+    for ended in (again, greedy):
+        if ended.finish == Finish.STOP:
+            await _check_stop_at_the_limit(server, tally, prompt, ended)
+
+
+async def _check_stop_at_the_limit(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, ended: TokenResponse
+) -> None:
+    """Sample again with exactly as many tokens as an answer had: its last token still ends it, not the limit."""
+    stop = int(ended.output_ids[-1])
+    limit = len(ended.output_ids)
+    exact = await _sample(server, prompt, temperature=0.0, max_new_tokens=limit, stop_token_ids=(stop,))
+    if np.array_equal(exact.output_ids, ended.output_ids):
+        problem = f"the finish reason is {exact.finish}, but the last token {stop} is a stop id."
+        tally.require("finish", exact.finish == Finish.STOP, problem)
 
 
 def _compare(

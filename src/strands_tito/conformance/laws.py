@@ -61,11 +61,14 @@ _ALL = (
     Check("stopped", 4, "An answer that ends with a stop string contains it once, at its end."),
     Check("seeded", 4, "The same seed gives the same tokens, up to a near-tie."),
     Check("obeyed", 4, "The server obeys top_k, ignore_eos, min_new_tokens and stop ids."),
+    Check("sampler", 4, "Sampled tokens follow the reported distribution, also under sampling parameters."),
     Check("rescored", 4, "The server's score of the sampled tokens equals the reported logprobs."),
+    Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
     Check("alone", 4, "A greedy answer is the same alone and among other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
     Check("cancelled", 5, "A cancelled turn leaves no trace, and the next one is complete."),
+    Check("aborted", 5, "An abort ends the request that it names, and no other."),
     Check("inert", 6, "No control token comes from message content."),
     Check("rendering", 7, "The delta is the end of the template's own rendering of the history."),
     Check("tokens", 7, "The delta's ids are the tokenizer's own, where messages spell no control token."),
@@ -94,7 +97,7 @@ COLUMN_CHECKS = {
 }
 """Checks of optional outputs, each with the output that it needs."""
 SINGLE_SERVER_CHECKS = (
-    *("semantics", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
+    *("semantics", "sampler", "long", "aborted", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
     *COLUMN_CHECKS,
     *WEIGHT_CHECKS,
 )

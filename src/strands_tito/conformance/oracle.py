@@ -109,11 +109,14 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
     output, sampling = answer.output_ids, answer.sampling
     ends = stop_ids | set(sampling.get("stop_token_ids") or ())
     limit = sampling.get("max_tokens", sampling.get("max_new_tokens"))
+    least = sampling.get("min_tokens") or sampling.get("min_new_tokens") or 0
     if turn.finish != answer.finish:
         yield "finish", f"the response's finish reason is {answer.finish!r}, the ledger's {turn.finish!r}."
     last = output[-1] if output else None
     if answer.finish == "length" and len(output) != limit:
         yield "finish", f"the finish reason is length after {len(output)} tokens, but the limit was {limit}."
+    if answer.finish == "length" and last in ends and not sampling.get("ignore_eos") and len(output) > least:
+        yield "finish", f"the finish reason is length, but the last token {last} is a stop id."
     if answer.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
         yield "finish", f"the finish reason is stop, but the last token {last} is not a stop id."
     if isinstance(turn.stop, int) and turn.stop != last:
@@ -121,7 +124,6 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
     if limit is not None and len(output) > limit:
         yield "finish", f"the response has {len(output)} tokens, the limit was {limit}."
     early = [at for at, token in enumerate(output[:-1]) if token in ends]
-    least = sampling.get("min_tokens") or sampling.get("min_new_tokens") or 0
     if early and not sampling.get("ignore_eos") and early[0] >= least:
         yield "finish", f"the generation continued after the stop token at {early[0]}."
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from strands_tito.conformance import fixed_prompts, reloading
+from strands_tito.conformance import aborting, fixed_prompts, lengths, reloading, sampler
 from strands_tito.conformance.generation import Failure, RandomConversations, as_broken_law, shrink_moves
 from strands_tito.conformance.laws import PARITY_CHECKS, SINGLE_SERVER_CHECKS, WEIGHT_CHECKS, BrokenLawError, Tally
 from strands_tito.conformance.parity import ServerPair
@@ -17,6 +18,8 @@ from strands_tito.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner, in_thread
 
+Checks = Callable[[ConnectedServer, Tally, int], Coroutine[Any, Any, None]]
+"""Runs checks on a server; the number says how often each request is repeated."""
 Progress = Callable[[int], None]
 """Called after each conversation with the number of conversations so far."""
 NEEDS_SECOND_SERVER = "Needs a second server: pass --against-backend and --against-url."
@@ -107,10 +110,13 @@ class Run:
                 if self._moves is not None:
                     _replay(outcome, runner, self._moves)
                 else:
-                    if self._against is None:
-                        _play_fixed(outcome, runner)
+                    single = self._against is None
+                    if single:
+                        _run_checks(outcome, runner, _first_checks)
                     if outcome.broken is None:
                         _play_random(outcome, runner, self._progress, shrink=self._shrink)
+                    if single and outcome.sound:
+                        _run_checks(outcome, runner, _last_checks)
             finally:
                 outcome.seconds = time.monotonic() - self._started
                 runner.close(_disconnect(outcome))
@@ -191,11 +197,22 @@ def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) ->
         _record_failure(outcome, Failure(as_broken_law(error), tuple(moves)))
 
 
-def _play_fixed(outcome: Outcome, runner: StoppableRunner) -> None:
+async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
+    await fixed_prompts.check_fixed_prompts(server, tally, repeats)
+    if server.target.weights is not None:
+        await reloading.update_weights(server, tally)
+
+
+async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
+    """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
+    await lengths.check(server, tally)
+    await aborting.check(server, tally)
+    await sampler.check(server, tally, repeats)
+
+
+def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> None:
     try:
-        runner.run(fixed_prompts.check_fixed_prompts(outcome.server, outcome.tally, outcome.profile.repeats))
-        if outcome.server.target.weights is not None:
-            runner.run(reloading.update_weights(outcome.server, outcome.tally))
+        runner.run(checks(outcome.server, outcome.tally, outcome.profile.repeats))
     except (BrokenLawError, BackendError) as error:
         broken = as_broken_law(error)
         if not isinstance(broken, BrokenLawError):

@@ -10,11 +10,12 @@ from conformance.defects.columns import COLUMNS
 from conformance.defects.defect import Defect
 from conformance.defects.parity import PARITY
 from conformance.defects.policies import POLICIES
+from conformance.defects.sampling import SAMPLING
 from conformance.defects.weights import WEIGHTS
 
 
 def all_defects() -> Iterator[tuple[Defect, str]]:
     """Yield every pair of a defect and a wire that it can be planted on."""
-    for defect in (*ANSWERS, *STREAMS, *POLICIES, *COLUMNS, *WEIGHTS, *PARITY, *CLIENT):
+    for defect in (*ANSWERS, *STREAMS, *POLICIES, *SAMPLING, *COLUMNS, *WEIGHTS, *PARITY, *CLIENT):
         for wire in defect.wires:
             yield defect, wire

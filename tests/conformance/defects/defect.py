@@ -11,9 +11,10 @@ from typing import Any
 from conformance.defects.answer_views import View, view_of
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
+from strands_tito.conformance.aborting import TOKENS as ABORTED_TOKENS
 from strands_tito.conformance.reloading import TOKENS as WATCHED_TOKENS
 from strands_tito.conformance.wire_log import TransportFactory
-from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
+from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedEngine, ScriptedRequest, scripted_engine
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
@@ -35,6 +36,7 @@ class Defect:
         wrap: Changes the policy, or None.
         events: Changes the events of a streamed response, or None.
         client: Makes a context that patches the client or the scripted engine.
+        spoil: Changes the scripted engine after it is made, or None.
         wires: Wires that it can be planted on.
         weights: Whether it is visible only when weights change.
         needs_second_server: Whether it is visible only in a comparison with a sound server.
@@ -47,6 +49,7 @@ class Defect:
     wrap: Wrap | None = None
     events: Callable[[list[Any]], None] | None = None
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
+    spoil: Callable[[ScriptedEngine], None] | None = None
     wires: tuple[str, ...] = SERVERS
     weights: bool = False
     needs_second_server: bool = False
@@ -77,8 +80,8 @@ _LATENCY_S = 0.5
 
 
 def latency(request: ScriptedRequest) -> float:
-    """Return a latency for the answers during which weights change, and 0 for all others."""
-    return _LATENCY_S if request.max_new_tokens == WATCHED_TOKENS else 0.0
+    """Return a latency for answers during which weights change or that are aborted, and 0 for all others."""
+    return _LATENCY_S if request.max_new_tokens in (WATCHED_TOKENS, ABORTED_TOKENS) else 0.0
 
 
 @lru_cache(100_000)
@@ -109,6 +112,8 @@ def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool
         experts=EXPERTS,
         latency=latency,
     )
+    if defect.spoil is not None:
+        defect.spoil(engine)
     return lambda: InProcessTransport(engine)
 
 

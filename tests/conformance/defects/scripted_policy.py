@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from strands_tito.conformance import sampler
 from strands_tito.testing import Completion, HashPolicy, ScriptedRequest
 
 ANSWERS = (
@@ -30,7 +31,7 @@ class ConformancePolicy:
     """Returns one of `ANSWERS`, or samples from a `HashPolicy`, which also scores everything. Follows grammars.
 
     Answers depend only on the prompt, the seed and the sampling parameters, so a replayed conversation gets the same
-    ones.
+    ones. The prompts of the sampler's check get samples only: a fixed answer does not follow the distribution.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -50,6 +51,8 @@ class ConformancePolicy:
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Answer one request."""
+        if any(question in self._tokenizer.decode(request.prompt_ids[-80:]) for question in sampler.QUESTIONS):
+            return self._policy(request)
         draw = Random(str((request.prompt_ids[-40:], request.seed)))
         if request.seed is None:
             request = replace(request, seed=draw.getrandbits(62))

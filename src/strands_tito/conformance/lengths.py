@@ -1,0 +1,82 @@
+"""Long prompts, long answers and a full context: the server scores them as it reported them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.target import ConnectedServer
+from tito_core.backend.checked import generate, score
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import semantics_of
+from tito_core.ledger.columns import TokenIds
+
+PROMPTS = (600, 1_100, 2_100)
+"""Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs, pages)."""
+ANSWER = 300
+"""Tokens of the long answer."""
+LARGEST_CONTEXT = 4_096
+"""A larger context is not filled: on a CPU that takes minutes."""
+ROOM = 40
+"""Tokens that a prompt leaves of a full context: an answer, and the few more that engines need to score it."""
+BIAS_SHARE = 0.1
+"""Share of the tolerance that the mean difference of all tokens may reach: noise has no direction."""
+SPARE = 16
+"""Tokens that stay free: vLLM needs one to score, SGLang six."""
+LEAST_FOR_BIAS = 100
+"""Tokens below which a mean difference says little."""
+_WORDS = "The ship sails past the island while the crew counts gulls, barrels, ropes and stars until morning. "
+
+
+async def check(server: ConnectedServer, tally: Tally) -> None:
+    """Ask with prompts of each length that the context has room for, and let the server score the answers."""
+    limit = server.policy.info.max_model_len
+    differences = []
+    for length, answer in [(PROMPTS[0], ANSWER), *((length, 32) for length in PROMPTS[1:])]:
+        if limit is None or length + answer + 1 <= limit:
+            differences.append(await _asked(server, tally, length, answer))
+        else:
+            tally.skip("long", f"A prompt of {length} tokens does not fit into the context of {limit}.")
+    if limit is not None and ROOM + 40 < limit <= LARGEST_CONTEXT:
+        differences.append(await _asked(server, tally, limit - ROOM, ROOM - SPARE))
+    else:
+        tally.skip("long", f"A context of {limit} tokens was not filled.")
+    signed = np.concatenate([np.zeros(0), *differences])
+    if len(signed) >= LEAST_FOR_BIAS:
+        mean, bound = float(np.mean(signed)), BIAS_SHARE * server.target.tolerance_nats
+        problem = (
+            f"{len(signed)} sampled tokens' logprobs are {mean:+.4g} nats from the server's own scores in the mean, "
+            f"more than {bound:.2g}: noise has no direction."
+        )
+        tally.require("rescored", abs(mean) <= bound, problem, len(signed))
+
+
+async def _asked(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
+    """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
+    backend = server.policy.backend
+    prompt = _prompt(server, length)
+    sampling = server.policy.sampling(SamplingParams(max_new_tokens=answer, temperature=1.0))
+    response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+    if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
+        tally.skip("long", "The server's logprobs and its scores mean different things.")
+        return np.zeros(0)
+    scores = (await score(backend, np.concatenate([prompt, response.output_ids])))[length:]
+    signed = response.logprobs.astype(np.float64) - scores
+    worst = float(np.max(np.abs(signed), initial=0.0))
+    problem = (
+        f"after a prompt of {length} tokens, output token {int(np.argmax(np.abs(signed))) if len(signed) else 0} has a "
+        f"logprob {worst:.4g} nats from the server's own score, more than {server.target.tolerance_nats:g}."
+    )
+    tally.require("long", worst <= server.target.tolerance_nats, problem, len(signed))
+    return signed
+
+
+def _prompt(server: ConnectedServer, length: int) -> TokenIds:
+    """Return a prompt of exactly this many tokens: a long question, whose beginning is cut off."""
+    text = _WORDS * (length // 8 + 1)
+    messages: list[Any] = [{"role": "user", "content": [{"text": text}]}]
+    return server.policy.template.first_prompt(messages, None, None).ids[-length:]
