@@ -10,9 +10,9 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
+from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
-from tito_core.backend.resume import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
 

@@ -16,7 +16,7 @@ from strands.types.exceptions import MaxTokensReachedException
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
 from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, SamplingParams, UnsupportedByServerError
-from tito_core.backend.resume import MAX_RESUMES, AbortPolicy
+from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn

@@ -1,5 +1,6 @@
 """The interface to engines: protocol, sampling parameters, errors, HTTP transport and the registry of backends."""
 
+from tito_core.backend.abort_policy import AbortPolicy
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     AnswerTooLargeError,
@@ -29,7 +30,7 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
-from tito_core.backend.resume import AbortPolicy, generate_whole
+from tito_core.backend.resume import generate_whole
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
 

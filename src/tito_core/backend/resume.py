@@ -8,49 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Literal, get_args
 
 import numpy as np
 
+from tito_core.backend.abort_policy import AbortPolicy
 from tito_core.backend.checked import generate
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, at_least, shown
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 """Waits after aborts without a token: a server that aborts everything would be asked again without a pause."""
-OnAbort = Literal["resume", "discard", "commit"]
-"""Resume from the sampled tokens, raise an error, or keep the partial answer."""
-MAX_RESUMES = 16
-"""Default of `AbortPolicy.max_resumes`."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortPolicy:
-    """What to do when the engine aborts a generation.
-
-    Attributes:
-        on_abort: See `OnAbort`.
-        max_resumes: How often one answer is resumed at most.
-
-    Raises:
-        InvalidValueError: An unknown choice, or a negative number.
-    """
-
-    on_abort: OnAbort = "resume"
-    max_resumes: int = MAX_RESUMES
-
-    def __post_init__(self) -> None:
-        if self.on_abort not in get_args(OnAbort):
-            raise InvalidValueError(f"on_abort must be 'resume', 'discard' or 'commit', not {shown(self.on_abort)}.")
-        at_least("max_resumes", self.max_resumes, 0)
-
-
 _DEFAULT_POLICY = AbortPolicy()
 
 
