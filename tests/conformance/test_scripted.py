@@ -15,6 +15,7 @@ from conformance.defects.answer_views import View
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, Defect, plant
 from conformance.defects.parity import PARITY
+from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import try_defect
 from strands_tito.conformance import suite
 from strands_tito.conformance.final_checks import UNKNOWN_ID
