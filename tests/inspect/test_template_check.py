@@ -74,7 +74,8 @@ def test_a_file_needs_a_tokenizer(folder: str, tmp_path: Path) -> None:
     assert "date: the prompt holds the day or time" in output_of(dated, "--tokenizer", folder)
     assert "--tokenizer" in output_of(dated, status=2)
     assert ".jinja" in output_of(folder, "--tokenizer", folder, status=2)
-    assert "none.jinja" in output_of(tmp_path / "none.jinja", "--tokenizer", folder, status=2)
+    missing = output_of(tmp_path / "none.jinja", "--tokenizer", folder, status=2)
+    assert "none.jinja" in missing.replace(" ", "")  # a narrow terminal wraps the path
 
 
 def test_arguments_parser_and_content_tokens_are_on_the_certificate(folder: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.turn import Finish
 
-TOKENS = 200
+TOKENS = 180
 """Tokens of each answer, enough for an abort to arrive before the last one."""
 
 
