@@ -68,7 +68,7 @@ def test_a_sound_server_passes_and_gets_a_report(tokenizer_folder: str, tmp_path
         done = run(*command, "--report", "out", cwd=tmp_path)
         assert server.engine.running == 0
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Every law that applies holds." in done.stdout
+    assert "Every law that applies holds: " in done.stdout
     assert "up to 8 conversations" in done.stdout
     stages = ("certifying", "parser=<", "connecting to the server", "measuring the semantics")
     assert [stage for line in done.stdout.splitlines() for stage in stages if stage in line] == list(stages)
@@ -135,6 +135,8 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
         (("--tolerance", "nan"), ("--tolerance", "nan")),
         (("--tolerance", "inf"), ("--tolerance", "inf")),
         (("--tolerance", "-1"), ("--tolerance", "-1.0")),
+        (("--require", "samplr"), ("'samplr'", "sampler")),
+        (("--not-require", "all"), ("'all'", "sampler")),
         (("--report", "file"), ("--report", "file")),
         (("--report", "file/below"), ("--report", "file/below", "Not a directory")),
         (("--replay", "unknown"), ("--replay", "unknown", "Fly")),
@@ -162,6 +164,19 @@ def test_an_invalid_option_is_refused_before_any_request(
     assert result.exit_code == 2, result.output
     assert all(value in words(result) for value in values), result.output
     assert (here / "file").read_text() == "Precious."
+
+
+def test_a_required_check_that_did_not_run_has_a_status_of_its_own(tokenizer_folder: str, here: Path) -> None:
+    with served("vllm") as server:
+        server.engine.state.max_logprobs = 0
+        statuses = [
+            conformance(server, tokenizer_folder, *more)
+            for more in ((), ("--not-require", "sampler"), ("--not-require", "sampler", "--require", "left"))
+        ]
+    assert [done.exit_code for done in statuses] == [3, 0, 3]
+    assert "not checked: sampler" in words(statuses[0])
+    assert "--not-require" in words(statuses[0])
+    assert "not checked: left" in words(statuses[2])
 
 
 def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 console = VisibleConsole()
 INTERRUPTED = 2
 """Exit status after Ctrl-C."""
+NOT_CHECKED = 3
+"""Exit status if no law is broken, but a required check did not run."""
 NOTHING_PLAYED = "Interrupted before the first conversation."
 
 
@@ -60,6 +62,12 @@ def conformance(
     ] = "",
     against_backend: Annotated[str, typer.Option(help="Backend of a second server with the same weights.")] = "",
     against_url: Annotated[str, typer.Option(help="Address of a second server to compare with.")] = "",
+    require: Annotated[
+        list[str] | None, typer.Option(help="Name of a check that must have run, besides the default ones.")
+    ] = None,
+    not_require: Annotated[
+        list[str] | None, typer.Option(help="Name of a default check that need not have run.")
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Play only this conversation of a report.", dir_okay=False)
     ] = None,
@@ -68,8 +76,8 @@ def conformance(
 
     With --against-url, two servers with the same weights play the same conversations, and their ledgers are compared.
 
-    Exit status: 0 if every law that applies holds, 1 if one is broken, 2 after an interrupt (130 while Python is still
-    loading).
+    Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken, 3 if a required
+    check did not run, 2 after an interrupt (130 while Python is still loading).
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter("The suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
@@ -77,7 +85,7 @@ def conformance(
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
         from strands_tito.conformance.profiles import PROFILES
-        from strands_tito.conformance.report import print_report, write_files
+        from strands_tito.conformance.report import not_made, print_report, rows, write_files
         from strands_tito.conformance.target import Target
 
         if profile not in PROFILES:
@@ -99,6 +107,7 @@ def conformance(
         against = _second_target(target, against_backend, against_url)
         if weights and against is not None:
             raise typer.BadParameter("--weights and --against-url cannot be combined. Omit one of them.")
+        required = _required(require or [], not_require or []) if against is None and replay is None else ()
         outcome = _play(target, PROFILES[profile], against, replay, interrupts)
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
@@ -106,12 +115,27 @@ def conformance(
         for option, value in (("experts", experts), ("weights", weights), ("against-url", against_url)):
             again += [f"--{option}", value] if value else []
         again += ["--against-backend", against_backend] if against_backend else []
-        print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
+        print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]), required)
         for file in files:
             console.print(f"Written: {file}", highlight=False)
         if outcome.interrupted:
             leave(INTERRUPTED)
-    sys.exit(0 if outcome.sound else 1)
+    if not outcome.sound:
+        sys.exit(1)
+    sys.exit(NOT_CHECKED if not_made(rows(outcome), required) else 0)
+
+
+def _required(more: list[str], fewer: list[str]) -> tuple[str, ...]:
+    """Return the names of the checks that must run.
+
+    Raises:
+        typer.BadParameter: A name is unknown.
+    """
+    from strands_tito.conformance.laws import CHECKS, REQUIRED
+
+    if unknown := sorted({*more, *fewer} - CHECKS.keys()):
+        raise typer.BadParameter(f"Unknown check {unknown[0]!r}. Available: {', '.join(CHECKS)}.")
+    return tuple(name for name in CHECKS if name in {*REQUIRED, *more} - set(fewer))
 
 
 def _play(

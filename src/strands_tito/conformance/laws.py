@@ -102,6 +102,8 @@ SINGLE_SERVER_CHECKS = (
     *WEIGHT_CHECKS,
 )
 """Checks that run only when one server is tested alone."""
+REQUIRED = ("prompt", "echo", "output", "logprobs", "rescored", "rendering", "parent", "mask", "sampler")
+"""Checks that a run on one server must have made to be called conformant, unless the user says otherwise."""
 CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""
 

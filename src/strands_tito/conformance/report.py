@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -117,13 +118,14 @@ MAX_NOTES = 5
 """Number of notes that the terminal shows."""
 
 
-def print_report(outcome: Outcome, console: Console, replay: str) -> None:
+def print_report(outcome: Outcome, console: Console, replay: str, required: Collection[str] = ()) -> None:
     """Print the result as a table and a summary.
 
     Args:
         outcome: The result of the run.
         console: The console to print to.
         replay: The command that plays the smallest conversation again.
+        required: Names of checks that must have run.
     """
     table = Table("law", "check", "", "cases", "not checked, and reason", title="Conformance")
     law = ""
@@ -166,7 +168,15 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     elif outcome.interrupted:
         console.print("No law was broken so far.", style="bold yellow")
     else:
-        console.print("Every law that applies holds.", style="bold green")
+        every = rows(outcome)
+        made = [row for row in every if row.verdict == "holds"]
+        cases = sum(row.passed for row in made)
+        headline = f"Every law that applies holds: {len(made)} of {len(every)} checks ran, in {cases:,} cases."
+        console.print(headline, style="bold green", highlight=False)
+        if missing := not_made(every, required):
+            remedy = "Use a larger profile, or pass --not-require NAME for what this server cannot offer."
+            sentence = f"Required, but not checked: {', '.join(missing)}. {remedy}"
+            console.print(sentence, style="bold yellow", markup=False, highlight=False)
         if names := did_not_apply(rows(outcome)):
             console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
@@ -184,6 +194,11 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
         written.append(folder / "conversation.json")
         written[-1].write_bytes(msgspec.json.format(msgspec.json.encode(outcome.moves), indent=1))
     return written
+
+
+def not_made(table: list[Row], required: Collection[str]) -> list[str]:
+    """List the required checks that did not run even once."""
+    return [row.check for row in table if row.check in required and row.verdict in ("not applicable", "not reached")]
 
 
 def did_not_apply(table: list[Row]) -> list[str]:
