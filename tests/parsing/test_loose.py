@@ -13,6 +13,8 @@ from parsing.families import FAMILIES, NAMES, Call, ids_of, parse
 from support.byte_level import byte_level
 from tito_core.parsing import CallStatus, UnknownParserError, get_tool_parser
 from tito_core.parsing import registry as parser_registry
+from tito_core.parsing.suspects import SuspectFinder
+from tito_core.parsing.turn import TurnParser
 
 OK, LENIENT, MALFORMED = CallStatus.OK, CallStatus.LENIENT, CallStatus.MALFORMED
 TOOLS: dict[str, Any] = {
@@ -278,6 +280,36 @@ def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
     [suspect] = turn.suspects
     assert (suspect.status, suspect.name) == (CallStatus.SUSPECT, "look")
     assert family.tokenizer(False).decode(spelled[suspect.start : suspect.stop]).strip().startswith(suspect.raw[:5])
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tag_that_text_spells_alone_is_reported(name: str, by_token: bool) -> None:
+    family = FAMILIES[name]
+    parser = get_tool_parser(name, family.tokenizer(by_token))
+    tags = parser.calls.tags if isinstance(parser, TurnParser) else family.control
+    for tag in tags:
+        if (tag, by_token) == ("<|start|>", False):  # by text it begins a message, as it should
+            continue
+        turn = parse(family, ids_of(family, f"So {tag} ends it", False), by_token=by_token)
+        assert [call for call in turn.calls if call.status.runs] == []
+        assert turn.calls or turn.suspects, tag
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("So @@end", (3, 8, None)),
+        ("@@call look now", (0, 11, "look")),
+        ("@@call \n look", (0, 13, "look")),
+        ("@@call of look", (0, 6, None)),
+        ("@@call looked", (0, 6, None)),
+        ("look @@end", (5, 10, None)),
+        ("I look at @ once", None),
+    ],
+)
+def test_a_tag_without_punctuation_and_the_tools_name_after_it_are_suspect(text: str, found: object) -> None:
+    assert SuspectFinder(("@@call", "@@end")).find(text, {"look": {}}) == found
 
 
 PROSE = ["Look at it: 5 < 6 (so it is).", '{"answer": [3, 4]}', "I can look (or count).", "def f(x): return x", "", "x"]
