@@ -166,6 +166,10 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
         cursor("5abcdefghijklmnopqrstuvwxyz", 0, 27).match(word, "a word")
     with pytest.raises(Malformed, match=r"'5abc' .*'x'"):
         cursor("5abcdefgh", 0, 4).expect("x")
+    with pytest.raises(Malformed, match=r"^The call ends where ' ' belongs\.$"):
+        cursor("5abc", 4, 4).expect(" ")
+    with pytest.raises(Malformed, match=r"^The call ends where a word belongs\.$"):
+        cursor("5abc", 4, 4).match(word, "a word")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,8 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
         ("[f(a=1;abcdefghijklmnopqrstuvwxyz)]", ["';abcdefghijklmnopqrs'", "')'"]),
         ("[f(a=[1;2])]", ["';2])]'", "']'"]),
         ("[f(a={'b': 1;2})]", ["';2})]'", "'}'"]),
+        ("[f(a=1", ["The calls end where ')' belongs."]),
+        ("[f(a=", ["The calls end where a literal belongs."]),
         (r"[f(a='\udfff')]", ["surrogate"]),
         (r"[f(a='\U00110000')]", ["escape", r"\\U00110000"]),
         ("[f(a=-1e999)]", ["-1e999", "too large"]),
