@@ -22,6 +22,11 @@ from tito_core.parsing import CallStatus, get_tool_parser
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
 CLOSING = {name: family.control[1] for name, family in FAMILIES.items() if len(family.control) > 1}
+CUT_BY_TEXT = {
+    *("deepseek_v3", "deepseek_v31", "kimi_k2", "gpt_oss"),
+    *(name for name, family in FAMILIES.items() if not family.json_arguments),
+}
+"""Formats in which a string that spells a tag makes the call malformed, if the vocabulary lacks the tag as a token."""
 IN_JSON = [
     name
     for name, family in FAMILIES.items()
@@ -42,14 +47,19 @@ def test_broken_arguments_are_malformed(name: str, arguments: str) -> None:
     assert turn.calls[0].name in (None, "look")
 
 
+@pytest.mark.parametrize("by_token", [True, False])
 @pytest.mark.parametrize("name", sorted(CLOSING))
-def test_a_string_may_spell_the_closing_tag(name: str) -> None:
+def test_a_string_may_spell_the_closing_tag(name: str, by_token: bool) -> None:
     """Other parsers cut the call there."""
-    family = FAMILIES[name]
+    family, cut = FAMILIES[name], False
     for tag in family.control:
         calls: list[Call] = [("look", {"at": f"say {tag[0]}{GUARD}{tag[1:]} now", "of": "b"})]
-        turn = parse(family, ids_of(family, family.render(calls)), calls)
-        assert [(call.status, call.arguments) for call in turn.calls] == [(OK, unguarded(calls[0][1]))]
+        turn = parse(family, ids_of(family, family.render(calls), by_token), calls, by_token=by_token)
+        found = [(call.status, call.arguments) for call in turn.calls]
+        if found != [(OK, unguarded(calls[0][1]))]:
+            cut = True
+            assert set(found) == {(MALFORMED, None)}
+    assert cut == (not by_token and name in CUT_BY_TEXT)
 
 
 @pytest.mark.parametrize("name", NAMES)
