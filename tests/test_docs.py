@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from parsing.families import FAMILIES
+from parsing.families import CALL_FAMILIES
 from strands_tito.collect import Entry
 from strands_tito.collect.cli import collect as collect_command
 from strands_tito.testing import ScriptedServer
@@ -178,7 +178,7 @@ def test_the_format_of_callformats_docstring_is_on_the_page_on_tool_calls_and_so
 
 
 def test_every_format_that_cannot_be_forced_is_listed() -> None:
-    unforced = {name for name, family in FAMILIES.items() if not family.forced}
+    unforced = {name for name, family in CALL_FAMILIES.items() if not family.forced}
     for page, begin, end in (
         ("docs/tools.md", "Engines have no grammar for", ": a forced call"),
         ("README.md", "on both engines;", "refuse |"),

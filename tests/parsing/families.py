@@ -309,7 +309,7 @@ def tags(word: str) -> tuple[str, str]:
     return f"<{word}>", f"</{word}>"
 
 
-FAMILIES = {
+CALL_FAMILIES = {
     family.name: family
     for family in (
         Family("hermes", CALL, in_tags("tool_call")),
@@ -436,7 +436,7 @@ FAMILIES = {
         ),
     )
 }
-NAMES = sorted(FAMILIES)
+NAMES = sorted(CALL_FAMILIES)
 
 
 def ids_of(family: Family, completion: str, by_token: bool = True) -> list[int]:
