@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from parsing.families import CALL_FAMILIES
 from strands_tito.collect import Entry
 from strands_tito.collect.cli import collect as collect_command
 from strands_tito.testing import ScriptedServer
@@ -20,7 +21,8 @@ from support.scripted import Says, call, engine_of, policy_of, tokenizer
 from tito_core.backend import OptionalOutputs
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.ledger import Reason
-from tito_core.parsing import known_tool_parsers, registry
+from tito_core.parsing import CallFormat, detection, known_tool_parsers, registry
+from tito_core.parsing.turn import TurnParser
 from tito_core.termination import Termination
 from tito_sglang import wire as sglang_wire
 from tito_vllm import wire as vllm_wire
@@ -105,7 +107,8 @@ def test_the_ledger_page_draws_what_its_example_prints(folder: str, capsys: pyte
 def test_the_page_on_tool_calls_runs(
     folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))  # its parser is gone afterwards
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))  # its parsers are gone afterwards
+    monkeypatch.setattr(detection, "_TABLE", dict(detection._TABLE))
     answers = (call("multiply", '{"a": 25}}'), *ANSWERS, *ANSWERS, call("Product", '{"value": 425}'))
     names: dict[str, Any] = {}
     with ScriptedServer(engine_of("vllm", Says(*answers))) as server:
@@ -143,6 +146,45 @@ def test_every_parser_is_on_the_page_on_tool_calls() -> None:
     table = (ROOT / "docs/tools.md").read_text(encoding="utf-8").split("## Formats")[1].split("The default")[0]
     named = {name for name in known_tool_parsers() if "test" not in name}
     assert set(re.findall(r"`([\w-]+)`", table)) == named
+
+
+OF_DOCSTRING = '<call name=look>{"at": "</call>"}</call>'
+
+
+@pytest.mark.parametrize(
+    ("tokens", "completion", "statuses"),
+    [
+        ((), OF_DOCSTRING, ["ok"]),
+        (("</call>",), OF_DOCSTRING, ["malformed", "malformed"]),  # the second is the stray tag
+        ((), '<call name=look>{"at": x}</call><call name=look>{}</call>', ["malformed", "ok"]),
+        ((), '<call name=look>{"at": "x"}<call name=look>{}</call>', ["malformed", "malformed"]),
+        ((), "<call name=look</call> Then?", ["malformed"]),
+    ],
+)
+def test_the_format_of_callformats_docstring_is_on_the_page_on_tool_calls_and_sound(
+    tokens: tuple[str, ...], completion: str, statuses: list[str]
+) -> None:
+    guide = inspect.getdoc(CallFormat) or ""
+    shown = textwrap.dedent(guide[guide.index("    OPEN, CLOSE") : guide.index("Other examples")]).strip()
+    page = (ROOT / "docs/tools.md").read_text(encoding="utf-8")
+    assert shown in page
+    tokenizer = byte_level(tokens)
+    names: dict[str, Any] = {}
+    imports = "\n".join(re.findall(r"^from tito_core.*", page, re.MULTILINE)[:2])
+    exec(f"{imports}\n{shown.partition('register_format')[0]}", names)
+    session = TurnParser(tokenizer, names["NamedCalls"]()).start()
+    session.feed(tokenizer.encode(completion, add_special_tokens=False))
+    assert [call.status for call in session.finish(truncated=False).calls] == statuses
+
+
+def test_every_format_that_cannot_be_forced_is_listed() -> None:
+    unforced = {name for name, family in CALL_FAMILIES.items() if not family.forced}
+    for page, begin, end in (
+        ("docs/tools.md", "Engines have no grammar for", ": a forced call"),
+        ("README.md", "on both engines;", "refuse |"),
+    ):
+        text = (ROOT / page).read_text(encoding="utf-8").split(begin)[1].split(end)[0]
+        assert set(re.findall(r"`(\w+)`", text)) == unforced, page
 
 
 def test_every_reason_is_on_the_ledger_page() -> None:

@@ -16,7 +16,7 @@ from strands import Agent, tool
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import HOSTILE, conversations
-from support.families import FAMILIES
+from support.families import TEMPLATE_FAMILIES
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
@@ -150,7 +150,7 @@ def test_a_right_delta_is_compared_once_per_shape(messages: Any, system: str | N
 
 @pytest.mark.parametrize("name", ["byte level", "qwen3-tiny", "numbers all results"])
 def test_no_content_fails_the_comparison_of_a_right_delta(name: str) -> None:
-    made = template_of(name) if name in NAMES else ChatTemplate.of(FAMILIES[name].tokenizer())
+    made = template_of(name) if name in NAMES else ChatTemplate.of(TEMPLATE_FAMILIES[name].tokenizer())
 
     @settings(max_examples=examples(15))
     @given(conversations(HOSTILE))

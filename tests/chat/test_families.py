@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from support.budget import examples
-from support.families import FAMILIES
+from support.families import TEMPLATE_FAMILIES
 from support.talks import LOOK, after, numbers, plain, talks
 from tito_core.chat.template import ChatTemplate, TemplateError
 
@@ -71,7 +71,7 @@ REFUSED = {
 
 @cache
 def made(name: str) -> tuple[Any, ChatTemplate]:
-    tokenizer = FAMILIES[name].tokenizer()
+    tokenizer = TEMPLATE_FAMILIES[name].tokenizer()
     return tokenizer, ChatTemplate.of(tokenizer)
 
 
@@ -84,7 +84,7 @@ def turns(messages: Any) -> Iterator[tuple[list[Any], Any, list[Any]]]:
 
 
 def test_each_idiom_is_expected_to_be_certified_or_refused() -> None:
-    assert set(CERTIFIED) | set(REFUSED) == set(FAMILIES)
+    assert set(CERTIFIED) | set(REFUSED) == set(TEMPLATE_FAMILIES)
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
@@ -144,5 +144,5 @@ def test_a_delta_equals_the_plain_rendering_and_shows_each_text_once(name: str) 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_template_with_a_wrong_stop_is_refused(name: str) -> None:
     with pytest.raises(TemplateError) as refused:
-        ChatTemplate.of(FAMILIES[name].tokenizer())
+        ChatTemplate.of(TEMPLATE_FAMILIES[name].tokenizer())
     assert REFUSED[name] in str(refused.value)

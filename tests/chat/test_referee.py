@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import structures
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.families import FAMILIES
+from support.families import TEMPLATE_FAMILIES
 from support.talks import LOOK, plain, talks
 from support.templates import tokenizer_of
 from tito_core.chat.referee import Conversion, Referee, RefusedError
@@ -30,8 +30,8 @@ JSON = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
 
 @cache
 def tokenizer(name: str) -> Any:
-    if name in FAMILIES:
-        return FAMILIES[name].tokenizer()
+    if name in TEMPLATE_FAMILIES:
+        return TEMPLATE_FAMILIES[name].tokenizer()
     return structures.tokenizer(name) if name in structures.STRUCTURES else tokenizer_of(name)
 
 

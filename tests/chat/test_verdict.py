@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.families import FAMILIES
+from support.families import TEMPLATE_FAMILIES
 from support.talks import LOOK, Writer, after, numbers, plain, talks
 from support.zoo import of_structure
 from tito_core.chat.certify import judge_of
@@ -71,7 +71,7 @@ def bench(source: str = CHATML_TOOLS) -> Bench:
 
 @cache
 def of_family(name: str, *stops: str) -> Bench:
-    return Bench(FAMILIES[name].tokenizer(), stops)
+    return Bench(TEMPLATE_FAMILIES[name].tokenizer(), stops)
 
 
 def last_turn(messages: Any, *, completed: bool = True) -> Turn:
@@ -224,7 +224,7 @@ def test_an_opener_as_stop_is_a_difference_if_another_token_closes_the_turn(call
 
 
 def test_the_delta_is_requested_after_the_sampled_stop() -> None:
-    channels = FAMILIES["parts end as questions do"]
+    channels = TEMPLATE_FAMILIES["parts end as questions do"]
     asked = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
     source = channels.source.replace(asked, asked.replace("<|end|>", "<|return|><|end|>"))
     assert source != channels.source

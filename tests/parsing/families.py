@@ -49,6 +49,7 @@ class Family:
         single_call: Whether a turn has at most one call.
         nested: Whether arguments can be lists and objects of any content; else the tests generate none.
         forced: Whether a call can be forced by a grammar.
+        bare_prefix: For a call that no control token begins: how much of it must be present to be recognised as a call.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Family:
     single_call: bool = False
     nested: bool = True
     forced: bool = True
+    bare_prefix: str = ""
 
     def tokenizer(self, by_token: bool) -> Any:
         return _tokenizer(self.control + self.think_tokens if by_token else ())
@@ -307,7 +309,7 @@ def tags(word: str) -> tuple[str, str]:
     return f"<{word}>", f"</{word}>"
 
 
-FAMILIES = {
+CALL_FAMILIES = {
     family.name: family
     for family in (
         Family("hermes", CALL, in_tags("tool_call")),
@@ -333,7 +335,15 @@ FAMILIES = {
             think=tags("longcat_think"),
         ),
         Family("step3", STEP3, step3, typed=True, json_arguments=False, forced=False),
-        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK, json_arguments=False, forced=False),
+        Family(
+            "kimi_k3",
+            XTML,
+            kimi_k3,
+            think=XTML_THINK,
+            json_arguments=False,
+            forced=False,
+            bare_prefix="<|open|>tools<|sep|>",
+        ),
         Family(
             "minimax_m3",
             ("]<]minimax[>[",),
@@ -343,6 +353,7 @@ FAMILIES = {
             think=tags("mm:think"),
             nested=False,
             forced=False,
+            bare_prefix="]<]minimax[>[<tool_call>",
         ),
         Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
         Family(
@@ -367,16 +378,45 @@ FAMILIES = {
         Family(
             "minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>"), minimax_m2, typed=True, json_arguments=False
         ),
-        Family("deepseek_v32", ("｜DSML｜",), dsml("function_calls"), json_arguments=False),
-        Family("deepseek_v4", ("｜DSML｜",), dsml("tool_calls"), json_arguments=False),
-        Family("deepseek_v41", ("｜DSML｜",), dsml("calls", " "), json_arguments=False),
-        Family("gpt_oss", HARMONY, gpt_oss, think=None, text_before=False, single_call=True, forced=False),
-        Family("llama3_json", ("<|python_tag|>",), llama3_json, text_before=False, think=None),
+        Family(
+            "deepseek_v32",
+            ("｜DSML｜",),
+            dsml("function_calls"),
+            json_arguments=False,
+            bare_prefix="<｜DSML｜function_calls>",
+        ),
+        Family(
+            "deepseek_v4", ("｜DSML｜",), dsml("tool_calls"), json_arguments=False, bare_prefix="<｜DSML｜tool_calls>"
+        ),
+        Family("deepseek_v41", ("｜DSML｜",), dsml("calls", " "), json_arguments=False, bare_prefix="<｜DSML｜ calls>"),
+        Family(
+            "gpt_oss",
+            HARMONY,
+            gpt_oss,
+            think=None,
+            text_before=False,
+            single_call=True,
+            forced=False,
+            bare_prefix="<|channel|>commentary to= ",
+        ),
+        Family(
+            "llama3_json", ("<|python_tag|>",), llama3_json, text_before=False, think=None, bare_prefix='{"name":  '
+        ),
         Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
         Family("granite", ("<|tool_call|>",), prefixed("<|tool_call|>"), think=None),
-        Family("phi4_mini", (), prefixed("functools"), text_before=False, think=None),
-        Family("xlam", (), xlam, text_before=False),
-        Family("pythonic", (), pythonic, keys=WORDS, text_before=False, think=None, json_arguments=False, forced=False),
+        Family("phi4_mini", (), prefixed("functools"), text_before=False, think=None, bare_prefix="functools[ "),
+        Family("xlam", (), xlam, text_before=False, bare_prefix='[{"name":  '),
+        Family(
+            "pythonic",
+            (),
+            pythonic,
+            keys=WORDS,
+            text_before=False,
+            think=None,
+            json_arguments=False,
+            forced=False,
+            bare_prefix="[look( ",
+        ),
         Family(
             "llama4_pythonic",
             PYTHON,
@@ -396,7 +436,7 @@ FAMILIES = {
         ),
     )
 }
-NAMES = sorted(FAMILIES)
+NAMES = sorted(CALL_FAMILIES)
 
 
 def ids_of(family: Family, completion: str, by_token: bool = True) -> list[int]:

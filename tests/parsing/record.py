@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from parsing.edges import EDGES
-from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
+from parsing.families import CALL_FAMILIES, Call, Family, ids_of, schema_of
 from parsing.prove.generated import damaged, sound
 from tito_core.parsing import ParsedTurn, get_tool_parser
 
@@ -93,7 +93,7 @@ def entry(family: Family, completion: str, calls: list[Call], by_token: bool, tr
 
 def main() -> None:
     """Write the record."""
-    records = {name: record(family) for name, family in sorted(FAMILIES.items())}
+    records = {name: record(family) for name, family in sorted(CALL_FAMILIES.items())}
     lines = [
         f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in kept) + "\n]"
         for name, kept in records.items()

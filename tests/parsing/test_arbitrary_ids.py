@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, schema_of
+from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, schema_of
 from parsing.test_decoding import BYTE_IDS
 from parsing.test_formats import TEXT_MARKUP
 from tito_core.parsing import CallStatus, ParsedTurn, ToolParser, get_tool_parser
@@ -90,7 +90,7 @@ def check(turn: ParsedTurn, count: int, truncated: bool) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_ids_in_any_chunks_are_one_turn(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     for by_token in (True, False):
         rng = random.Random(f"{name} {by_token} {SEED}")
         parser = get_tool_parser(name, family.tokenizer(by_token))

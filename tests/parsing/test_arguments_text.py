@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from parsing.families import FAMILIES, ids_of, parse
+from parsing.families import CALL_FAMILIES, ids_of, parse
 from tito_core.parsing import CallStatus
 
 SPACED = '{ "far" : 1.50e1,\t"at":"\\u0041\\n}"  ,"deep":{"parameters":{},"arguments":[ ]} }'
@@ -36,7 +36,7 @@ FRAMES = {
 
 @pytest.mark.parametrize(("name", "frame"), [(name, frame) for name, frames in FRAMES.items() for frame in frames])
 def test_blanks_escapes_and_numbers_are_as_sampled(name: str, frame: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     completion = frame.format(SPACED).removesuffix(";")
     call = parse(family, ids_of(family, completion, True), [], by_token=True).calls[0]
     assert (call.status, call.name, call.arguments) == (CallStatus.OK, "look", json.loads(SPACED))
@@ -45,7 +45,7 @@ def test_blanks_escapes_and_numbers_are_as_sampled(name: str, frame: str) -> Non
 
 @pytest.mark.parametrize("name", ["hermes", "granite", "kimi_k2"])
 def test_a_malformed_call_has_no_arguments_text(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     completion = family.render([("look", {"at": "x"})]).replace('"x"', "x")
     [call] = parse(family, ids_of(family, completion, True), [], by_token=True).calls
     assert (call.status, call.arguments_text) == (CallStatus.MALFORMED, None)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from parsing.families import BRACKETS, FAMILIES, NAMES, Call, Family, dumps, ids_of, parse
+from parsing.families import BRACKETS, CALL_FAMILIES, NAMES, Call, Family, dumps, ids_of, parse
 from tito_core.parsing import CallStatus, ParsedTurn
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
@@ -19,7 +19,7 @@ VERBATIM = (
     "deepseek_v41",
     "gemma4",
     "kimi_k3",
-    *(n for n in NAMES if FAMILIES[n].typed),
+    *(n for n in NAMES if CALL_FAMILIES[n].typed),
 )
 """Formats in which an added character may become part of a value without quotes."""
 STRUCTURE = "<>{}[]\":;,|/=｜()'."
@@ -35,7 +35,7 @@ def calls_for(family: Family) -> list[Call]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_losing_a_tag_or_a_character_of_structure_makes_no_other_call(name: str) -> None:
-    family, calls = FAMILIES[name], calls_for(FAMILIES[name])
+    family, calls = CALL_FAMILIES[name], calls_for(CALL_FAMILIES[name])
     completion = family.render(calls)
     whole = sound(parse(family, ids_of(family, completion), calls))
     assert whole.total() == len(calls)
@@ -266,7 +266,7 @@ MALFORMED_CALLS = [
 
 @pytest.mark.parametrize(("name", "completion", "reason", "called"), MALFORMED_CALLS)
 def test_malformed_calls_are_not_repaired(name: str, completion: str, reason: str, called: str | None) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), TOOLS)
+    turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), TOOLS)
     [call] = turn.calls
     assert (call.status, call.name, call.arguments) == (MALFORMED, called, None)
     assert reason in call.reason
@@ -303,7 +303,7 @@ UNUSUAL = [
 @pytest.mark.parametrize(("name", "completion", "arguments"), UNUSUAL)
 def test_unusual_but_valid_calls_are_read(name: str, completion: str, arguments: dict[str, object]) -> None:
     tools = [("look", {"at": "x", "far": 5, "all": [True], "no": True})]
-    [call] = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools).calls
+    [call] = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), tools).calls
     assert (call.status, call.name, call.arguments) == (OK, "look", arguments)
 
 
@@ -380,13 +380,13 @@ TURNS = [
 
 @pytest.mark.parametrize(("name", "completion", "reasoning", "text", "statuses"), TURNS)
 def test_turns(name: str, completion: str, reasoning: str, text: str, statuses: list[CallStatus]) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion))
+    turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion))
     assert (turn.reasoning, turn.text) == (reasoning, text)
     assert [call.status for call in turn.calls] == statuses
 
 
 def test_harmony_reasoning_that_the_token_limit_cut_is_open() -> None:
-    family = FAMILIES["gpt_oss"]
+    family = CALL_FAMILIES["gpt_oss"]
     for completion, closed in (
         (h("analysis", "Hm", ""), False),
         ("<|channel|>analysis", False),
@@ -405,7 +405,7 @@ def test_harmony_reasoning_that_the_token_limit_cut_is_open() -> None:
     ],
 )
 def test_harmony_continues_the_message_of_the_prompt(tail: str, completion: str) -> None:
-    family = FAMILIES["gpt_oss"]
+    family = CALL_FAMILIES["gpt_oss"]
     ids = ids_of(family, completion)
     [call] = parse(family, ids, tail=ids_of(family, tail)).calls
     assert (call.status, call.name, call.arguments) == (OK, "look", {})
@@ -413,7 +413,7 @@ def test_harmony_continues_the_message_of_the_prompt(tail: str, completion: str)
 
 
 def test_mistral_call_ids_are_kept() -> None:
-    family = FAMILIES["mistral"]
+    family = CALL_FAMILIES["mistral"]
     for completion in (
         "[TOOL_CALLS]look[CALL_ID]a1B2[ARGS]{}",
         '[TOOL_CALLS][{"name": "look", "arguments": {}, "id": "a1B2"}]',

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parsing.families import FAMILIES
+from parsing.families import CALL_FAMILIES
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.templates import NAMES, tokenizer_of
 from tito_core.parsing import (
@@ -60,7 +60,7 @@ def test_the_templates_of_the_tests_are_hermes(name: str) -> None:
 
 
 def test_the_detected_parser_is_built() -> None:
-    control = (*FAMILIES["gpt_oss"].control,)
+    control = (*CALL_FAMILIES["gpt_oss"].control,)
     assert isinstance(get_tool_parser("auto", byte_level(control, TEMPLATES["gpt_oss"])), gpt_oss.HarmonyParser)
 
 
@@ -156,7 +156,7 @@ def test_aliases(alias: str, name: str) -> None:
 
 @pytest.mark.parametrize("alias", ["openai", "gpt-oss"])
 def test_aliases_of_harmony(alias: str) -> None:
-    assert isinstance(get_tool_parser(alias, byte_level((*FAMILIES["gpt_oss"].control,))), gpt_oss.HarmonyParser)
+    assert isinstance(get_tool_parser(alias, byte_level((*CALL_FAMILIES["gpt_oss"].control,))), gpt_oss.HarmonyParser)
 
 
 @pytest.mark.parametrize("name", ["jamba", "internlm", "gigachat3", "hf", "hunyuan"])

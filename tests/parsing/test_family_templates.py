@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parsing.families import FAMILIES, Call, Family, ids_of, parse, schema_of
+from parsing.families import CALL_FAMILIES, Call, Family, ids_of, parse, schema_of
 from support import corpora
 from support.byte_level import byte_level
 from tito_core.parsing import CallStatus, DetectionError, detect_tool_parser
@@ -55,7 +55,7 @@ def test_auto_does_not_mistake_other_templates(source: str) -> None:
 @pytest.mark.parametrize("calls", CALLS, ids=["scalars", "none", "text", "nested"])
 @pytest.mark.parametrize(("source", "name"), TEMPLATES.items())
 def test_what_the_template_renders_parses_back(source: str, name: str, calls: list[Call]) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     if name == "minimax_m3":  # its template leaves null out
         calls = [(tool, {k: v for k, v in given.items() if v is not None}) for tool, given in calls]
     if name in ("lfm2", "olmo3"):
@@ -103,7 +103,7 @@ def deep_schema(value: Any) -> dict[str, Any]:
 
 def test_calls_of_kimi_k3_as_its_template_writes_them() -> None:
     """The template is in a heavy archive, so its form is kept here: attributes are escaped, strings are not."""
-    family = FAMILIES["kimi_k3"]
+    family = CALL_FAMILIES["kimi_k3"]
     completion = (
         '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="a&quot;b&amp;" '
         'type="string"<|sep|>&quot;x&quot; <y><|close|>argument<|sep|><|open|>argument key="all" type="array"<|sep|>'
@@ -131,5 +131,5 @@ def test_calls_of_kimi_k3_as_its_template_writes_them() -> None:
     ],
 )
 def test_tags_around_an_answer_are_not_part_of_it(name: str, completion: str, text: str) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion))
+    turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion))
     assert (turn.text, turn.calls, turn.suspects) == (text, (), ())

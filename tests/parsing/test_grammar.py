@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsing.families import FAMILIES, NAMES, ids_of
+from parsing.families import CALL_FAMILIES, NAMES, ids_of
 from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
 
 TOOLS: dict[str, Any] = {
@@ -100,9 +100,9 @@ setattr(Sampler, "or", _or)
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].forced])
+@pytest.mark.parametrize("name", [name for name in NAMES if CALL_FAMILIES[name].forced])
 def test_what_it_allows_is_a_valid_call_of_the_tool(name: str, by_token: bool) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     parser = get_tool_parser(name, family.tokenizer(by_token))
     open_think = ids_of(family, (family.think or ("", ""))[0], by_token)
 
@@ -127,15 +127,15 @@ def test_what_it_allows_is_a_valid_call_of_the_tool(name: str, by_token: bool) -
     check()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].forced])
+@pytest.mark.parametrize("name", [name for name in NAMES if not CALL_FAMILIES[name].forced])
 def test_formats_without_a_grammar_raise(name: str) -> None:
-    parser = get_tool_parser(name, FAMILIES[name].tokenizer(True))
+    parser = get_tool_parser(name, CALL_FAMILIES[name].tokenizer(True))
     with pytest.raises(NoCallGrammarError, match=r"cannot be forced.*sampling\.grammar"):
         parser.call_grammar(TOOLS)
 
 
 def test_only_known_tools_can_be_forced() -> None:
-    parser = get_tool_parser("hermes", FAMILIES["hermes"].tokenizer(True))
+    parser = get_tool_parser("hermes", CALL_FAMILIES["hermes"].tokenizer(True))
     with pytest.raises(NoCallGrammarError, match=r"'lok'.*count, look, rest"):
         parser.call_grammar(TOOLS, "lok")
     with pytest.raises(NoCallGrammarError, match="no tools"):
@@ -156,7 +156,7 @@ def test_only_known_tools_can_be_forced() -> None:
 def test_control_tokens_are_avoided_but_for_those_that_end_what_may_go_on(
     name: str, tail: str, sampled: list[str]
 ) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     tokenizer = family.tokenizer(True)
     parser: Any = get_tool_parser(name, tokenizer)
     avoided = parser.call_grammar(TOOLS, "look", ids_of(family, tail, True)).avoided_ids
@@ -166,7 +166,7 @@ def test_control_tokens_are_avoided_but_for_those_that_end_what_may_go_on(
 
 
 def test_control_tokens_are_demanded_by_id() -> None:
-    family = FAMILIES["hermes"]
+    family = CALL_FAMILIES["hermes"]
     tokenizer = family.tokenizer(True)
     grammar = get_tool_parser("hermes", tokenizer).call_grammar(TOOLS, "rest").value
     tokens = [tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>")]

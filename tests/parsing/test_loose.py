@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsing.families import FAMILIES, NAMES, Call, ids_of, parse
+from parsing.families import CALL_FAMILIES, NAMES, Call, ids_of, parse
 from support.byte_level import byte_level
 from tito_core.parsing import CallStatus, UnknownParserError, get_tool_parser
 from tito_core.parsing import registry as parser_registry
+from tito_core.parsing.suspects import SuspectFinder
+from tito_core.parsing.turn import TurnParser
 
 OK, LENIENT, MALFORMED = CallStatus.OK, CallStatus.LENIENT, CallStatus.MALFORMED
 TOOLS: dict[str, Any] = {
@@ -76,7 +78,7 @@ ACCEPTED = [
 def test_documented_calls_run_in_both_modes(
     name: str, completion: str, arguments: dict[str, Any], lenient: bool
 ) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
+    turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
     assert [(c.status, c.name, c.arguments, c.reason) for c in turn.calls] == [(OK, "look", arguments, "")]
     assert (turn.text, turn.suspects) == ("", ())
 
@@ -102,11 +104,11 @@ LOOSE = [
 
 @pytest.mark.parametrize(("name", "completion", "arguments"), LOOSE)
 def test_loose_calls_are_lenient_or_malformed(name: str, completion: str, arguments: dict[str, Any]) -> None:
-    ids = ids_of(FAMILIES[name], completion)
-    [call] = parse(FAMILIES[name], ids, tools=TOOLS, lenient=True).calls
+    ids = ids_of(CALL_FAMILIES[name], completion)
+    [call] = parse(CALL_FAMILIES[name], ids, tools=TOOLS, lenient=True).calls
     assert (call.status, call.name, call.arguments) == (LENIENT, "look", arguments)
     assert call.status.runs
-    [strict] = parse(FAMILIES[name], ids, tools=TOOLS).calls
+    [strict] = parse(CALL_FAMILIES[name], ids, tools=TOOLS).calls
     assert (strict.status, strict.arguments, strict.arguments_text) == (MALFORMED, None, None)
     assert strict.reason == call.reason
     assert call.reason.endswith(".")
@@ -143,7 +145,7 @@ NEVER = [
 @pytest.mark.parametrize(("name", "completion"), NEVER)
 def test_calls_that_need_a_repair_or_a_guess_never_run_and_are_reported(name: str, completion: str) -> None:
     for lenient in (False, True):
-        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
+        turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
         assert not any(call.status.runs for call in turn.calls)
         assert turn.calls or turn.suspects
 
@@ -164,7 +166,7 @@ AROUND = st.sampled_from(["", "\n", "Write:\n", " and ", "5 < 6\n"])
 def test_a_call_inside_an_argument_of_another_never_runs_by_itself(
     name: str, before: str, after: str, twice: bool, escaped: bool, by_token: bool, opened: bool
 ) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     inner = family.render([("look", {"at": "x"})])
     if not opened:  # the first tag of both calls is missing
         first = family.control[0] if family.control else ""
@@ -209,25 +211,25 @@ def test_a_function_inside_another_or_inside_text_never_runs(name: str, completi
     if name == "seed_oss":
         completion = completion.replace("tool_call>", "seed:tool_call>")
     for lenient in (False, True):
-        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
+        turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
         assert [call for call in turn.calls if call.status.runs] == []
         assert turn.calls or turn.suspects
 
 
 def test_a_loose_function_after_a_sound_call_or_a_closed_block_of_code_runs() -> None:
-    family = FAMILIES["qwen3_coder"]
+    family = CALL_FAMILIES["qwen3_coder"]
     for completion in (f"{WRAPPED}\n{LOOK}", f"```\nx\n```\n{LOOK}", f"<think>Set <parameter=x>```</think>\n{LOOK}"):
         turn = parse(family, ids_of(family, completion), tools=TOOLS, lenient=True)
         assert (turn.calls[-1].status, turn.calls[-1].arguments) == (LENIENT, X)
 
 
-THINKING = [name for name in NAMES if FAMILIES[name].think and FAMILIES[name].text_before]
+THINKING = [name for name in NAMES if CALL_FAMILIES[name].think and CALL_FAMILIES[name].text_before]
 
 
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize("opened_by", ["prompt", "policy"])
 def test_a_call_that_ends_reasoning_without_a_closing_tag(name: str, opened_by: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     opened, closed = family.think or ("", "")
     calls: list[Call] = [("look", {"at": "x"})]
     completion = "Hm.\n" + family.render(calls) + "<|im_end|>"
@@ -246,7 +248,7 @@ def test_a_call_that_ends_reasoning_without_a_closing_tag(name: str, opened_by: 
 
 @pytest.mark.parametrize("name", [name for name in THINKING if name != "mistral"])  # its calls have no closing tag
 def test_a_draft_in_reasoning_that_never_ends_is_suspect(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     calls: list[Call] = [("look", {"at": "x"})]
     completion = f"{(family.think or ('',))[0]}Hm. {family.render(calls)} Or not."
     for lenient in (False, True):
@@ -260,16 +262,16 @@ def test_a_draft_in_reasoning_that_never_ends_is_suspect(name: str) -> None:
 
 @pytest.mark.parametrize("name", THINKING)
 def test_drafts_in_closed_reasoning_leave_no_trace(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     opened, closed = family.think or ("", "")
     completion = f"{opened}Hm. {family.render([('look', {'at': 'x'})])}{closed}Done."
     turn = parse(family, ids_of(family, completion), [("look", {})], lenient=True)
     assert (turn.calls, turn.suspects, turn.text) == ((), (), "Done.")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if FAMILIES[n].control])
+@pytest.mark.parametrize("name", [n for n in NAMES if CALL_FAMILIES[n].control])
 def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     calls: list[Call] = [("look", {"at": "x"})]
     completion = "Write " + family.render(calls)
     spelled = family.tokenizer(False).encode(completion, add_special_tokens=False)
@@ -280,13 +282,43 @@ def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
     assert family.tokenizer(False).decode(spelled[suspect.start : suspect.stop]).strip().startswith(suspect.raw[:5])
 
 
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tag_that_text_spells_alone_is_reported(name: str, by_token: bool) -> None:
+    family = CALL_FAMILIES[name]
+    parser = get_tool_parser(name, family.tokenizer(by_token))
+    tags = parser.calls.tags if isinstance(parser, TurnParser) else family.control
+    for tag in tags:
+        if (tag, by_token) == ("<|start|>", False):  # by text it begins a message, as it should
+            continue
+        turn = parse(family, ids_of(family, f"So {tag} ends it", False), by_token=by_token)
+        assert [call for call in turn.calls if call.status.runs] == []
+        assert turn.calls or turn.suspects, tag
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("So @@end", (3, 8, None)),
+        ("@@call look now", (0, 11, "look")),
+        ("@@call \n look", (0, 13, "look")),
+        ("@@call of look", (0, 6, None)),
+        ("@@call looked", (0, 6, None)),
+        ("look @@end", (5, 10, None)),
+        ("I look at @ once", None),
+    ],
+)
+def test_a_tag_without_punctuation_and_the_tools_name_after_it_are_suspect(text: str, found: object) -> None:
+    assert SuspectFinder(("@@call", "@@end")).find(text, {"look": {}}) == found
+
+
 PROSE = ["Look at it: 5 < 6 (so it is).", '{"answer": [3, 4]}', "I can look (or count).", "def f(x): return x", "", "x"]
 
 
 @pytest.mark.parametrize("completion", PROSE)
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_text_is_not_suspect(name: str, completion: str) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), [("look", {}), ("count", {})])
+    turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), [("look", {}), ("count", {})])
     assert (turn.calls, turn.suspects) == ((), ())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, parse
+from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, parse
 from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 
 COUNT = int(os.environ.get("TITO_MUTATED", "100"))
@@ -146,7 +146,7 @@ def check_runs(family: Family, turn: ParsedTurn, outer: tuple[str, ...], complet
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutated_call_has_a_status_and_is_not_repaired(name: str) -> None:
-    family, rng = FAMILIES[name], random.Random(f"mutated {name} {SEED}")
+    family, rng = CALL_FAMILIES[name], random.Random(f"mutated {name} {SEED}")
     calls = getattr(get_tool_parser(name, family.tokenizer(True)), "calls", None)
     tags = tuple(sorted({*family.control, *(calls.tags if calls else ())}, key=len, reverse=True))
     outer = tuple(squeezed(family, tag) for tag in (calls.tags[:2] if calls else ()))

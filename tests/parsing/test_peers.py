@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from strands import tool
 
-from parsing.families import FAMILIES, GUARD, NAMES, Call, dumps, ids_of, parse, plain, unguarded
+from parsing.families import CALL_FAMILIES, GUARD, NAMES, Call, dumps, ids_of, parse, plain, unguarded
 from parsing.test_decoding import BYTE_IDS
 from support.byte_level import byte_level
 from support.histories import observe
@@ -21,10 +21,15 @@ from tito_core.hooks import LoopLimiter, ToolCallGuard
 from tito_core.parsing import CallStatus, get_tool_parser
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
-CLOSING = {name: family.control[1] for name, family in FAMILIES.items() if len(family.control) > 1}
+CLOSING = {name: family.control[1] for name, family in CALL_FAMILIES.items() if len(family.control) > 1}
+CUT_BY_TEXT = {
+    *("deepseek_v3", "deepseek_v31", "kimi_k2", "gpt_oss"),
+    *(name for name, family in CALL_FAMILIES.items() if not family.json_arguments),
+}
+"""Formats in which a string that spells a tag makes the call malformed, if the vocabulary lacks the tag as a token."""
 IN_JSON = [
     name
-    for name, family in FAMILIES.items()
+    for name, family in CALL_FAMILIES.items()
     if re.search(r'[:>}\]]? ?\{"at": "x"\}', family.render([("f", {"at": "x"})]))
 ]
 
@@ -35,36 +40,41 @@ IN_JSON = [
 )
 def test_broken_arguments_are_malformed(name: str, arguments: str) -> None:
     """Other parsers read them as `{}`, and the tool runs with its defaults."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', arguments)
     turn = parse(family, ids_of(family, completion))
     assert [call.status for call in turn.calls] == [MALFORMED]
     assert turn.calls[0].name in (None, "look")
 
 
+@pytest.mark.parametrize("by_token", [True, False])
 @pytest.mark.parametrize("name", sorted(CLOSING))
-def test_a_string_may_spell_the_closing_tag(name: str) -> None:
+def test_a_string_may_spell_the_closing_tag(name: str, by_token: bool) -> None:
     """Other parsers cut the call there."""
-    family = FAMILIES[name]
+    family, cut = CALL_FAMILIES[name], False
     for tag in family.control:
         calls: list[Call] = [("look", {"at": f"say {tag[0]}{GUARD}{tag[1:]} now", "of": "b"})]
-        turn = parse(family, ids_of(family, family.render(calls)), calls)
-        assert [(call.status, call.arguments) for call in turn.calls] == [(OK, unguarded(calls[0][1]))]
+        turn = parse(family, ids_of(family, family.render(calls), by_token), calls, by_token=by_token)
+        found = [(call.status, call.arguments) for call in turn.calls]
+        if found != [(OK, unguarded(calls[0][1]))]:
+            cut = True
+            assert set(found) == {(MALFORMED, None)}
+    assert cut == (not by_token and name in CUT_BY_TEXT)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_that_does_not_end_is_malformed(name: str) -> None:
     """Other parsers take a turn without its closing tag as the final answer."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     ids = ids_of(family, family.render([("look", {"at": "x"})]))
     assert [call.status for call in parse(family, ids[:-1]).calls] in ([MALFORMED], [MALFORMED, MALFORMED])
     assert [call.status for call in parse(family, ids[:-1], truncated=True).calls][-1:] in ([TRUNCATED], [OK])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].single_call])
+@pytest.mark.parametrize("name", [name for name in NAMES if not CALL_FAMILIES[name].single_call])
 def test_twelve_calls_keep_their_order(name: str) -> None:
     """Other parsers sort ten or more calls by their ids as text."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     calls: list[Call] = [(f"tool_{i}", {"at": f"{i}"}) for i in range(12)]
     turn = parse(family, ids_of(family, family.render(calls)), calls)
     assert [(call.name, call.arguments) for call in turn.calls] == calls
@@ -73,18 +83,18 @@ def test_twelve_calls_keep_their_order(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_of_an_unknown_tool_is_valid(name: str) -> None:
     """Other parsers drop the call, and the policy gets no error."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     turn = parse(family, ids_of(family, family.render([("unknown", {"at": "x"})])), [("look", {})])
     assert [(call.status, call.name, call.arguments) for call in turn.calls] == [(OK, "unknown", {"at": "x"})]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].typed])
+@pytest.mark.parametrize("name", [name for name in NAMES if CALL_FAMILIES[name].typed])
 @pytest.mark.parametrize(
     "value", ["5", "true", "null", " x ", "\n\tdef f():\n\t\treturn 1\n", "[1]", '"x"', "", "0.10"]
 )
 def test_strings_stay_strings_including_blanks(name: str, value: str) -> None:
     """Other parsers read "5" as a number, and lose indentation."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     calls: list[Call] = [("look", {"at": value})]
     [call] = parse(family, ids_of(family, family.render(calls)), calls).calls
     assert call.arguments == {"at": value}
@@ -93,16 +103,16 @@ def test_strings_stay_strings_including_blanks(name: str, value: str) -> None:
 
 def test_a_bracket_in_an_argument_does_not_end_the_array() -> None:
     """Other parsers cut Phi-4-mini's array at the first `]`."""
-    family = FAMILIES["phi4_mini"]
+    family = CALL_FAMILIES["phi4_mini"]
     calls: list[Call] = [("look", {"at": "a] b", "all": [[1], [2]]})]
     assert [call.arguments for call in parse(family, ids_of(family, family.render(calls))).calls] == [calls[0][1]]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].think])
+@pytest.mark.parametrize("name", [name for name in NAMES if CALL_FAMILIES[name].think])
 @pytest.mark.parametrize("truncated", [False, True])
 def test_a_draft_in_reasoning_that_the_prompt_opened_is_not_a_call(name: str, truncated: bool) -> None:
     """Other parsers execute the draft, since the completion has no tag that opens the reasoning."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     opened, closed = family.think or ("", "")
     draft, meant = family.render([("draft", {"at": "y"})]), family.render([("look", {"at": "x"})])
     tail = ids_of(family, opened)
@@ -124,7 +134,7 @@ def test_a_draft_in_reasoning_that_the_prompt_opened_is_not_a_call(name: str, tr
 @pytest.mark.parametrize("name", IN_JSON)
 def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> None:
     """Other parsers pass a list to the tool, or read it as `{}`."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
     ids = ids_of(family, completion)
     [call] = parse(family, ids).calls
@@ -137,7 +147,7 @@ def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> N
 @pytest.mark.parametrize("name", ["glm45", "glm47"])
 def test_a_stop_token_that_opens_the_next_message_is_part_of_no_call(name: str) -> None:
     """GLM ends a call with `<|observation|>`, which other parsers take as text or insert twice."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     tokenizer = byte_level(family.control, special=("<|endoftext|>", "<|im_end|>", "<|observation|>"))
     completion = family.render([("look", {"at": "x"})])
     ids = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|observation|>")]
@@ -153,7 +163,7 @@ def test_a_stop_token_that_opens_the_next_message_is_part_of_no_call(name: str) 
 @pytest.mark.parametrize("tail", [b"\xe6", b"\xf0\x9f", b"\xf0\x9f\x99"])
 def test_a_character_that_the_token_limit_cut_off_changes_nothing_before_it(name: str, tail: bytes) -> None:
     """Other parsers raise, or return the ids of a repaired text."""
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     sound = ids_of(family, family.render([("look", {"at": "x"})]))
     cut, whole = ([*sound, *(BYTE_IDS[byte] for byte in end)] for end in (tail, "€".encode()))
     turn, expected = (parse(family, ids, truncated=True) for ids in (cut, whole))

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as models_of
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from parsing.families import CALL, FAMILIES, ids_of, parse
+from parsing.families import CALL, CALL_FAMILIES, ids_of, parse
 from support.byte_level import byte_level, wrapped
 from tito_core.parsing import (
     CallStatus,
@@ -36,7 +36,7 @@ from tito_core.parsing.markup import DecodedIds, Markup
 from tito_core.parsing.reasoning import BRACKET_THINK, THINK
 from tito_core.parsing.turn import TurnParser
 
-V3 = FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
+V3 = CALL_FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
 
 
 def test_bytes_have_the_characters_of_gpt2s_table() -> None:
@@ -82,17 +82,17 @@ def test_a_format_without_tags_does_not_read_one(calls: Any) -> None:
 @pytest.mark.parametrize(("name", "why"), [("gemma4", "gemma4"), ("pythonic", "Python"), ("gpt_oss", r"<\|call\|>")])
 def test_a_call_that_cannot_be_forced_raises_with_the_remedy(name: str, why: str) -> None:
     with pytest.raises(NoCallGrammarError, match=rf"{why}.*tool_choice.*sampling\.grammar"):
-        get_tool_parser(name, FAMILIES[name].tokenizer(True)).call_grammar({"look": {}})
+        get_tool_parser(name, CALL_FAMILIES[name].tokenizer(True)).call_grammar({"look": {}})
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "glm45", "glm47", "minimax_m2"])
 def test_a_forced_call_is_written_as_the_family_writes_it(name: str) -> None:
     """The constants of the grammar, joined, are the rendered call without its values."""
-    parser = get_tool_parser(name, FAMILIES[name].tokenizer(False))
+    parser = get_tool_parser(name, CALL_FAMILIES[name].tokenizer(False))
     tool = {"type": "object", "properties": {"ä": {"type": "integer"}, "ö": {"type": "integer"}}}
     grammar = json.loads(parser.call_grammar({"schön": {**tool, "required": ["ä", "ö"]}}, "schön").value)
     found = "".join(constants(grammar))
-    written = FAMILIES[name].render([("schön", {"ä": 1, "ö": 2})])
+    written = CALL_FAMILIES[name].render([("schön", {"ä": 1, "ö": 2})])
     for value in ('{"ä": 1, "ö": 2}', "1", "2"):
         written = written.replace(value, "")
     assert found.split() == written.split()
@@ -104,7 +104,7 @@ def test_a_forced_call_is_written_as_the_family_writes_it(name: str) -> None:
     ("by_token", "form"), [(True, ["schön"]), (False, ["[TOOL_CALLS]", '[{"name": "schön", "arguments": '])]
 )
 def test_mistral_forces_the_form_that_its_vocabulary_has(by_token: bool, form: list[str]) -> None:
-    parser = get_tool_parser("mistral", FAMILIES["mistral"].tokenizer(by_token))
+    parser = get_tool_parser("mistral", CALL_FAMILIES["mistral"].tokenizer(by_token))
     assert constants(json.loads(parser.call_grammar({"schön": {}}).value))[: len(form)] == form
 
 
@@ -166,6 +166,10 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
         cursor("5abcdefghijklmnopqrstuvwxyz", 0, 27).match(word, "a word")
     with pytest.raises(Malformed, match=r"'5abc' .*'x'"):
         cursor("5abcdefgh", 0, 4).expect("x")
+    with pytest.raises(Malformed, match=r"^The call ends where ' ' belongs\.$"):
+        cursor("5abc", 4, 4).expect(" ")
+    with pytest.raises(Malformed, match=r"^The call ends where a word belongs\.$"):
+        cursor("5abc", 4, 4).match(word, "a word")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,8 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
         ("[f(a=1;abcdefghijklmnopqrstuvwxyz)]", ["';abcdefghijklmnopqrs'", "')'"]),
         ("[f(a=[1;2])]", ["';2])]'", "']'"]),
         ("[f(a={'b': 1;2})]", ["';2})]'", "'}'"]),
+        ("[f(a=1", ["The calls end where ')' belongs."]),
+        ("[f(a=", ["The calls end where a literal belongs."]),
         (r"[f(a='\udfff')]", ["surrogate"]),
         (r"[f(a='\U00110000')]", ["escape", r"\\U00110000"]),
         ("[f(a=-1e999)]", ["-1e999", "too large"]),
@@ -250,7 +256,7 @@ EMPTY = {
 
 @pytest.mark.parametrize("name", sorted(EMPTY))
 def test_a_section_without_calls_is_one_malformed_call(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     ids = ids_of(family, f"So. {EMPTY[name]} Then.")
     turn = parse(family, ids)
     [call] = turn.calls
@@ -260,7 +266,7 @@ def test_a_section_without_calls_is_one_malformed_call(name: str) -> None:
 
 
 def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
-    family = FAMILIES["hermes"]
+    family = CALL_FAMILIES["hermes"]
     for given in ({"at": "a </tool_call> b"}, {"at": "a <tool_call> b"}):
         ids = ids_of(family, family.render([("look", given), ("count", {})]), False)
         turn = parse(family, ids, by_token=False)
@@ -285,7 +291,7 @@ def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
     ],
 )  # fmt: skip
 def test_invalid_names_are_quoted_up_to_a_length(name: str, completion: str, reason: str | None) -> None:
-    calls = parse(FAMILIES[name], ids_of(FAMILIES[name], completion)).calls
+    calls = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion)).calls
     if reason is None:
         assert [call.status for call in calls] in ([CallStatus.MALFORMED], [])
     else:
@@ -293,10 +299,10 @@ def test_invalid_names_are_quoted_up_to_a_length(name: str, completion: str, rea
 
 
 def test_reasons_of_a_truncated_call_and_of_a_value() -> None:
-    family = FAMILIES["mistral"]
+    family = CALL_FAMILIES["mistral"]
     cut = parse(family, ids_of(family, '[TOOL_CALLS]look[ARGS]{"at": "x'), truncated=True)
     assert [(call.status, "token limit" in call.reason) for call in cut.calls] == [("truncated", True)]
-    bad = parse(FAMILIES["gemma4"], ids_of(FAMILIES["gemma4"], "<|tool_call>call:look{a:1.}<tool_call|>"))
+    bad = parse(CALL_FAMILIES["gemma4"], ids_of(CALL_FAMILIES["gemma4"], "<|tool_call>call:look{a:1.}<tool_call|>"))
     assert "value is not valid JSON" in bad.calls[0].reason
 
 

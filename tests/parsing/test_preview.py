@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from parsing.families import FAMILIES, NAMES, ids_of
+from parsing.families import CALL_FAMILIES, NAMES, ids_of
 from parsing.test_arbitrary_ids import CASES, SEED, TOOLS, Source, parsed, split
 from tito_core.ledger.turn import Finish
 from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
@@ -78,7 +78,7 @@ def random_message(source: Source, rng: random.Random) -> list[int]:
 
 @pytest.mark.parametrize("name", PREVIEWED)
 def test_a_preview_is_a_prefix_of_the_result(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     for by_token in (True, False):
         rng = random.Random(f"preview {name} {by_token} {SEED}")
         parser = get_tool_parser(name, family.tokenizer(by_token))
@@ -96,14 +96,14 @@ def test_a_preview_is_a_prefix_of_the_result(name: str) -> None:
 
 
 def harmony(by_token: bool = True) -> HarmonyParser:
-    parser = get_tool_parser("gpt_oss", FAMILIES["gpt_oss"].tokenizer(by_token))
+    parser = get_tool_parser("gpt_oss", CALL_FAMILIES["gpt_oss"].tokenizer(by_token))
     assert isinstance(parser, HarmonyParser)
     return parser
 
 
 @pytest.mark.parametrize("by_token", [True, False])
 def test_a_preview_of_harmony_is_a_prefix_of_its_reasoning(by_token: bool) -> None:
-    family, parser = FAMILIES["gpt_oss"], harmony(by_token)
+    family, parser = CALL_FAMILIES["gpt_oss"], harmony(by_token)
     rng = random.Random(f"preview gpt_oss {by_token} {SEED}")
     source = Source(family, by_token, rng)
     shown_turns = 0
@@ -131,7 +131,7 @@ def test_a_preview_of_harmony_is_a_prefix_of_its_reasoning(by_token: bool) -> No
 
 
 def test_harmony_shows_reasoning_as_soon_as_its_message_is_closed() -> None:
-    family, parser = FAMILIES["gpt_oss"], harmony()
+    family, parser = CALL_FAMILIES["gpt_oss"], harmony()
     preview = parser.preview(ids_of(family, "<|start|>assistant"))
     feed = lambda completion: [piece for token in ids_of(family, completion) for piece in preview.feed([token])]  # noqa: E731
     assert feed("<|channel|>analysis<|message|>Hm.") == []
@@ -142,7 +142,7 @@ def test_harmony_shows_reasoning_as_soon_as_its_message_is_closed() -> None:
 
 
 def test_a_blank_thought_and_a_call_are_not_shown() -> None:
-    family, parser = FAMILIES["gpt_oss"], harmony()
+    family, parser = CALL_FAMILIES["gpt_oss"], harmony()
     preview = parser.preview(ids_of(family, "<|start|>assistant"))
     completion = "<|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>analysis<|message|>{}<|call|>"
     assert preview.feed(ids_of(family, completion)) == []
@@ -150,7 +150,7 @@ def test_a_blank_thought_and_a_call_are_not_shown() -> None:
 
 @pytest.mark.parametrize("name", PREVIEWED)
 def test_an_answer_without_calls_is_shown_completely(name: str) -> None:
-    family = FAMILIES[name]
+    family = CALL_FAMILIES[name]
     parser = get_tool_parser(name, family.tokenizer(True))
     assert isinstance(parser, TurnParser)
     opened, closed = family.think or ("", "")
@@ -167,7 +167,7 @@ def test_an_answer_without_calls_is_shown_completely(name: str) -> None:
 
 
 def test_nothing_of_a_call_or_after_it_is_shown() -> None:
-    family = FAMILIES["hermes"]
+    family = CALL_FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(False))
     assert isinstance(parser, TurnParser)
     completion = "So. " + family.render([("look", {"at": "x"})]) + "After."
@@ -181,7 +181,7 @@ def test_nothing_of_a_call_or_after_it_is_shown() -> None:
 
 
 def test_reasoning_after_text_keeps_its_place() -> None:
-    family = FAMILIES["hermes"]
+    family = CALL_FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(True))
     assert isinstance(parser, TurnParser)
     ids = ids_of(family, "<think>A</think>\n<think>B</think>x<think>C</think>y")
@@ -192,7 +192,7 @@ def test_reasoning_after_text_keeps_its_place() -> None:
 
 def test_a_long_answer_is_decoded_once() -> None:
     """The cost of a token does not grow with the text before it: ids that were read are dropped."""
-    family = FAMILIES["hermes"]
+    family = CALL_FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(True))
     assert isinstance(parser, TurnParser)
     preview = parser.preview([])
@@ -203,7 +203,7 @@ def test_a_long_answer_is_decoded_once() -> None:
 
 def test_held_drafts_are_searched_for_tags_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 14: text that was held until the reasoning closed is read only once more."""
-    family = FAMILIES["hermes"]
+    family = CALL_FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(True))
     assert isinstance(parser, TurnParser)
     draft = family.render([("look", {"at": "x"})])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parsing.families import FAMILIES, NAMES, ids_of
+from parsing.families import CALL_FAMILIES, NAMES, ids_of
 from support.byte_level import byte_level
 from tito_core.parsing import UnknownParserError, get_tool_parser
 from tito_core.parsing.reasoning import REASONING, THOUGHT_CHANNEL
@@ -16,7 +16,7 @@ TAGS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>"
 @pytest.mark.parametrize("reasoning", sorted(REASONING))
 @pytest.mark.parametrize("by_token", [True, False])
 def test_any_reasoning_goes_with_any_calls(name: str, reasoning: str, by_token: bool) -> None:
-    family, tags = FAMILIES[name], REASONING[reasoning]
+    family, tags = CALL_FAMILIES[name], REASONING[reasoning]
     tokenizer = byte_level(tuple(dict.fromkeys((*family.control, *TAGS))) if by_token else ())
     opened, closed = (tags.open + tags.label, tags.close) if tags else ("", "")
     draft = family.render([("draft", {"at": "y"})])
@@ -35,9 +35,9 @@ def test_a_label_is_removed_only_at_the_start() -> None:
 
 
 def test_unknown_or_unsupported_reasoning_raises() -> None:
-    tokenizer = FAMILIES["hermes"].tokenizer(True)
+    tokenizer = CALL_FAMILIES["hermes"].tokenizer(True)
     with pytest.raises(UnknownParserError, match=r"'thnk'.*bracket_think, channel, none, think"):
         get_tool_parser("hermes", tokenizer, "thnk")
     with pytest.raises(UnknownParserError, match=r"'gpt_oss'.*reasoning='think'"):
         get_tool_parser("gpt_oss", tokenizer, "think")
-    assert ids_of(FAMILIES["hermes"], "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]
+    assert ids_of(CALL_FAMILIES["hermes"], "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from parsing.edges import EDGES
-from parsing.families import FAMILIES, NAMES
+from parsing.families import CALL_FAMILIES, NAMES
 from parsing.record import PATH, read
 
 RECORDED = json.loads(PATH.read_text(encoding="utf-8"))
@@ -16,7 +16,7 @@ RECORDED = json.loads(PATH.read_text(encoding="utf-8"))
 @pytest.mark.parametrize("name", NAMES)
 def test_each_turn_parses_as_recorded(name: str) -> None:
     for turn in RECORDED[name]:
-        found = read(FAMILIES[name], turn["completion"], turn["calls"], turn["by_token"], turn["truncated"])
+        found = read(CALL_FAMILIES[name], turn["completion"], turn["calls"], turn["by_token"], turn["truncated"])
         assert json.loads(json.dumps(found)) == turn["parsed"], turn["completion"]
 
 

@@ -11,7 +11,7 @@ from support import corpora, zoo
 from support.gguf_tokenizer import from_gguf
 from support.stand_in import SPECIAL, stand_in
 
-FAMILIES = {
+TOKENIZER_FAMILIES = {
     "qwen3": r"qwen|qwq|hermes(?!.*llama)|nex-agi|ornith",
     "llama3": r"llama-?_?3|llama3",
     "gptoss": r"gpt-?oss",
@@ -37,7 +37,7 @@ TEXT = {"llama-spm": {"[INST]", "[/INST]"}, "gptoss": {"<|final|>"}}
 def family(name: str, template: str, *, light: bool = True) -> str:
     """Return the name of the real tokenizer that has all of a template's control tokens, or "" for a stand-in."""
     controls = set(SPECIAL.findall(template)) - {"<s>", "</s>"}
-    for real, names in {**({} if light else VOCABULARIES), **FAMILIES}.items():
+    for real, names in {**({} if light else VOCABULARIES), **TOKENIZER_FAMILIES}.items():
         if re.search(names, name, re.IGNORECASE) and controls - TEXT.get(real, set()) <= _known(real):
             return real
     return ""
@@ -55,7 +55,7 @@ def tokenizer(name: str, template: str, *, light: bool = True) -> Any:
 
 @cache
 def _real(name: str) -> Any:
-    return zoo.real_tokenizer(name) if name in FAMILIES else from_gguf(corpora.vocabulary(name))
+    return zoo.real_tokenizer(name) if name in TOKENIZER_FAMILIES else from_gguf(corpora.vocabulary(name))
 
 
 @cache

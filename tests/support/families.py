@@ -196,7 +196,7 @@ class Family:
         return of_structure(self.source, self.special)
 
 
-FAMILIES = {
+TEMPLATE_FAMILIES = {
     "parts end as questions do": Family(CHANNELS, _CHANNELS),
     "ignores add_generation_prompt": Family(ALWAYS_PROMPTS, _USUAL),
     "ignores add_generation_prompt but for the end": Family(

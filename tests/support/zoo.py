@@ -113,7 +113,7 @@ _GLM_MARKUP = (*_THINK, *_CALLS, "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 _MUSE = ("<|eot|>", "<|eom|>", "<|start|>", "<|message|>", "<|patch|>", "<|video|>", "<|begin_of_text|>")
 _PHI = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>")
 _LFM_ALL = (*_CHATML, *_LFM, "<|startoftext|>")
-FAMILIES = (
+TOKENIZER_FAMILIES = (
     Family(("qwen",), "qwen3"),
     Family(("llama3",), "llama3"),
     Family(("gptoss",), "gptoss"),
@@ -133,7 +133,7 @@ FAMILIES = (
 
 def _sample() -> tuple[str, ...]:
     """Return one template of each tool family and one of each tokenizer family."""
-    prefixes = (*TOOL_FAMILIES, *(prefix for each in FAMILIES for prefix in each.names))
+    prefixes = (*TOOL_FAMILIES, *(prefix for each in TOKENIZER_FAMILIES for prefix in each.names))
     first = {next(name for name in NAMES if name.startswith(prefix)) for prefix in prefixes}
     return tuple(name for name in NAMES if name in first)
 
@@ -149,7 +149,7 @@ def source(name: str) -> str:
 
 def family(name: str) -> Family:
     """Return a template's family."""
-    return next(family for family in FAMILIES if name.startswith(family.names))
+    return next(family for family in TOKENIZER_FAMILIES if name.startswith(family.names))
 
 
 @cache

@@ -13,7 +13,8 @@ functions does.
 To add an exporter for the trainer "acme":
 
 1. Write `acme.py` in this folder with one function that takes a `TrainingSample` (or a `Ledger`) and returns the
-   trainer's type. `tinker.py` is the shortest example.
+   trainer's type. `tinker.py` is the shortest example. For a trainer that assembles trajectories from turns, start
+   from `turnwise.trained_turns`, as `agent_lightning.py` does. It checks the logprobs in place of step 3.
 2. Import the trainer inside that function: `acme = import_optional("acme", "acme")`. The second argument names the
    extra in `pyproject.toml` that installs it; leave it out if no extra does.
 3. Take logprobs from `logprobs_for(sample, temperature=..., trainer="acme", policy=...)`. It checks that they are the
@@ -22,6 +23,9 @@ To add an exporter for the trainer "acme":
    that takes one prompt and one response per rollout, `prompt_response.prompt_response_of` does steps 3 and 4.
 5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
    `tests/export/real/`, and add a row to the table in `docs/trainers.md`. Nothing has to be registered.
+
+An exporter to files knows no trainer: keep null, semantics and termination, as `parquet.py` does. It writes every
+sample, and steps 3 and 4 do not apply. Logprobs are null on tokens that the engine did not sample.
 """
 
 from strands_tito.export.logprobs import LogprobMismatchError, logprobs_for

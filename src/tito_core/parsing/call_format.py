@@ -21,13 +21,20 @@ class CallFormat:
     3. Implement `read` for calls between tags, `read_bare` for calls without tags, or both. In `read`, find the end of
        the call with `Completion.frame`, and pass it to `Completion.read_frame` with a function that parses the body.
        That function takes a `Cursor` and returns a `ParsedCallText` or raises `Malformed`. Never repair a call (law 9).
+       If calls have no closing tag, parse from the start to find the end, and add each call with `Completion.add`, as
+       `_read` in `formats/pythonic.py` does. Report damage with `Completion.add_malformed`. If the damage may have
+       swallowed what follows, use `add_unclosed`; no later call then runs.
     4. Implement `grammar` if engines can force a call in this notation; `tito_core/parsing/grammar.py` has the parts.
     5. Call `register_format` with the parser's name, the family's reasoning tags, and the marks by which parser="auto"
        recognises its chat template.
-    6. Add a `Family` that renders calls to `tests/parsing/families.py`; the tests of all formats then run on it. Run
-       `python -m parsing.record` in `tests/`, and add a row to the table in `docs/tools.md`.
+    6. Add a `Family` that renders calls to `tests/parsing/families.py`; the tests of all formats then run on it. If the
+       tag that begins a call is not a control token, set its `bare_prefix`. Run `python -m parsing.record` in `tests/`,
+       and add a row to the table in `docs/tools.md`.
+    7. In `tests/parsing/`, add what applies: edge cases to `edges.py`; a template with the marks to `TEMPLATES` in
+       `test_detection.py`; tags that are not tokens to `TEXT_MARKUP` in `test_formats.py`; the names of the engines'
+       parsers to `prove/theirs.py`, `""` for an engine without one.
 
-    A whole format, for `<call name=look>{"at": "x"}</call>`:
+    A whole format, for `<call name=look>{"at": "x"}</call>` (`docs/tools.md` has it with its imports):
 
         OPEN, CLOSE = "<call name=", "</call>"
 
@@ -37,7 +44,11 @@ class CallFormat:
             opening = frozenset({OPEN})
 
             def read(self, completion, start, tag):
-                frame = completion.frame(start, start + len(OPEN), CLOSE, before=self.opening)
+                body = search = start + len(OPEN)
+                if completion.markup.token_of(CLOSE) is None:  # then a JSON string may spell it: search after the value
+                    value = completion.text.find(">", body) + 1
+                    search = max(body, json_end(completion.text, value))
+                frame = completion.frame(start, body, CLOSE, before=self.opening, search=search)
                 return completion.read_frame(frame, CLOSE, _call)
 
 

@@ -112,7 +112,7 @@ class Cursor:
             Malformed: Something else comes next.
         """
         if not self.skip(text):
-            raise self.error(f"The call has {self._ahead()} where {text!r} belongs.")
+            raise self._unexpected(repr(text))
 
     def match(self, pattern: re.Pattern[str], what: str) -> str:
         """Take and return what a pattern matches here, before the next tag; `what` names it in the error.
@@ -123,12 +123,13 @@ class Cursor:
         mark = self._next()
         found = pattern.match(self._completion.text, self._at, self._stop if mark is None else mark.start)
         if not found:
-            raise self.error(f"The call has {self._ahead()} where {what} belongs.")
+            raise self._unexpected(what)
         self._at = found.end()
         return found.group()
 
-    def _ahead(self) -> str:
-        return shortened(self._completion.text[self._at : min(self._stop, self._at + 20)])
+    def _unexpected(self, expected: str) -> Malformed:
+        found = self._completion.text[self._at : min(self._stop, self._at + 20)]
+        return self.error(f"The call {f'has {shortened(found)}' if found else 'ends'} where {expected} belongs.")
 
     def tag(self, *tags: str) -> None:
         """Take the next tag, which must be one of `tags`, with only blanks before it."""

@@ -29,7 +29,7 @@ from generated import Turn, damaged, sound
 from parsers_page import RESULTS, known, write_page
 from theirs import ENGINES, Theirs, version_of
 
-from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
+from parsing.families import CALL_FAMILIES, Call, Family, ids_of, schema_of
 from tito_core.parsing import CallStatus, get_tool_parser
 
 LONGEST_S = 1.0
@@ -174,7 +174,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("engine", choices=ENGINES)
     arguments.add_argument("--turns", type=int, default=5000)
-    arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))
+    arguments.add_argument("--formats", nargs="+", default=sorted(CALL_FAMILIES))
     options = arguments.parse_args()
     logging.disable(logging.CRITICAL)
     made_of = {"commit": commit(), "turns": options.turns}
@@ -185,7 +185,7 @@ def main() -> None:
         found = {
             **made_of,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            **compare(options.engine, FAMILIES[name], options.turns),
+            **compare(options.engine, CALL_FAMILIES[name], options.turns),
         }
         print(name, json.dumps(found, ensure_ascii=False)[:600], flush=True)
         results = known()  # another engine's run may have written in the meantime

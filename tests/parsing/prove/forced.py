@@ -15,7 +15,7 @@ from collections import Counter
 import parsing_only  # noqa: F401  # before all of ours
 import xgrammar
 
-from parsing.families import FAMILIES, Family
+from parsing.families import CALL_FAMILIES, Family
 from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
 
 STEPS = 400
@@ -92,12 +92,12 @@ def main() -> None:
     """Run the proof and print its result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--calls", type=int, default=500)
-    arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))
+    arguments.add_argument("--formats", nargs="+", default=sorted(CALL_FAMILIES))
     options = arguments.parse_args()
     for name in options.formats:
         for by_token in (True, False):
             try:
-                found, reasons = prove(FAMILIES[name], options.calls, by_token)
+                found, reasons = prove(CALL_FAMILIES[name], options.calls, by_token)
             except NoCallGrammarError as refusal:
                 print(f"{name:16} refused: {refusal}", flush=True)
                 break

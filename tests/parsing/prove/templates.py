@@ -16,7 +16,7 @@ from typing import Any
 import parsing_only  # noqa: F401  # finds tests and sources
 from generated import calls, value
 
-from parsing.families import FAMILIES, GUARD, Call, Family, ids_of, parse, schema_of, unguarded
+from parsing.families import CALL_FAMILIES, GUARD, Call, Family, ids_of, parse, schema_of, unguarded
 from support.byte_level import byte_level
 from support.zoo import NAMES, source
 from tito_core.parsing import CallStatus, DetectionError, detect_tool_parser
@@ -80,7 +80,7 @@ def main() -> None:
     proven, failed = 0, False
     for name in NAMES:
         try:
-            family = FAMILIES[detect_tool_parser(source(name)).name]
+            family = CALL_FAMILIES[detect_tool_parser(source(name)).name]
         except DetectionError as none:
             print(f"{name:34} {'several formats' if 'several' in str(none) else 'no known format'}")
             continue

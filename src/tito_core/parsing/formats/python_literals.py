@@ -74,7 +74,7 @@ class Calls:
         calls = [self._call()]
         while self._after_blank() < self._stop:
             if "\n" not in self._text[self.at : self._after_blank()]:
-                raise Malformed(f"The calls have {self._ahead()} where a line break belongs.")
+                raise self._unexpected("a line break")
             calls.append(self._call())
         return calls
 
@@ -166,18 +166,19 @@ class Calls:
 
     def _expect(self, text: str) -> None:
         if not self._skip(text):
-            raise Malformed(f"The calls have {self._ahead()} where {text!r} belongs.")
+            raise self._unexpected(repr(text))
 
     def _match(self, pattern: re.Pattern[str], what: str) -> str:
         self._blank()
         found = pattern.match(self._text, self.at, self._stop)
         if found is None:
-            raise Malformed(f"The calls have {self._ahead()} where {what} belongs.")
+            raise self._unexpected(what)
         self.at = found.end()
         return found.group()
 
-    def _ahead(self) -> str:
-        return shortened(self._text[self.at : min(self._stop, self.at + 20)])
+    def _unexpected(self, expected: str) -> Malformed:
+        found = self._text[self.at : min(self._stop, self.at + 20)]
+        return Malformed(f"The calls {f'have {shortened(found)}' if found else 'end'} where {expected} belongs.")
 
 
 def _number(text: str) -> int | float:
