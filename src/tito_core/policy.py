@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
-from tito_core.backend.checked import connected
+from tito_core.backend.calls import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import printable
 from tito_core.backend.measurement import common_measurement, measure

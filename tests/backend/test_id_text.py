@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import UNAVAILABLE, ScriptedServer
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME_ECHO, IdText
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)

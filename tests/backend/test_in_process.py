@@ -11,7 +11,7 @@ import pytest
 from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, always
 from support.backends import WIRES, Kind, Waits, backend_of, engine_of, in_process, over_socket, request_of, soon
 from tito_core.backend import BackendError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 
 CARRIERS: tuple[Callable[[Any], Any], ...] = (in_process, over_socket)
 FAULTS = {

@@ -30,7 +30,7 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, TokenResponse
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger import Column
 
 Edit = Callable[[Any], Any]

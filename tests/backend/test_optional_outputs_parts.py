@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import Completion, ScriptedRequest
 from support.backends import PROMPT, WIRES, Kind, engine_of, hash_policy, in_process_backend, request_of
 from tito_core.backend import OptionalOutputs, TokenResponse, generate_whole, resume
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger import Column
 from tito_core.ledger.turn import Finish
 

@@ -26,7 +26,7 @@ from tito_core.backend import (
     create_backend,
     generate_whole,
 )
-from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.calls import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.http.address import Address, api_key
 from tito_core.backend.http.transport import EngineHttp

@@ -28,7 +28,7 @@ from tito_core.backend import (
     ProtocolViolationError,
     create_backend,
 )
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.id_text import IdText
 from tito_core.backend.replicas import agreed
 

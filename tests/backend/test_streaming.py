@@ -45,7 +45,7 @@ from tito_core.backend import (
     TokenChunk,
     TokenResponse,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger.turn import Finish
 
 OUTPUT = (21, 22, 23, 24, EOS)

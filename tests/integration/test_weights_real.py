@@ -29,7 +29,7 @@ from tito_core.backend import (
     create_backend,
     generate_whole,
 )
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
 
 pytestmark = pytest.mark.engine

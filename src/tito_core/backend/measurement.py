@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, Capabilities, OptionalOutputs

@@ -136,7 +136,7 @@ class RawScores:
 class TokenResponse:
     """One validated answer from one response (law 4), or from several that `generate_whole` joined.
 
-    Only the core makes these, from a `RawResponse`: see `tito_core.backend.checked`.
+    Only the core makes these, from a `RawResponse`: see `tito_core.backend.calls`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from tito_core.backend.checked import connected, tokenize
+from tito_core.backend.calls import connected, tokenize
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     BackendError,

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from tito_core.backend.abort_policy import AbortPolicy
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams

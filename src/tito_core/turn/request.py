@@ -14,7 +14,7 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
-from tito_core.backend.checked import check_input_ids, clamp_new_tokens
+from tito_core.backend.calls import check_input_ids, clamp_new_tokens
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import TokenRequest
 from tito_core.chat.encoder import EncodedText

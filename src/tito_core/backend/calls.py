@@ -1,4 +1,4 @@
-"""Call a backend: check the request before, validate the response after.
+"""Every call of a backend: checks before, validation after.
 
 No backend vouches for itself (law 4): all code outside `tito_core.backend` that generates or scores calls these
 functions. They never send a request that can crash a server, and never accept an answer that would lead to one.
