@@ -58,7 +58,7 @@ class SGLangBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
+        info, prompt = await self.connect(), request.id_text or IdText.of(request.input_ids)
         fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.optional_request_fields(request),

@@ -56,7 +56,7 @@ class _ClientHttp(EngineHttp):
             cause = error.__cause__
             return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
         if isinstance(error, BackendError) and (isinstance(error, EngineTimeoutError) or error.status == 408):
-            return not error.shown
+            return not error.was_streamed
         return is_transient(error)
 
     async def send_once(

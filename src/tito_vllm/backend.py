@@ -72,7 +72,7 @@ class VLLMBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
+        info, prompt = await self.connect(), request.id_text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
         if stream.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None

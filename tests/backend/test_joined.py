@@ -49,7 +49,10 @@ def test_the_next_request_samples_the_missing_tokens(
     request = request_of(max_new_tokens=20, min_new_tokens=least, seed=seed, temperature=0.5)
     optional_outputs = OptionalOutputs(prompt_logprobs=True, top_logprobs=2)
     request = replace(
-        request, optional_outputs=optional_outputs, text=IdText.of(request.input_ids) if kept else None, session_id="s"
+        request,
+        optional_outputs=optional_outputs,
+        id_text=IdText.of(request.input_ids) if kept else None,
+        session_id="s",
     )
     there = list(itertools.chain(*parts))
     asked = continuing(request, [part(ids) for ids in parts], number)
@@ -66,10 +69,10 @@ def test_the_next_request_samples_the_missing_tokens(
     rest = {"max_new_tokens", "min_new_tokens", "seed"}
     assert asked.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
     if kept:
-        assert asked.text is not None
-        assert asked.text.matches(asked.input_ids)
+        assert asked.id_text is not None
+        assert asked.id_text.matches(asked.input_ids)
     else:
-        assert asked.text is None
+        assert asked.id_text is None
     # a prompt's logprobs came with its first tokens
     assert asked.optional_outputs == (optional_outputs.model_copy(update={"prompt_logprobs": not there}))
     assert asked.delta_start == request.delta_start

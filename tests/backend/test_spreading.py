@@ -248,7 +248,7 @@ async def test_after_a_chunk_no_other_server_is_tried(chunks: int) -> None:
     members = [Breaking(), Breaking()]
     with pytest.raises(EngineConnectionError) as caught:
         await ask(spread(*members), "r", on_chunk=lambda chunk: seen.append(chunk.output_ids.tolist()))
-    assert caught.value.shown == bool(chunks)
+    assert caught.value.was_streamed == bool(chunks)
     assert seen == [[21]] * chunks
     assert sum(map(len, map(generated, members))) == (1 if chunks else 4)
 

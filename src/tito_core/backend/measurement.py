@@ -93,7 +93,11 @@ async def _sample(
         top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0
     )
     request = replace(
-        probe, sampling=sampling, request_id=uuid.uuid4().hex, optional_outputs=optional_outputs, lenient=True
+        probe,
+        sampling=sampling,
+        request_id=uuid.uuid4().hex,
+        optional_outputs=optional_outputs,
+        outputs_may_be_missing=True,
     )
     try:
         response = await generate_whole(backend, request)

@@ -31,10 +31,11 @@ class TokenRequest:
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Our unique id; the engine aborts by it.
         session_id: A router keeps all requests of a session on one worker, for its prefix cache; None for any worker.
-        text: The prompt as JSON text, if it was cached. The core fills it in before it calls a backend.
+        id_text: JSON text of `input_ids`, if it was cached. The core fills it in before it calls a backend.
         optional_outputs: Outputs besides sampled tokens and their logprobs.
         delta_start: Offset of the turn's own prompt tokens. Optional outputs of the prompt cover only these.
-        lenient: Whether optional outputs may be missing from the answer; used to find out what a server supports.
+        outputs_may_be_missing: Whether optional outputs may be missing from the answer; used to measure what a server
+            supports.
         echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared.
     """
 
@@ -42,10 +43,10 @@ class TokenRequest:
     sampling: SamplingParams
     request_id: str
     session_id: str | None = None
-    text: IdText | None = None
+    id_text: IdText | None = None
     optional_outputs: OptionalOutputs = NO_OPTIONAL_OUTPUTS
     delta_start: int = 0
-    lenient: bool = False
+    outputs_may_be_missing: bool = False
     echo: bool = True
 
     @property

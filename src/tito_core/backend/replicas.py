@@ -116,11 +116,11 @@ class Replicas:
         """Sample one completion on one of the servers; see `Backend.generate`."""
         await self.connect()
         tried: list[_Member] = []
-        shown = False
+        was_streamed = False
 
         def show(chunk: TokenChunk) -> None:
-            nonlocal shown
-            shown = True
+            nonlocal was_streamed
+            was_streamed = True
             if on_chunk is not None:
                 on_chunk(chunk)
 
@@ -132,7 +132,7 @@ class Replicas:
                         member.backend.generate(named) if on_chunk is None else member.backend.generate(named, show)
                     )
                 except BackendError as error:
-                    error.shown |= shown  # a third party's backend need not set it; it prevents a retry
+                    error.was_streamed |= was_streamed  # a third party's backend need not set it; it prevents a retry
                     raise
 
         return await self._retries(one_try)

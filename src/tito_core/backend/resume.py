@@ -84,9 +84,9 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
         "min_new_tokens": max(0, sampling.min_new_tokens - sampled),
         "seed": None if sampling.seed is None else (sampling.seed + number + 2**63) % 2**64 - 2**63,
     }
-    text = request.text
+    id_text = request.id_text
     for ids in before:
-        text = None if text is None else text.then(ids)
+        id_text = None if id_text is None else id_text.then(ids)
     input_ids = np.concatenate([request.input_ids, *before])
     input_ids.flags.writeable = False
     return replace(
@@ -94,7 +94,7 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
         input_ids=input_ids,
         sampling=sampling.model_copy(update=remaining),
         request_id=f"{request.request_id}-part{number}",
-        text=text,
+        id_text=id_text,
         optional_outputs=request.optional_outputs.model_copy(update={"prompt_logprobs": False})
         if before
         else request.optional_outputs,

@@ -109,7 +109,7 @@ class Retries:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a failure is transient and the request can be retried."""
-    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
+    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.was_streamed
 
 
 _backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
