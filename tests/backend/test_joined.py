@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_whole, resume
+from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_resuming, resume
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
@@ -191,7 +191,7 @@ async def test_on_chunk_is_passed_on_only_if_given(waits: list[float]) -> None:
     watcher: list[Any] = []
     for watches, expected in ((None, ()), (watcher.append, (watcher.append,))):
         backend: Any = Parts(1, 1)
-        response = await generate_whole(backend, request_of(), on_chunk=watches)
+        response = await generate_resuming(backend, request_of(), on_chunk=watches)
         assert backend.asked == [("r", expected), ("r-part1", expected)]
         assert response.output_ids.tolist() == [1, 2]
     assert waits == [0, 0]
@@ -200,14 +200,14 @@ async def test_on_chunk_is_passed_on_only_if_given(waits: list[float]) -> None:
 async def test_waits_after_empty_parts_grow_and_the_last_has_none(waits: list[float]) -> None:
     backend: Any = Parts(*[0] * 8, 1, 0, 0, finishes=False)
     with pytest.raises(GenerationAbortedError):
-        await generate_whole(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
+        await generate_resuming(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0, 0.1])
     assert len(backend.asked) == 11
 
 
 async def test_an_abort_with_nothing_left_to_sample_is_a_length_finish(waits: list[float]) -> None:
     backend: Any = Parts(1, 1, 3, finishes=False)
-    response = await generate_whole(backend, request_of(max_new_tokens=5))
+    response = await generate_resuming(backend, request_of(max_new_tokens=5))
     assert response.output_ids.tolist() == [1, 2, 3, 3, 3]
     assert (response.finish, response.message, len(backend.asked)) == (Finish.LENGTH, None, 3)
     assert [span.request_id for span in response.responses] == ["r", "r-part1", "r-part2"]
@@ -215,6 +215,6 @@ async def test_an_abort_with_nothing_left_to_sample_is_a_length_finish(waits: li
 
 async def test_commit_keeps_the_partial_output(waits: list[float]) -> None:
     backend: Any = Parts(2, finishes=False)
-    response = await generate_whole(backend, request_of(), AbortPolicy("commit"))
+    response = await generate_resuming(backend, request_of(), AbortPolicy("commit"))
     assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
     assert waits == []

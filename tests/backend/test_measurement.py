@@ -88,7 +88,7 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
         return await backend.score(token_ids.tolist())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "generate_whole", given)
+        patch.setattr(measurement, "generate_resuming", given)
         patch.setattr(measurement, "score", scores)
         return asyncio.run(measure(backend, info, IDS))
 

@@ -1,4 +1,4 @@
-"""What a rollout does when the engine aborts a generation; `resume` does it."""
+"""What a rollout does when the engine aborts a generation. backend/resume.py carries it out."""
 
 from __future__ import annotations
 

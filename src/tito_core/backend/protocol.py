@@ -135,7 +135,7 @@ class RawScores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResponse:
-    """One validated answer from one response (law 4), or from several that `generate_whole` joined.
+    """One validated answer from one response (law 4), or from several that `generate_resuming` joined.
 
     Only the core makes these, from a `RawResponse`: see `tito_core.backend.calls`.
 

@@ -30,7 +30,8 @@ from tito_core.backend.protocol import (
     TokenChunk,
     TokenRequest,
 )
-from tito_core.backend.retries import Attempt, Retries, together
+from tito_core.backend.retries import Attempt, Retries
+from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
@@ -261,7 +262,7 @@ async def agreed(
         BadRequestError: The servers differ; the message names the first different fact.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
-    async with together() as group:
+    async with task_group() as group:
         tasks = [group.create_task(_ask(ask, member)) for member in members]
     answers = [task.result() for task in tasks]
     known: dict[str, tuple[object, int]] = {}
