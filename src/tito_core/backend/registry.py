@@ -145,6 +145,6 @@ def _several(factory: Callable[..., Backend], addresses: Sequence[str], options:
         raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
         raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
-    policy = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
+    retry_options = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
     members = [factory(address, **{**options, "max_attempts": 1}) for address in addresses]
-    return replicas_of(members, addresses, Retries(**policy))
+    return replicas_of(members, addresses, Retries(**retry_options))

@@ -70,7 +70,7 @@ class Validation:
         if not never_ran:
             self._echo(request, raw.echoed)
             self._count("prompt_tokens", raw.prompt_tokens, len(request.input_ids))
-        output, logprobs = self._output(raw, ids, request, at_least=0 if never_ran else 1)
+        output, logprobs = self._output(raw, ids, request, min_tokens=0 if never_ran else 1)
         self._count("completion_tokens", raw.completion_tokens, len(output))
         stop = self._stop(raw.stop) if finish == Finish.STOP else None
         self._end(finish, ids or [], stop, request)
@@ -126,7 +126,7 @@ class Validation:
         self.reader.same_ids("prompt id {} at offset {} was sent, but the server read {}", sent.tolist(), seen)
 
     def _output(
-        self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, at_least: int
+        self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, min_tokens: int
     ) -> tuple[TokenIds, Logprobs]:
         limit = request.sampling.max_new_tokens
         if ids is None or raw.logprobs is None:
@@ -137,7 +137,7 @@ class Validation:
             raise self.reader.violation(
                 f"Law 2: the server returned {len(ids)} output ids and {len(logprobs)} logprobs."
             )
-        if len(ids) < at_least:
+        if len(ids) < min_tokens:
             raise self.reader.violation("Law 4: the server returned no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.reader.violation(

@@ -38,11 +38,11 @@ class TotalTokensReachedError(MaxTokensReachedException):
 
 
 def remaining_tokens(
-    max_total_tokens: int | None, prompt_length: int, max_new_tokens: int, *, at_least: bool = False
+    max_total_tokens: int | None, prompt_length: int, max_new_tokens: int, *, is_lower_bound: bool = False
 ) -> int:
     """Return the number of tokens to sample: at most `max_new_tokens`, at most what `max_total_tokens` leaves.
 
-    With `at_least` the prompt may have more tokens than `prompt_length`.
+    With `is_lower_bound`, `prompt_length` is a lower bound of the prompt's tokens, and the error says so.
 
     Raises:
         TotalTokensReachedError: None are left.
@@ -50,7 +50,7 @@ def remaining_tokens(
     if max_total_tokens is None:
         return max_new_tokens
     if prompt_length >= max_total_tokens:
-        has = f"at least {prompt_length}" if at_least else prompt_length
+        has = f"at least {prompt_length}" if is_lower_bound else prompt_length
         raise TotalTokensReachedError(
             f"The trajectory has {has} tokens, including the new messages, and max_total_tokens={max_total_tokens} "
             "leaves none to sample. End the rollout, or raise max_total_tokens."
@@ -185,8 +185,8 @@ def prepare(
     total, context = settings.max_total_tokens, settings.context_window_limit
     if match.is_long:
         least = ledger.path_length(match.parent) + least_length(policy, match, turn_input)
-        left = remaining_tokens(total, least, max_new_tokens, at_least=True)
-        clamp_new_tokens(left, least, context, backend=backend, at_least=True)
+        left = remaining_tokens(total, least, max_new_tokens, is_lower_bound=True)
+        clamp_new_tokens(left, least, context, backend=backend, is_lower_bound=True)
     delta = _delta(policy, ledger, match, turn_input)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
     input_ids = ledger.path_ids(match.parent, delta.ids)
