@@ -136,7 +136,7 @@ def clamp_new_tokens(
     """Return how many tokens may be sampled: at most `max_new_tokens`, and at most the room left in the context.
 
     Args:
-        max_new_tokens: Most tokens to sample.
+        max_new_tokens: Maximum number of tokens to sample.
         prompt_length: Tokens of the prompt.
         max_model_len: Length of the context in tokens, or None if unknown.
         backend: Name for the error.

@@ -19,8 +19,9 @@ class EngineInfo:
     """A server's properties at connect.
 
     Attributes:
+        backend: Name of the backend that reports them; see `Backend.name`.
         model: Name of the model in requests.
-        max_model_len: Most tokens of prompt and completion together; None if not reported.
+        max_model_len: Maximum number of tokens of prompt and completion together; None if not reported.
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
         vocab_size: Rows of the model's embedding; a larger id can crash a server. None if not reported.

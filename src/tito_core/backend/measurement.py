@@ -35,7 +35,7 @@ APART_NATS = 0.2
 ALL_MASS = 0.98
 """A total probability below this is not 1."""
 MOST_TIED = 32
-"""Most tokens tied with the second that are considered."""
+"""Maximum number of tokens that are as likely as the second one and are considered."""
 SAME_MASS = 0.1
 """A top-2 probability that grows by less than this is unchanged."""
 CLEARLY_LESS = 0.8

@@ -56,7 +56,10 @@ class TokenRequest:
 
     @property
     def first_routed(self) -> int:
-        """Offset of the first token with routed experts: the last token sampled before is routed by this request."""
+        """Offset of the first token whose routed experts this request reports: the last token before the delta.
+
+        The turn before sampled that token last, and the engine routes it only now, when it reads it in this prompt.
+        """
         return max(self.delta_start - 1, 0)
 
 

@@ -27,8 +27,8 @@ class BackendOptions(TypedDict, total=False):
         api_key: The server's key. Default: None.
         timeout_s: Longest wait for a response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Most connections per event loop; further requests wait. Default: 0, no limit.
-        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        max_connections: Maximum number of connections per event loop; further requests wait. Default: 0, no limit.
+        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
     """
 
     model: str | None

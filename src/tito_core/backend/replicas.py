@@ -38,7 +38,7 @@ T = TypeVar("T")
 OUT_S = 10.0
 """Seconds without requests for a server that was unreachable, failed or timed out."""
 SESSIONS = 1 << 16
-"""Most sessions whose server is remembered; the least recently used is forgotten first."""
+"""Maximum number of sessions whose server is remembered; the least recently used is forgotten first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +195,7 @@ class Replicas:
         elif available:
             fresh = [one for one in available if one not in tried] or available
             member = min(fresh, key=lambda one: (len(one.running), one.assigned))
-        else:  # all are left out: take the one that has been for longest
+        else:  # every server is left out: choose the one that failed first
             member = min(self._members, key=lambda one: one.out_until)
         if session is not None:
             self._sessions[session] = member

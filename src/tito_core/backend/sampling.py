@@ -71,7 +71,7 @@ class SamplingParams(TypedValues):
     """Sampling parameters of one rollout. All are sent explicitly, so that a server's defaults have no effect.
 
     Attributes:
-        max_new_tokens: Most tokens to sample in a turn; clamped to the room in the context.
+        max_new_tokens: Maximum number of tokens to sample in a turn; clamped to the room in the context.
         temperature: 0 is greedy; otherwise at least 0.01.
         top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
         stop: Strings that end an answer, or one such string.

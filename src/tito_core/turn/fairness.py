@@ -48,7 +48,10 @@ _rounds: dict[asyncio.AbstractEventLoop, _Round] = {}
 
 
 async def yield_to_loop() -> None:
-    """Return in this round of the event loop, or when its limit is reached, in a later one, in order of arrival."""
+    """Wait for a later round of the event loop if this round has reached its limit; else return at once.
+
+    Tasks that wait continue in the order in which they called this function.
+    """
     loop = asyncio.get_running_loop()
     current = _rounds.get(loop)
     if current is None:

@@ -67,7 +67,7 @@ class _Part(NamedTuple):
 
 
 def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput) -> int:
-    """Return a lower bound of the tokens that a turn's prompt adds to its parent's; 0 where none is known."""
+    """Return a lower bound for the number of tokens in a turn's delta; 0 if no bound is known."""
     bound, template, at = LeastTokens.of(policy.tokenizer.backend_tokenizer), policy.template, match.answered
     if bound is None:
         return 0
@@ -76,7 +76,8 @@ def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput)
         text = template.rendering.of_messages(messages, turn_input.system_prompt, tools)
     else:
         text = template.tail(messages[at - 1], messages[at:], tool_specs=tools or (), history=messages[: at - 1])
-    return max(0, bound.of_text(str.__str__(text)) - 1)  # a delta lacks an opener that was sampled
+    # Minus 1: the delta does not repeat a sampled stop token that also opens the next message.
+    return max(0, bound.of_text(str.__str__(text)) - 1)
 
 
 def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:

@@ -66,7 +66,7 @@ class HttpBackend(ABC):
         timeout_s: Longest wait for an answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
-        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
         http_transport: Makes the transport; tests pass one of a scripted engine.
         sleep: Waits between tries.
     """
