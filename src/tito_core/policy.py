@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
-from tito_core.backend.checked import connected
+from tito_core.backend.calls import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import printable
 from tito_core.backend.measurement import common_measurement, measure
@@ -20,7 +20,7 @@ from tito_core.backend.registry import (
 )
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import refuse_unknown_option
-from tito_core.backend.typed_values import InvalidValueError, shown
+from tito_core.backend.typed_values import InvalidValueError, short_repr
 from tito_core.chat.certificate import ContentTokens
 from tito_core.chat.probes import user_message
 from tito_core.chat.template import ChatTemplate
@@ -96,7 +96,7 @@ async def connect(
     """Connect a policy; see `Policy.connect_async`."""
     check_backend(backend)
     if not isinstance(store, LedgerFile | str | PathLike | None):
-        raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {shown(store)}.")
+        raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
     file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
     if file is not None and not file.appends:
         raise ValueError(f"{file.path} was opened for reading. Open it with LedgerFile(path, 'a') to append turns.")
@@ -153,9 +153,9 @@ def bind(
             cannot be used.
     """
     if not isinstance(parser, str):
-        raise InvalidValueError(f"parser must be the name of a tool-call format, or 'auto', not {shown(parser)}.")
+        raise InvalidValueError(f"parser must be the name of a tool-call format, or 'auto', not {short_repr(parser)}.")
     if tool_calls not in get_args(ToolCalls):
-        raise InvalidValueError(f"tool_calls must be 'strict' or 'lenient', not {shown(tool_calls)}.")
+        raise InvalidValueError(f"tool_calls must be 'strict' or 'lenient', not {short_repr(tool_calls)}.")
     loaded = load_tokenizer(tokenizer)
     detected = choose_tool_parser(parser, loaded)
     chosen = get_tool_parser(detected.name, loaded, tool_calls=tool_calls)
@@ -178,8 +178,8 @@ def _opened(path: str | PathLike[str]) -> LedgerFile:
         return LedgerFile(path, "a")
     except OSError as error:
         raise InvalidValueError(
-            f"store={shown(str(path))} cannot be opened to append turns ({error.strerror or error}). Give the path of "
-            "a file in a folder that exists and is writable."
+            f"store={short_repr(str(path))} cannot be opened to append turns ({error.strerror or error}). Give the "
+            "path of a file in a folder that exists and is writable."
         ) from error
 
 

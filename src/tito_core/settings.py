@@ -14,7 +14,7 @@ from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
 from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
-from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
+from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, short_repr
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
 """What happens to a malformed call: the policy reads the reason, the turn ends as text, or an error is raised."""
@@ -91,7 +91,7 @@ def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> Samplin
     if isinstance(given, SamplingParams):
         return given
     if given is not None and not isinstance(given, Mapping):
-        raise InvalidValueError(f"sampling must be a dict, such as {{'temperature': 0.7}}, not {shown(given)}.")
+        raise InvalidValueError(f"sampling must be a dict, such as {{'temperature': 0.7}}, not {short_repr(given)}.")
     return SamplingParams(**checked_names("sampling parameter", given or {}, SamplingParams.model_fields))
 
 
@@ -107,7 +107,7 @@ def _one_of(allowed: Any) -> Any:
     def check(name: str, given: Any) -> Any:
         if given not in values:
             *most, last = map(repr, values)
-            raise InvalidValueError(f"{name} must be {', '.join(most)} or {last}, not {shown(given)}.")
+            raise InvalidValueError(f"{name} must be {', '.join(most)} or {last}, not {short_repr(given)}.")
         return given
 
     return _option(values[0], check)
@@ -123,7 +123,7 @@ def _seconds(name: str, given: Any) -> float | None:
 
 def _boolean(name: str, given: Any) -> bool:
     if given not in (True, False):
-        raise InvalidValueError(f"{name} must be True or False, not {shown(given)}.")
+        raise InvalidValueError(f"{name} must be True or False, not {short_repr(given)}.")
     return bool(given)
 
 

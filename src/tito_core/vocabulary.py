@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_core.backend.checked import tokenize
+from tito_core.backend.calls import tokenize
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.protocol import Backend
 from tito_core.chat.encoder import ContentSafeEncoder

@@ -16,7 +16,7 @@ from tito_core.backend.http.in_flight import DecodedResponse
 from tito_core.backend.http.transport import HttpRequest
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
-from tito_core.backend.retries import together
+from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire
 
@@ -32,7 +32,7 @@ class SGLangBackend(HttpBackend):
     async def discover(self) -> EngineInfo:
         """Query the server's properties; see `HttpBackend.discover`."""
         model = await self.served_model()
-        async with together() as group:
+        async with task_group() as group:
             loads_task = group.create_task(self.get_optional("/v1/loads", wire.Loads))
             weights_task = group.create_task(self.weight_version())
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
@@ -58,7 +58,7 @@ class SGLangBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
+        info, prompt = await self.connect(), request.id_text or IdText.of(request.input_ids)
         fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.optional_request_fields(request),

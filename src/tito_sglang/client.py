@@ -56,7 +56,7 @@ class _ClientHttp(EngineHttp):
             cause = error.__cause__
             return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
         if isinstance(error, BackendError) and (isinstance(error, EngineTimeoutError) or error.status == 408):
-            return not error.shown
+            return not error.was_streamed
         return is_transient(error)
 
     async def send_once(
@@ -76,7 +76,7 @@ class SGLangClient:
 
     Args:
         base_url: Such as "http://localhost:30000" or "unix:///run/sglang.sock".
-        max_connections: Most connections per event loop; further requests wait.
+        max_connections: Maximum number of connections per event loop; further requests wait.
         timeout: Longest wait for an answer in seconds; None for no limit. The request is aborted on the server and
             retried.
         connect_timeout: Longest wait for a connection in seconds.

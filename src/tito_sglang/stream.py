@@ -15,7 +15,7 @@ from tito_core.backend.protocol import NOTHING, TokenRequest
 from tito_sglang.wire import Generation
 
 _REPEATED = 1024
-"""Most ids and logprobs that an event may repeat per new token."""
+"""Maximum number of ids and logprobs that an event may repeat per new token."""
 
 
 def stream_interval(request: TokenRequest) -> int:
@@ -48,7 +48,7 @@ class EventAssembler:
     """Assembles one response. The count of tokens in each event reveals lost, duplicated and reordered events.
 
     Args:
-        limit: Most bytes of the kept events, which hold the answer once.
+        limit: Maximum number of bytes of the kept events, which hold the answer once.
     """
 
     def __init__(self, limit: int) -> None:

@@ -97,7 +97,7 @@ _RESERVED = 2
 
 
 def usable_length(context_length: int | None, loads: Loads) -> int | None:
-    """Return the most tokens of prompt and completion, limited by the context and the key-value memory."""
+    """Return the maximum length of prompt and completion together, limited by the context and the key-value memory."""
     bounds = [context_length, *(load.max_total_num_tokens for load in loads.loads)]
     known = [bound for bound in bounds if bound is not None]
     return min(known) - _RESERVED if known else None

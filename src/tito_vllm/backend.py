@@ -17,7 +17,7 @@ from tito_core.backend.http.transport import HttpRequest
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
-from tito_core.backend.retries import together
+from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import stream, wire
 
@@ -33,7 +33,7 @@ class VLLMBackend(HttpBackend):
     async def discover(self) -> EngineInfo:
         """Query the server's properties; see `HttpBackend.discover`."""
         model = await self.served_model()
-        async with together() as group:
+        async with task_group() as group:
             version_task = group.create_task(self.get_optional("/version", wire.Version))
             weights_task = group.create_task(self.weight_version())
             is_open = await self._is_open(model.id)
@@ -72,7 +72,7 @@ class VLLMBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
+        info, prompt = await self.connect(), request.id_text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
         if stream.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None

@@ -14,7 +14,7 @@ class VLLMToolValidationHooks(ToolCallGuard):
 
     Args:
         include_allowed_tools_in_errors: Whether the error about an unknown tool lists the tools.
-        max_allowed_tools_in_error: Most tools that it lists.
+        max_allowed_tools_in_error: Maximum number of tools that it lists.
         validate_input_shape: Whether arguments must match the tool's whole JSON Schema.
     """
 

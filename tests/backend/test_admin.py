@@ -21,7 +21,7 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger.turn import VersionSpan
 
 CALLS = {

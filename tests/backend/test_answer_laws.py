@@ -28,7 +28,7 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger.turn import Finish, VersionSpan
 
 OUTPUT = (21, 22, 23, EOS)

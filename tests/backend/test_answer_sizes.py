@@ -21,7 +21,7 @@ from strands_tito.testing import ScriptedServer
 from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, engine_of, in_process_backend, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.http.bodies import (
     BASE_BYTES,
     ERROR_BYTES,

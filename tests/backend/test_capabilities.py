@@ -26,7 +26,7 @@ from tito_core.backend import (
     TokenRequest,
     UnsupportedByServerError,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.measurement import measure
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS
 from tito_core.backend.typed_values import InvalidValueError

@@ -11,7 +11,7 @@ from support.backends import PROMPT, request_of
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.backend import Capabilities, EngineInfo, ProtocolViolationError
-from tito_core.backend.checked import generate, score, tokenize
+from tito_core.backend.calls import generate, score, tokenize
 from tito_core.backend.registry import check_backend
 from tito_core.backend.typed_values import InvalidValueError
 

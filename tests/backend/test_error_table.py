@@ -19,7 +19,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 
 WIRE = Path(__file__).parents[1] / "wire"
 CONTEXT = {

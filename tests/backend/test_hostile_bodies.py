@@ -11,7 +11,7 @@ import pytest
 from strands_tito.testing import Fault, always
 from support.backends import WIRES, Kind, choice, engine_of, in_process_backend, request_of
 from tito_core.backend import BackendError, ProtocolViolationError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.optional_outputs import OptionalOutputs
 
 DEEP = b"[" * 100_000

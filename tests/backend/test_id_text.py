@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import UNAVAILABLE, ScriptedServer
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME_ECHO, IdText
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
@@ -71,7 +71,7 @@ async def test_a_prompt_in_pieces_arrives_whole_also_on_a_retry(kind: Kind) -> N
     async with ScriptedServer(engine) as server:
         backend = type(backend_of(engine))(server.base_url, sleep=Waits())
         text = written([prompt[:3], prompt[3:75_000], prompt[75_000:75_010], prompt[75_010:]])
-        response = await generate(backend, replace(request_of(prompt), text=text))
+        response = await generate(backend, replace(request_of(prompt), id_text=text))
         await backend.aclose()
     assert response.prompt_length == len(prompt)
     asked = [body for body in bodies(engine) if len(str(body)) > 10_000]
@@ -145,7 +145,7 @@ async def test_the_text_of_another_prompt_is_not_sent(kind: Kind) -> None:
     backend = backend_of(engine)
     wrong = IdText.of(np.array([*PROMPT[:-1], 99], np.int32))
     with pytest.raises(BadRequestError, match=r"Law 4: .*cached text"):
-        await generate(backend, replace(request_of(), text=wrong))
+        await generate(backend, replace(request_of(), id_text=wrong))
     assert not engine.requests
 
 

@@ -11,7 +11,7 @@ import pytest
 from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, always
 from support.backends import WIRES, Kind, Waits, backend_of, engine_of, in_process, over_socket, request_of, soon
 from tito_core.backend import BackendError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 
 CARRIERS: tuple[Callable[[Any], Any], ...] = (in_process, over_socket)
 FAULTS = {
@@ -54,7 +54,7 @@ async def outcome(kind: Kind, name: str, carried: Callable[[Any], Any], streams:
         response = await generate(backend, request_of(), on_chunk)
         seen: Any = (response.output_ids.tolist(), response.logprobs.tolist(), response.finish, shown)
     except BackendError as error:
-        told = {name: getattr(error, name, None) for name in ("reason", "retry_after_s", "limit", "shown")}
+        told = {name: getattr(error, name, None) for name in ("reason", "retry_after_s", "limit", "was_streamed")}
         seen = (type(error), error.status, error.body, error.sent, error.request_id, told)
     assert await soon(lambda: engine.running == 0)
     await backend.aclose()

@@ -23,7 +23,7 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
-from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens, generate, score
+from tito_core.backend.calls import check_input_ids, check_sampling, clamp_new_tokens, generate, score
 
 BAD: list[tuple[Any, str]] = [
     ([], "non-empty list of token ids"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_whole, resume
+from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_resuming, resume
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
@@ -49,7 +49,10 @@ def test_the_next_request_samples_the_missing_tokens(
     request = request_of(max_new_tokens=20, min_new_tokens=least, seed=seed, temperature=0.5)
     optional_outputs = OptionalOutputs(prompt_logprobs=True, top_logprobs=2)
     request = replace(
-        request, optional_outputs=optional_outputs, text=IdText.of(request.input_ids) if kept else None, session_id="s"
+        request,
+        optional_outputs=optional_outputs,
+        id_text=IdText.of(request.input_ids) if kept else None,
+        session_id="s",
     )
     there = list(itertools.chain(*parts))
     asked = continuing(request, [part(ids) for ids in parts], number)
@@ -66,10 +69,10 @@ def test_the_next_request_samples_the_missing_tokens(
     rest = {"max_new_tokens", "min_new_tokens", "seed"}
     assert asked.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
     if kept:
-        assert asked.text is not None
-        assert asked.text.matches(asked.input_ids)
+        assert asked.id_text is not None
+        assert asked.id_text.matches(asked.input_ids)
     else:
-        assert asked.text is None
+        assert asked.id_text is None
     # a prompt's logprobs came with its first tokens
     assert asked.optional_outputs == (optional_outputs.model_copy(update={"prompt_logprobs": not there}))
     assert asked.delta_start == request.delta_start
@@ -188,7 +191,7 @@ async def test_on_chunk_is_passed_on_only_if_given(waits: list[float]) -> None:
     watcher: list[Any] = []
     for watches, expected in ((None, ()), (watcher.append, (watcher.append,))):
         backend: Any = Parts(1, 1)
-        response = await generate_whole(backend, request_of(), on_chunk=watches)
+        response = await generate_resuming(backend, request_of(), on_chunk=watches)
         assert backend.asked == [("r", expected), ("r-part1", expected)]
         assert response.output_ids.tolist() == [1, 2]
     assert waits == [0, 0]
@@ -197,14 +200,14 @@ async def test_on_chunk_is_passed_on_only_if_given(waits: list[float]) -> None:
 async def test_waits_after_empty_parts_grow_and_the_last_has_none(waits: list[float]) -> None:
     backend: Any = Parts(*[0] * 8, 1, 0, 0, finishes=False)
     with pytest.raises(GenerationAbortedError):
-        await generate_whole(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
+        await generate_resuming(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0, 0.1])
     assert len(backend.asked) == 11
 
 
 async def test_an_abort_with_nothing_left_to_sample_is_a_length_finish(waits: list[float]) -> None:
     backend: Any = Parts(1, 1, 3, finishes=False)
-    response = await generate_whole(backend, request_of(max_new_tokens=5))
+    response = await generate_resuming(backend, request_of(max_new_tokens=5))
     assert response.output_ids.tolist() == [1, 2, 3, 3, 3]
     assert (response.finish, response.message, len(backend.asked)) == (Finish.LENGTH, None, 3)
     assert [span.request_id for span in response.responses] == ["r", "r-part1", "r-part2"]
@@ -212,6 +215,6 @@ async def test_an_abort_with_nothing_left_to_sample_is_a_length_finish(waits: li
 
 async def test_commit_keeps_the_partial_output(waits: list[float]) -> None:
     backend: Any = Parts(2, finishes=False)
-    response = await generate_whole(backend, request_of(), AbortPolicy("commit"))
+    response = await generate_resuming(backend, request_of(), AbortPolicy("commit"))
     assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
     assert waits == []

@@ -6,7 +6,7 @@ import warnings
 
 from strands_tito.testing import ScriptedServer
 from support.backends import Waits, backend_of, engine_of
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 
 LENGTH = 270_000  # of four bytes each: more than a mebibyte
 

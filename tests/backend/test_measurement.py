@@ -88,7 +88,7 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
         return await backend.score(token_ids.tolist())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "generate_whole", given)
+        patch.setattr(measurement, "generate_resuming", given)
         patch.setattr(measurement, "score", scores)
         return asyncio.run(measure(backend, info, IDS))
 
@@ -109,7 +109,7 @@ def test_it_samples_with_top_k_2_and_without_and_scores_the_latter() -> None:
             "priority": None,
             "cache_salt": None,
         }
-        assert request.lenient
+        assert request.outputs_may_be_missing
         assert request.input_ids is IDS
     assert len({request.request_id for request in backend.requests} - {""}) == 2
     assert backend.sequences == [[*PROMPT, *range(32)]]
@@ -205,7 +205,7 @@ def test_an_open_result_is_measured_again_at_temperature_1() -> None:
     assert found(backend).processed_logprobs is True
     _, free, even = backend.requests
     assert even.sampling == free.sampling.model_copy(update={"temperature": 1.0})
-    assert (even.optional_outputs, even.lenient) == (NO_OPTIONAL_OUTPUTS, False)
+    assert (even.optional_outputs, even.outputs_may_be_missing) == (NO_OPTIONAL_OUTPUTS, False)
     assert even.request_id not in ("", free.request_id)
     assert backend.sequences == [[*PROMPT, *range(32)], [*PROMPT, *range(31)]]
 

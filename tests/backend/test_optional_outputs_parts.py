@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from strands_tito.testing import Completion, ScriptedRequest
 from support.backends import PROMPT, WIRES, Kind, engine_of, hash_policy, in_process_backend, request_of
-from tito_core.backend import OptionalOutputs, TokenResponse, generate_whole, resume
-from tito_core.backend.checked import generate
+from tito_core.backend import OptionalOutputs, TokenResponse, generate_resuming, resume
+from tito_core.backend.calls import generate
 from tito_core.ledger import Column
 from tito_core.ledger.turn import Finish
 
@@ -60,7 +60,7 @@ def ask(
         request, optional_outputs=optional_outputs or wanted_on(kind, sampling_mask=kind == "vllm"), delta_start=START
     )
     on_chunk = (lambda _: None) if stream else None
-    return asyncio.run(generate_whole(in_process_backend(engine), asked, on_chunk=on_chunk))
+    return asyncio.run(generate_resuming(in_process_backend(engine), asked, on_chunk=on_chunk))
 
 
 def facts(columns: Mapping[str, Column]) -> Any:

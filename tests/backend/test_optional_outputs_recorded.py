@@ -16,7 +16,7 @@ import pytest
 from strands_tito.testing import WireResponse
 from support.backends import Kind, Received, answering, http_response, request_of
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, RawResponse, TokenResponse
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.column_validation import ColumnValidation
 from tito_core.backend.raw_values import RawReader
 from tito_sglang import wire as sglang_wire

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, VOCAB, request_of
 from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, ProtocolViolationError, RawResponse, RawScores
-from tito_core.backend.checked import generate, score, tokenize
+from tito_core.backend.calls import generate, score, tokenize
 from tito_core.backend.engine_info import MAY_BE_UNREPORTED
 from tito_core.backend.protocol import TokenChunk
 from tito_core.backend.raw_values import floats, integer, integers

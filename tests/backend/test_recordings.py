@@ -22,7 +22,7 @@ from tito_core.backend import (
     TokenRequest,
     TokenResponse,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger.invariants import check_logprobs
 
 ROOT = Path(__file__).parents[1] / "wire"

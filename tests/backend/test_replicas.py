@@ -32,7 +32,7 @@ from support.backends import (
     soon,
 )
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.protocol import Backend, EngineAdmin, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas
 

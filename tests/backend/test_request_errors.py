@@ -24,9 +24,9 @@ from tito_core.backend import (
     SamplingParams,
     UnsupportedByServerError,
     create_backend,
-    generate_whole,
+    generate_resuming,
 )
-from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.calls import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.http.address import Address, api_key
 from tito_core.backend.http.transport import EngineHttp
@@ -235,7 +235,7 @@ async def test_an_abort_that_is_an_error(
 ) -> None:
     on_chunk = (lambda _: None) if streams else None
     with pytest.raises(GenerationAbortedError, match=pattern) as caught:
-        await generate_whole(backend, request_of(**sampling), policy, on_chunk)
+        await generate_resuming(backend, request_of(**sampling), policy, on_chunk)
     assert (caught.value.backend, caught.value.request_id) == (B, "r")
 
 

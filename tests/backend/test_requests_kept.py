@@ -12,8 +12,8 @@ import pytest
 from backend.test_raw_responses import Liar, truth
 from support.backends import EOS, PROMPT, request_of
 from tito_core.backend import RawResponse, RawScores, SamplingParams
-from tito_core.backend.checked import generate, score
-from tito_core.backend.resume import generate_whole
+from tito_core.backend.calls import generate, score
+from tito_core.backend.resume import generate_resuming
 
 
 class Changer(Liar):
@@ -76,7 +76,7 @@ def test_a_prompt_is_read_only(parts: int) -> None:
     ids = np.array(PROMPT, np.int32)
     request = replace(request_of(max_new_tokens=9), input_ids=ids)
     with pytest.raises(ValueError, match="read-only"):
-        asyncio.run(generate_whole(Overwriter(parts), request))
+        asyncio.run(generate_resuming(Overwriter(parts), request))
     assert ids.tolist() == list(PROMPT)
     assert ids.flags.writeable
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import HashPolicy
 from support.aborting import Aborting
 from support.backends import EOS, PROMPT, WIRES, Kind, engine_of, in_process_backend, request_of
-from tito_core.backend import AbortPolicy, GenerationAbortedError, TokenResponse, generate_whole, resume
+from tito_core.backend import AbortPolicy, GenerationAbortedError, TokenResponse, generate_resuming, resume
 from tito_core.ledger.invariants import check_responses, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -28,7 +28,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(kind: Kind, script: Any, policy: AbortPolicy | None = None, **sampling: Any) -> TokenResponse:
     settings = {"max_new_tokens": 32, **sampling}
     engine = engine_of(kind, script)
-    return asyncio.run(generate_whole(in_process_backend(engine), request_of(**settings), policy or AbortPolicy()))
+    return asyncio.run(generate_resuming(in_process_backend(engine), request_of(**settings), policy or AbortPolicy()))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -131,7 +131,7 @@ async def test_waits_grow_only_without_new_tokens(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.1)
     monkeypatch.setattr(resume.asyncio, "sleep", sleep)
     engine = engine_of("vllm", Aborting(WHOLE, [0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0]))
-    await generate_whole(in_process_backend(engine), request_of(max_new_tokens=32))
+    await generate_resuming(in_process_backend(engine), request_of(max_new_tokens=32))
     assert waited == [0.1, 0.2, 0, 0.1, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
 
 
@@ -154,7 +154,7 @@ async def test_a_generation_goes_on_over_a_pause_and_a_change_of_weights(kind: K
     engine = engine_of(kind, HashPolicy(1000), latency=lambda _: next(waits, 0.0))
     backend: Any = in_process_backend(engine, sleep=asyncio.sleep)
     sampling = {"max_new_tokens": 200, "stop_token_ids": ()}
-    task = asyncio.create_task(generate_whole(backend, request_of(**sampling)))
+    task = asyncio.create_task(generate_resuming(backend, request_of(**sampling)))
     while not engine.running:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)

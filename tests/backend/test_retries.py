@@ -36,7 +36,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.retries import LONGEST_WAIT_S
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import Completion
 from support.backends import PROMPT, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.sampling import OWNED_FIELDS
 from tito_core.backend.typed_values import InvalidValueError
 from tito_sglang.wire import sampling_fields as sglang_fields

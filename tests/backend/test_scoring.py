@@ -25,7 +25,7 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.measurement import LEAST_TOKENS, measure
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.turn import Semantics

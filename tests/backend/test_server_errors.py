@@ -28,7 +28,7 @@ from tito_core.backend import (
     ProtocolViolationError,
     create_backend,
 )
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.id_text import IdText
 from tito_core.backend.replicas import agreed
 
@@ -65,8 +65,8 @@ async def test_a_server_without_the_model(models: Any, options: dict[str, Any], 
 async def test_a_text_of_another_prompt_is_not_sent() -> None:
     engine = engine_of("vllm")
     other = request_of((1, 2, 3))
-    with pytest.raises(BadRequestError, match=r"Law 4.*3 ids.*5 input ids.*`text`") as caught:
-        await generate(backend_of(engine), replace(request_of(), text=IdText.of(other.input_ids)))
+    with pytest.raises(BadRequestError, match=r"Law 4.*3 ids.*5 input ids.*`id_text`") as caught:
+        await generate(backend_of(engine), replace(request_of(), id_text=IdText.of(other.input_ids)))
     assert (caught.value.backend, caught.value.request_id) == ("vllm", "r")
 
 

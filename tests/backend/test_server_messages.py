@@ -12,7 +12,7 @@ from strands_tito.testing import Fault, always
 from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.http.errors import error_from_status
 from tito_core.backend.http.transport import EngineHttp, HttpRequest
 

@@ -24,7 +24,7 @@ from tito_core.backend import (
     create_backend,
 )
 from tito_core.backend import replicas as module
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.backend.replicas import OUT_S, Replicas, replicas_of
 from tito_core.backend.retries import Retries
 
@@ -248,7 +248,7 @@ async def test_after_a_chunk_no_other_server_is_tried(chunks: int) -> None:
     members = [Breaking(), Breaking()]
     with pytest.raises(EngineConnectionError) as caught:
         await ask(spread(*members), "r", on_chunk=lambda chunk: seen.append(chunk.output_ids.tolist()))
-    assert caught.value.shown == bool(chunks)
+    assert caught.value.was_streamed == bool(chunks)
     assert seen == [[21]] * chunks
     assert sum(map(len, map(generated, members))) == (1 if chunks else 4)
 

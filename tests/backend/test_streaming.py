@@ -45,7 +45,7 @@ from tito_core.backend import (
     TokenChunk,
     TokenResponse,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger.turn import Finish
 
 OUTPUT = (21, 22, 23, 24, EOS)
@@ -213,7 +213,7 @@ def test_a_broken_stream_is_retried_only_before_its_first_chunk(kind: Kind) -> N
             assert len(engine.requests) == 2
             return
         assert isinstance(outcome, EngineConnectionError)
-        assert (outcome.sent, outcome.shown) == (True, True)
+        assert (outcome.sent, outcome.was_streamed) == (True, True)
         assert (len(engine.requests), waits.seconds) == (1, [])
         assert shown
         assert any("abort" in exchange.path for exchange in engine.exchanges)
@@ -246,10 +246,10 @@ def test_errors_in_a_stream_are_typed_with_the_server_message(
     with pytest.raises(kind_of_error, match=words) as caught:
         ask(kind, failing(error, 2))
     assert type(caught.value) is kind_of_error
-    assert caught.value.shown
+    assert caught.value.was_streamed
     with pytest.raises(kind_of_error, match=words) as caught:
         ask(kind, failing(error, 0))
-    assert not caught.value.shown
+    assert not caught.value.was_streamed
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -364,7 +364,7 @@ async def test_an_event_that_the_core_refuses_is_aborted(bad: int) -> None:
     engine, shown = engine_of("sglang", lambda _: Completion(OUTPUT), fault=always(Fault(edit=edit))), Shown()
     with pytest.raises(ProtocolViolationError, match=str(bad)) as caught:
         await generate(backend_of(engine), request_of(), shown)
-    assert (caught.value.sent, caught.value.shown, shown) == (True, True, [OUTPUT[0]])
+    assert (caught.value.sent, caught.value.was_streamed, shown) == (True, True, [OUTPUT[0]])
     assert any("abort" in exchange.path for exchange in engine.exchanges)
 
 

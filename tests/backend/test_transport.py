@@ -43,7 +43,7 @@ from tito_core.backend import (
     ProtocolViolationError,
     ServerError,
 )
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.http.backend import HttpBackend
 from tito_core.ledger.turn import Finish
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from strands_tito.testing import ScriptedEngine
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, request_of
 from tito_core.backend import EngineConnectionError, create_backend
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.http.address import Address
 
 

@@ -19,7 +19,7 @@ from support.zoo import of_structure
 from tito_core.chat.certify import judge_of
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.referee import Referee, RefusedError
-from tito_core.chat.verdict import Difference, Judge, Turn
+from tito_core.chat.verdict import Difference, Judge, JudgedTurn
 
 CLOSER = "<|im_end|>"
 
@@ -36,11 +36,11 @@ class Bench:
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def rest(self, turn: Turn) -> str:
+    def rest(self, turn: JudgedTurn) -> str:
         whole = plain(self.tokenizer, [*turn.before, turn.answer, *turn.new], turn.system, turn.tools)
         return after(turn.answer, turn.new, whole)
 
-    def best(self, turn: Turn) -> Callable[[int | None], list[int]]:
+    def best(self, turn: JudgedTurn) -> Callable[[int | None], list[int]]:
         """Return a function that returns the right delta after any stop."""
         ids = self.encode(self.rest(turn))
         end = self.tokenizer.convert_tokens_to_ids("<|end|>")  # gpt-oss replaces <|return|> by it if a message follows
@@ -51,7 +51,7 @@ class Bench:
 
         return delta
 
-    def verdict(self, turn: Turn, text: str, *, cut: bool = False) -> Difference | None:
+    def verdict(self, turn: JudgedTurn, text: str, *, cut: bool = False) -> Difference | None:
         """Judge a delta given as text, and check the stop for which it is requested."""
         requested: list[int | None] = []
 
@@ -74,8 +74,8 @@ def of_family(name: str, *stops: str) -> Bench:
     return Bench(TEMPLATE_FAMILIES[name].tokenizer(), stops)
 
 
-def last_turn(messages: Any, *, completed: bool = True) -> Turn:
-    return Turn(messages[:-2], messages[-2], messages[-1:], None, [LOOK], completed)
+def last_turn(messages: Any, *, completed: bool = True) -> JudgedTurn:
+    return JudgedTurn(messages[:-2], messages[-2], messages[-1:], None, [LOOK], completed)
 
 
 LONG = talks(thoughts=False).filter(lambda messages: len(messages) > 2)
@@ -84,7 +84,7 @@ WITH_TWO = LONG.filter(lambda messages: sum("toolResult" in block for block in m
 RESULT = re.compile(r"\n<tool_response>\n.*?\n</tool_response>", re.DOTALL)
 
 
-def right(turn: Turn) -> str:
+def right(turn: JudgedTurn) -> str:
     return bench().rest(turn).split(CLOSER, 1)[1]
 
 

@@ -15,7 +15,7 @@ from strands_tito.testing import Fault, HashPolicy, ScriptedServer, always
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
 from support.scripted import tokenizer
 from tito_core.backend import EngineConnectionError
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])

@@ -16,7 +16,7 @@ from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
 from tito_core.backend import SamplingParams
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import Grammar

@@ -15,7 +15,7 @@ from support.real import Served, serve
 from support.reference import reference
 from tito_core import TITOModel
 from tito_core.backend import UnsupportedByServerError
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine

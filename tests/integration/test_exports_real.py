@@ -29,7 +29,7 @@ from strands_tito.integrations.trl import columns_of
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.termination import record_termination, termination_of
 from tito_vllm.spans import emit_spans

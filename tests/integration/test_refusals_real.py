@@ -22,7 +22,7 @@ from tito_core.backend import (
     ThrottledError,
     TokenRequest,
 )
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.http.backend import HttpBackend
 
 pytestmark = pytest.mark.engine

@@ -16,7 +16,7 @@ from strands import Agent
 from support.histories import add
 from support.real import Served, mid_answer
 from tito_core.backend import SamplingParams, TokenRequest
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.ledger.turn import Finish
 

@@ -27,9 +27,9 @@ from tito_core.backend import (
     TokenRequest,
     WeightsNotLoadedError,
     create_backend,
-    generate_whole,
+    generate_resuming,
 )
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
 
 pytestmark = pytest.mark.engine
@@ -102,7 +102,7 @@ async def test_an_aborted_generation_is_resumed_with_new_weights(server: Server,
     for _ in range(TRIES):
         started_with = await backend.weight_version()
         request = request_of(1500)
-        running = asyncio.create_task(generate_whole(backend, request))
+        running = asyncio.create_task(generate_resuming(backend, request))
         await asyncio.sleep(2.0)
         await backend.pause("abort")
         await asyncio.sleep(1.0)
@@ -132,7 +132,7 @@ async def test_an_aborted_generation_is_resumed_with_new_weights(server: Server,
 async def test_an_aborted_generation_can_be_committed(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     for _ in range(TRIES):
-        running = asyncio.create_task(generate_whole(backend, request_of(1500), AbortPolicy("commit")))
+        running = asyncio.create_task(generate_resuming(backend, request_of(1500), AbortPolicy("commit")))
         await asyncio.sleep(2.0)
         await backend.pause("abort")
         await asyncio.wait([running], timeout=5.0)  # a late request waits for the next step

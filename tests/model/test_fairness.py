@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, Says, model_of
-from tito_core.turn import request, run
-from tito_core.turn.run import LONGEST_S, ROUND, yield_to_loop
+from tito_core.turn import fairness, request, run
+from tito_core.turn.fairness import LONGEST_S, ROUND, yield_to_loop
 
 TASKS = 15 * ROUND
 
@@ -53,12 +53,12 @@ async def test_simultaneous_tasks_run_a_few_at_a_time_in_order() -> None:
     assert len(rounds.done) == TASKS // ROUND
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not run._rounds
+    assert not fairness._rounds
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, ROUND)), max_size=30))
 def test_long_rounds_lower_the_limit_and_short_ones_raise_it(rounds: list[tuple[float, int]]) -> None:
-    current, now = run._Round(5.0), 5.0
+    current, now = fairness._Round(5.0), 5.0
     for took, done in rounds:
         before = current.limit
         now += took
@@ -98,7 +98,7 @@ async def test_a_single_task_does_not_wait() -> None:
         one.send(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not run._rounds
+    assert not fairness._rounds
 
 
 async def test_a_cancelled_task_does_not_delay_others() -> None:
@@ -116,7 +116,7 @@ def test_a_closed_loop_is_forgotten() -> None:
     loop.run_until_complete(yield_to_loop())
     loop.close()
     asyncio.run(yield_to_loop())
-    assert loop not in run._rounds
+    assert loop not in fairness._rounds
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -20,7 +20,7 @@ from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings
 from tito_core.turn import generate
-from tito_core.turn.generate import CancelledBySignal, streamed, whole
+from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
@@ -78,9 +78,9 @@ REQUEST: Any = SimpleNamespace(sampling=SamplingParams(max_new_tokens=1), reques
 async def answer(engine: Any, request: Any, cancel: threading.Event | None, chosen: Settings) -> AsyncIterator[Any]:
     """Yield the parts of an answer, as `run_turn` does."""
     if not chosen.stream:
-        yield await whole(engine, request, cancel, chosen)
+        yield await generate_answer(engine, request, cancel, chosen)
         return
-    async for part in streamed(engine, request, cancel, chosen):
+    async for part in stream_answer(engine, request, cancel, chosen):
         yield part
 
 
@@ -143,7 +143,7 @@ async def test_an_engines_error_is_raised_unchanged(stream: bool) -> None:
 
 async def test_a_closed_stream_aborts_the_request() -> None:
     engine = Engine()
-    coming = streamed(engine, REQUEST, None, Settings.of(stream=True))  # type: ignore[arg-type]
+    coming = stream_answer(engine, REQUEST, None, Settings.of(stream=True))  # type: ignore[arg-type]
     first = asyncio.ensure_future(anext(coming))
     await asyncio.sleep(0.01)
     engine.watcher(TokenChunk(ids(1)))
@@ -290,7 +290,7 @@ async def test_a_pending_cancellation_is_not_taken_for_a_signal_or_timeout(by: s
         task = asyncio.current_task()
         assert task is not None
         task.cancel()  # as a hook of the agent's may
-        await whole(engine, REQUEST, signal, chosen)  # type: ignore[arg-type]
+        await generate_answer(engine, REQUEST, signal, chosen)  # type: ignore[arg-type]
 
     task = asyncio.ensure_future(turn())
     asyncio.get_running_loop().call_later(0.01, signal.set)

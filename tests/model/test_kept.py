@@ -24,11 +24,11 @@ def ids(*values: int) -> Any:
 def test_parameters_get_the_policys_stop_ids_once() -> None:
     cache = SamplingCache()
     given = SamplingParams(stop_token_ids=(5, 2))
-    stopped = cache.stopped(given, (2, 9))
+    stopped = cache.with_stop_tokens(given, (2, 9))
     assert stopped == given.model_copy(update={"stop_token_ids": (2, 5, 9)})
-    assert cache.stopped(given, (2, 9)) is stopped
+    assert cache.with_stop_tokens(given, (2, 9)) is stopped
     free = SamplingParams(ignore_eos=True)
-    assert cache.stopped(free, (2, 9)) is free
+    assert cache.with_stop_tokens(free, (2, 9)) is free
 
 
 def test_recorded_parameters_depend_on_the_parameters_and_the_server() -> None:
@@ -51,10 +51,10 @@ def test_the_number_of_cached_parameters_is_limited() -> None:
     cache = SamplingCache()
     held = [SamplingParams(seed=number) for number in range(KEPT_SAMPLINGS + 1)]
     for given in held[:-1]:
-        cache.stopped(given, (1,))
-    assert len(cache._stopped) == KEPT_SAMPLINGS
-    cache.stopped(held[-1], (1,))
-    assert len(cache._stopped) == 1
+        cache.with_stop_tokens(given, (1,))
+    assert len(cache._with_stop_tokens) == KEPT_SAMPLINGS
+    cache.with_stop_tokens(held[-1], (1,))
+    assert len(cache._with_stop_tokens) == 1
 
 
 def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output: Any) -> None:

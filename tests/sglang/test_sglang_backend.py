@@ -24,7 +24,7 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import BackendError, ProtocolViolationError
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_sglang import wire
 from tito_sglang.backend import SGLangBackend

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import WireResponse
 from support.backends import Received, answering, http_response, request_of
 from tito_core.backend import OptionalOutputs, SamplingParams
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.backend.http.streaming import StreamError
 from tito_sglang import stream, wire
 

@@ -7,7 +7,7 @@ import sys
 import threading
 
 from support.backends import BACKENDS, request_of
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 
 KIND, URL, WAY = sys.argv[1:]
 BACKEND = BACKENDS[KIND](URL)

@@ -15,7 +15,7 @@ from strands_tito.engines.spec import EngineSpec, find
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend, SamplingParams, TokenRequest
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.store import LedgerFile
 
 

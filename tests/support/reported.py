@@ -48,7 +48,7 @@ def request(
         ids,
         settings,
         "r7",
-        text=text,
+        id_text=text,
         optional_outputs=OptionalOutputs.of(optional_outputs),
         delta_start=delta_start,
         echo=echo,

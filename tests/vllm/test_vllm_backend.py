@@ -12,7 +12,7 @@ import pytest
 from strands_tito.testing import Completion, WireResponse
 from support.backends import EOS, PROMPT, Received, answering, backend_of, choice, engine_of, http_response, request_of
 from tito_core.backend import AuthenticationError, BackendError, ProtocolViolationError
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_vllm import wire
 

@@ -19,7 +19,7 @@ from tito_core.backend import (
     SamplingParams,
     ServerError,
 )
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.backend.http.streaming import StreamError
 from tito_core.backend.protocol import NOTHING
 from tito_vllm import stream, wire

@@ -18,7 +18,8 @@ NAME = "index.jsonl"
 FORMAT = "strands-tito/collect"
 SCHEMA = 1
 MAX_SAMPLES = 1 << 16
-"""Most rollouts of one task. The index keeps one bit for each sample up to the highest: at most 8 KiB for a line."""
+"""Maximum number of rollouts of one task. The index keeps one bit for each sample up to the highest: at most 8 KiB
+for a line."""
 _DIGEST = re.compile("[0-9a-f]{16}")
 _FILE = re.compile(r"rollouts-(\d{5,9})\.tito")
 

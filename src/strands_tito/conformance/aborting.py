@@ -8,7 +8,7 @@ from typing import Any
 
 from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.target import ConnectedServer, can_stream
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.turn import Finish

@@ -12,7 +12,7 @@ from strands_tito.conformance import routing
 from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.target import ConnectedServer
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of

@@ -15,7 +15,7 @@ from strands_tito.conformance.servers import Conversation
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.testing.moves import Move, Opening, Want
 from tito_core import store
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.ledger import Ledger, Turn
 from tito_core.ledger.header import new_uuid
 from tito_core.store.records import turn_record

@@ -16,7 +16,7 @@ from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.testing import moves as m
 from tito_core.backend import EngineAdmin
-from tito_core.backend.checked import generate, score
+from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import BackendError, WeightsNotLoadedError
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams

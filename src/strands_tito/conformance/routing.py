@@ -9,7 +9,7 @@ import numpy as np
 from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds

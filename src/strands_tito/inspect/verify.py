@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.checked import connected, score
+from tito_core.backend.calls import connected, score
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend

@@ -30,7 +30,7 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
-from tito_core.backend.resume import generate_whole
+from tito_core.backend.resume import generate_resuming
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
 
@@ -65,6 +65,6 @@ __all__ = [
     "UnsupportedByServerError",
     "WeightsNotLoadedError",
     "create_backend",
-    "generate_whole",
+    "generate_resuming",
     "installed_backends",
 ]

@@ -1,11 +1,11 @@
-"""What a rollout does when the engine aborts a generation; `resume` does it."""
+"""What a rollout does when the engine aborts a generation. backend/resume.py carries it out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tito_core.backend.typed_values import InvalidValueError, at_least, shown
+from tito_core.backend.typed_values import InvalidValueError, at_least, short_repr
 
 OnAbort = Literal["resume", "discard", "commit"]
 """Resume from the sampled tokens, raise an error, or keep the partial answer."""
@@ -30,5 +30,7 @@ class AbortPolicy:
 
     def __post_init__(self) -> None:
         if self.on_abort not in get_args(OnAbort):
-            raise InvalidValueError(f"on_abort must be 'resume', 'discard' or 'commit', not {shown(self.on_abort)}.")
+            raise InvalidValueError(
+                f"on_abort must be 'resume', 'discard' or 'commit', not {short_repr(self.on_abort)}."
+            )
         at_least("max_resumes", self.max_resumes, 0)

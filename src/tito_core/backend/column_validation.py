@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tito_core.backend.errors import UNREADABLE
 from tito_core.backend.protocol import NO_COLUMNS, RawResponse, ScoredTokens, TokenRequest
 from tito_core.backend.raw_values import INT32_MAX, RawReader, floats, integer
-from tito_core.backend.typed_values import shown
+from tito_core.backend.typed_values import short_repr
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
@@ -51,19 +51,20 @@ class ColumnValidation:
         requested, found = self.request.optional_outputs, dict[str, Column]()
         if not len(self.ids):  # aborted before its first token
             return NO_COLUMNS
-        if requested.top_logprobs and self._is_there("top_logprobs", raw.top_logprobs):
+        if requested.top_logprobs and self._check_present("top_logprobs", raw.top_logprobs):
             found |= self._top(self._decoded(raw), requested.top_logprobs)
-        if requested.prompt_logprobs and self._is_there("prompt_logprobs", raw.prompt_logprobs):
+        if requested.prompt_logprobs and self._check_present("prompt_logprobs", raw.prompt_logprobs):
             found["prompt_logprobs"] = self._prompt(self._pairs("prompt_logprobs", raw.prompt_logprobs))
-        if requested.routed_experts and self._is_there("routed_experts", raw.routed_experts):
+        if requested.routed_experts and self._check_present("routed_experts", raw.routed_experts):
             found["routed_experts"] = self._experts(raw.routed_experts)
-        if requested.sampling_mask and self._is_there("sampling_mask", raw.sampling_mask):
+        if requested.sampling_mask and self._check_present("sampling_mask", raw.sampling_mask):
             rows = self._rows("sampling_mask", raw.sampling_mask)
             found["sampling_mask"] = self._mask([self.reader.integers("a sampling_mask", row) for row in rows])
         return found or NO_COLUMNS
 
-    def _is_there(self, name: str, value: object) -> bool:
-        if value is None and not self.request.lenient:
+    def _check_present(self, name: str, value: object) -> bool:
+        """Check that a requested output is in the answer. Return False if it is missing and may be missing."""
+        if value is None and not self.request.outputs_may_be_missing:
             raise self.reader.violation(f"Law 4: the answer has no {name}, which were requested.")
         return value is not None
 
@@ -77,16 +78,18 @@ class ColumnValidation:
     def _pairs(self, name: str, entries: object) -> ScoredTokens:
         """Return (id, logprob) pairs as Python numbers. Invalid ids are kept: `_token` reports them."""
         if not isinstance(entries, Sequence) or not all(isinstance(e, Sequence) and len(e) == 2 for e in entries):
-            raise self.reader.violation(f"Law 2: {name} must be (id, logprob) pairs, not {shown(entries)}.")
+            raise self.reader.violation(f"Law 2: {name} must be (id, logprob) pairs, not {short_repr(entries)}.")
         logprobs = floats([logprob for _, logprob in entries])
         if logprobs is None:
-            raise self.reader.violation(f"Law 4: {name} must have numbers as logprobs, not {shown(entries)}.")
+            raise self.reader.violation(f"Law 4: {name} must have numbers as logprobs, not {short_repr(entries)}.")
         ids = [token if (found := integer(token)) is None else found for token, _ in entries]
         return list(zip(ids, logprobs, strict=True))
 
     def _rows(self, name: str, rows: object) -> Sequence[Any]:
         if not isinstance(rows, Sequence):
-            raise self.reader.violation(f"Law 2: {name} must be a list with one entry per token, not {shown(rows)}.")
+            raise self.reader.violation(
+                f"Law 2: {name} must be a list with one entry per token, not {short_repr(rows)}."
+            )
         if len(rows) != len(self.ids):
             raise self.reader.violation(
                 f"Law 2: the server returned {len(self.ids)} output ids, but {name} of {len(rows)} tokens."
@@ -115,11 +118,11 @@ class ColumnValidation:
         order = np.lexsort((ids, np.where(np.isnan(scores), np.inf, -scores)), axis=1)[:, :k]
         top, values = (np.take_along_axis(each, order, axis=1) for each in (ids, scores))
         top[np.isnan(values)] = -1
-        self._agrees(top, values)
+        self._check_agreement(top, values)
         start = len(self.request.input_ids)
         return {"top_ids": Column.of(start, top), "top_logprobs": Column.of(start, values)}
 
-    def _agrees(self, top: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
+    def _check_agreement(self, top: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
         """Check that the sampled token is in the top list with its own logprob, or less likely than all of the list."""
         if np.any(values > ROUNDING):
             raise self.reader.violation(f"Law 4: a top logprob is {np.nanmax(values)}, which is not a log-probability.")
@@ -168,7 +171,7 @@ class ColumnValidation:
         array = self._array(value, (whole - start, whole) if is_flat else (whole, whole - start))
         shape = self.request.optional_outputs.expert_shape
         malformed = array.ndim not in ((2, 3) if is_flat else (3,)) or 0 in array.shape[1:]
-        if (malformed and not self.request.lenient) or shape not in (None, array.shape[1:]):
+        if (malformed and not self.request.outputs_may_be_missing) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
             raise self.reader.violation(
                 f"Law 2: routed_experts have shape {array.shape}, expected ({whole - start}, {expected})."
@@ -189,7 +192,7 @@ class ColumnValidation:
             return value
         if not isinstance(value, str):
             raise self.reader.violation(
-                f"Law 2: routed_experts must be an integer array or base64, not {shown(value)}."
+                f"Law 2: routed_experts must be an integer array or base64, not {short_repr(value)}."
             )
         try:
             raw = base64.b64decode(value, validate=True)

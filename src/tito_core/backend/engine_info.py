@@ -8,7 +8,7 @@ from typing import Any
 
 from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.optional_outputs import Capabilities
-from tito_core.backend.typed_values import is_text, shown
+from tito_core.backend.typed_values import is_text, short_repr
 
 MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
 """Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`."""
@@ -19,8 +19,9 @@ class EngineInfo:
     """A server's properties at connect.
 
     Attributes:
+        backend: Name of the backend that reports them; see `Backend.name`.
         model: Name of the model in requests.
-        max_model_len: Most tokens of prompt and completion together; None if not reported.
+        max_model_len: Maximum number of tokens of prompt and completion together; None if not reported.
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
         vocab_size: Rows of the model's embedding; a larger id can crash a server. None if not reported.
@@ -55,15 +56,15 @@ class EngineInfo:
         for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
             if size is not None and (type(size) is not int or size < 1):
                 raise ProtocolViolationError(
-                    f"{backend} reports {name}={shown(size)}, which is not a positive number of tokens. Check how the "
-                    "server was started, and any proxy in front of it.",
+                    f"{backend} reports {name}={short_repr(size)}, which is not a positive number of tokens. Check how "
+                    "the server was started, and any proxy in front of it.",
                     backend=backend,
                 )
         for name, (allowed, is_allowed) in _ALLOWED.items():
             value = getattr(self, name)
             if not is_allowed(value):
                 raise ProtocolViolationError(
-                    f"The backend {backend!r} reports {name}={shown(value)}, which must be {allowed}: correct the "
+                    f"The backend {backend!r} reports {name}={short_repr(value)}, which must be {allowed}: correct the "
                     "EngineInfo that its connect() returns.",
                     backend=backend,
                 )

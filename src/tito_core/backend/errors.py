@@ -41,11 +41,11 @@ class BackendError(EventLoopException):
         body: The server's answer, at most 2,000 characters.
         request_id: Our request id, as sent.
         sent: Whether the engine may have started the request, and may still be working on it.
-        shown: Whether part of the answer was streamed to the caller, so that the request cannot be retried.
+        was_streamed: Whether part of the answer was streamed to the caller, so that the request cannot be retried.
     """
 
     sent: bool = False
-    shown: bool = False
+    was_streamed: bool = False
 
     def __init__(
         self,

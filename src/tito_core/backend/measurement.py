@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, Capabilities, OptionalOutputs
 from tito_core.backend.protocol import Backend, TokenRequest, TokenResponse
-from tito_core.backend.resume import generate_whole
-from tito_core.backend.retries import together
+from tito_core.backend.resume import generate_resuming
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
@@ -35,7 +35,7 @@ APART_NATS = 0.2
 ALL_MASS = 0.98
 """A total probability below this is not 1."""
 MOST_TIED = 32
-"""Most tokens tied with the second that are considered."""
+"""Maximum number of tokens that are as likely as the second one and are considered."""
 SAME_MASS = 0.1
 """A top-2 probability that grows by less than this is unchanged."""
 CLEARLY_LESS = 0.8
@@ -62,7 +62,7 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
     if room < LEAST_TOKENS:
         return info
     probe = TokenRequest(prompt_ids, _PROBE.within(room), "")
-    async with together() as group:
+    async with task_group() as group:
         top_two_task = group.create_task(_sample(backend, probe, top_k=2))
         full_task = group.create_task(_sample_all(backend, probe))
     top_two, columns = top_two_task.result()
@@ -93,14 +93,18 @@ async def _sample(
         top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0
     )
     request = replace(
-        probe, sampling=sampling, request_id=uuid.uuid4().hex, optional_outputs=optional_outputs, lenient=True
+        probe,
+        sampling=sampling,
+        request_id=uuid.uuid4().hex,
+        optional_outputs=optional_outputs,
+        outputs_may_be_missing=True,
     )
     try:
-        response = await generate_whole(backend, request)
+        response = await generate_resuming(backend, request)
     except (BadRequestError, ProtocolViolationError) as error:
         error.with_traceback(None)
         plain = replace(request, request_id=uuid.uuid4().hex, optional_outputs=NO_OPTIONAL_OUTPUTS)
-        return await generate_whole(backend, plain), None
+        return await generate_resuming(backend, plain), None
     return response, frozenset(response.columns)
 
 
@@ -139,7 +143,7 @@ async def _processed(backend: Backend, probe: TokenRequest, full: TokenResponse)
         return processed
     even = probe.sampling.model_copy(update={"temperature": 1.0})
     request = replace(probe, sampling=even, request_id=uuid.uuid4().hex)
-    warm = await _compare(backend, probe.input_ids, await generate_whole(backend, request))
+    warm = await _compare(backend, probe.input_ids, await generate_resuming(backend, request))
     return None if warm is None else _exceeds_noise(hot, warm)
 
 

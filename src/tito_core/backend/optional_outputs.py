@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, TypedValues, checked_names, refuse_unknown, shown
+from tito_core.backend.typed_values import InvalidValueError, TypedValues, checked_names, refuse_unknown, short_repr
 
 MOST_TOP_LOGPROBS = 1024
 """Bound on `top_logprobs`, to protect a server's memory. SGLang has none, and crashes past its vocabulary size."""
@@ -55,7 +55,8 @@ class OptionalOutputs(TypedValues):
     def _salt(cls, value: str | None) -> str | None:
         if value is not None and _SALT_FORBIDDEN & set(value):
             raise ValueError(
-                f"cache_salt must not contain '@', '/', a backslash or NUL, which some servers refuse: {shown(value)}."
+                "cache_salt must not contain '@', '/', a backslash or NUL, which some servers refuse: "
+                f"{short_repr(value)}."
             )
         return value
 
@@ -77,7 +78,7 @@ class OptionalOutputs(TypedValues):
             return NO_OPTIONAL_OUTPUTS
         if not isinstance(given, Mapping):
             raise InvalidValueError(
-                f"optional_outputs must be a dict, such as {{'top_logprobs': 5}}, not {shown(given)}."
+                f"optional_outputs must be a dict, such as {{'top_logprobs': 5}}, not {short_repr(given)}."
             )
         return cls(**checked_names("optional output", given, cls.model_fields))
 

@@ -31,10 +31,11 @@ class TokenRequest:
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Our unique id; the engine aborts by it.
         session_id: A router keeps all requests of a session on one worker, for its prefix cache; None for any worker.
-        text: The prompt as JSON text, if it was cached. The core fills it in before it calls a backend.
+        id_text: JSON text of `input_ids`, if it was cached. The core fills it in before it calls a backend.
         optional_outputs: Outputs besides sampled tokens and their logprobs.
         delta_start: Offset of the turn's own prompt tokens. Optional outputs of the prompt cover only these.
-        lenient: Whether optional outputs may be missing from the answer; used to find out what a server supports.
+        outputs_may_be_missing: Whether optional outputs may be missing from the answer; used to measure what a server
+            supports.
         echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared.
     """
 
@@ -42,10 +43,10 @@ class TokenRequest:
     sampling: SamplingParams
     request_id: str
     session_id: str | None = None
-    text: IdText | None = None
+    id_text: IdText | None = None
     optional_outputs: OptionalOutputs = NO_OPTIONAL_OUTPUTS
     delta_start: int = 0
-    lenient: bool = False
+    outputs_may_be_missing: bool = False
     echo: bool = True
 
     @property
@@ -55,7 +56,10 @@ class TokenRequest:
 
     @property
     def first_routed(self) -> int:
-        """Offset of the first token with routed experts: the last token sampled before is routed by this request."""
+        """Offset of the first token whose routed experts this request reports: the last token before the delta.
+
+        The turn before sampled that token last, and the engine routes it only now, when it reads it in this prompt.
+        """
         return max(self.delta_start - 1, 0)
 
 
@@ -134,9 +138,9 @@ class RawScores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResponse:
-    """One validated answer from one response (law 4), or from several that `generate_whole` joined.
+    """One validated answer from one response (law 4), or from several that `generate_resuming` joined.
 
-    Only the core makes these, from a `RawResponse`: see `tito_core.backend.checked`.
+    Only the core makes these, from a `RawResponse`: see `tito_core.backend.calls`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tito_core.backend.errors import BackendError, ProtocolViolationError
-from tito_core.backend.typed_values import shown, text
+from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_logprobs
@@ -66,7 +66,7 @@ class RawReader:
         except Exception as error:
             raise self.violation(
                 f"Law 4: the {type(raw).__name__} of the backend {self.backend!r} cannot be read: "
-                f"{type(error).__name__}: {shown(error)}. The answer was discarded."
+                f"{type(error).__name__}: {short_repr(error)}. The answer was discarded."
             ) from error
 
     def violation(self, sentence: str) -> ProtocolViolationError:
@@ -77,14 +77,14 @@ class RawReader:
         """Return a reported list of integers."""
         found = integers(value)
         if found is None:
-            raise self.violation(f"Law 2: {name} must be a list of integers, not {shown(value)}.")
+            raise self.violation(f"Law 2: {name} must be a list of integers, not {short_repr(value)}.")
         return found
 
     def floats(self, name: str, value: object) -> list[float | None]:
         """Return a reported list of numbers, with None for missing ones."""
         found = floats(value)
         if found is None:
-            raise self.violation(f"Law 4: {name} must be a list of numbers, not {shown(value)}.")
+            raise self.violation(f"Law 4: {name} must be a list of numbers, not {short_repr(value)}.")
         return found
 
     def token_ids(self, ids: Sequence[int], what: str = "output id") -> TokenIds:
@@ -100,10 +100,10 @@ class RawReader:
 
     def text(self, name: str, value: object) -> str | None:
         """Return a reported string, or None."""
-        found = text(value)
+        found = utf8_or_none(value)
         if (found is None) == (value is None):
             return found
-        raise self.violation(f"Law 4: {name} must be a string or None, not {shown(value)}.")
+        raise self.violation(f"Law 4: {name} must be a string or None, not {short_repr(value)}.")
 
     def same_ids(self, sentence: str, expected: list[int], found: Sequence[object]) -> None:
         """Compare two lists of ids of one length; the error formats `sentence` with id, offset and other id."""

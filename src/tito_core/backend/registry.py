@@ -12,7 +12,7 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.backend.sampling import refuse_unknown_option
-from tito_core.backend.typed_values import InvalidValueError, is_text, shown
+from tito_core.backend.typed_values import InvalidValueError, is_text, short_repr
 
 ENTRY_POINT_GROUP = "tito.backends"
 
@@ -27,8 +27,8 @@ class BackendOptions(TypedDict, total=False):
         api_key: The server's key. Default: None.
         timeout_s: Longest wait for a response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Most connections per event loop; further requests wait. Default: 0, no limit.
-        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        max_connections: Maximum number of connections per event loop; further requests wait. Default: 0, no limit.
+        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
     """
 
     model: str | None
@@ -65,7 +65,9 @@ def check_backend(backend: Any) -> None:
     elif missing:
         wrong = f"a {type(backend).__name__} without `async def` of {', '.join(missing)}"
     elif not is_text(getattr(backend, "name", None)):
-        wrong = f"a {type(backend).__name__} whose name is {shown(getattr(backend, 'name', None))}: make it a string"
+        wrong = (
+            f"a {type(backend).__name__} whose name is {short_repr(getattr(backend, 'name', None))}: make it a string"
+        )
     else:
         return
     names = ", ".join(map(repr, installed_backends()))
@@ -85,13 +87,13 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
         ValueError: A list of addresses is empty or has a duplicate; an option is unknown or has a bad value.
     """
     if not isinstance(base_url, str | list | tuple):
-        raise InvalidValueError(f"base_url must be an address or a list of them, not {shown(base_url)}.")
+        raise InvalidValueError(f"base_url must be an address or a list of them, not {short_repr(base_url)}.")
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             factory: Callable[..., Backend] = point.load()
             _check_options(name, factory, options)
             return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
-    raise UnknownBackendError(f"Unknown backend {shown(name)}. Installed: {', '.join(installed_backends())}.")
+    raise UnknownBackendError(f"Unknown backend {short_repr(name)}. Installed: {', '.join(installed_backends())}.")
 
 
 def _check_options(backend: str, factory: Callable[..., Backend], options: Mapping[str, Any]) -> None:
@@ -106,7 +108,7 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
-            found = "a value of another type" if name == "api_key" else shown(value)
+            found = "a value of another type" if name == "api_key" else short_repr(value)
             raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
 
 
@@ -143,6 +145,6 @@ def _several(factory: Callable[..., Backend], addresses: Sequence[str], options:
         raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
         raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
-    policy = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
+    retry_options = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
     members = [factory(address, **{**options, "max_attempts": 1}) for address in addresses]
-    return replicas_of(members, addresses, Retries(**policy))
+    return replicas_of(members, addresses, Retries(**retry_options))

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from tito_core.backend.checked import connected, tokenize
+from tito_core.backend.calls import connected, tokenize
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     BackendError,
@@ -30,14 +30,15 @@ from tito_core.backend.protocol import (
     TokenChunk,
     TokenRequest,
 )
-from tito_core.backend.retries import Attempt, Retries, together
+from tito_core.backend.retries import Attempt, Retries
+from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
 """Seconds without requests for a server that was unreachable, failed or timed out."""
 SESSIONS = 1 << 16
-"""Most sessions whose server is remembered; the least recently used is forgotten first."""
+"""Maximum number of sessions whose server is remembered; the least recently used is forgotten first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,11 +117,11 @@ class Replicas:
         """Sample one completion on one of the servers; see `Backend.generate`."""
         await self.connect()
         tried: list[_Member] = []
-        shown = False
+        was_streamed = False
 
         def show(chunk: TokenChunk) -> None:
-            nonlocal shown
-            shown = True
+            nonlocal was_streamed
+            was_streamed = True
             if on_chunk is not None:
                 on_chunk(chunk)
 
@@ -132,7 +133,7 @@ class Replicas:
                         member.backend.generate(named) if on_chunk is None else member.backend.generate(named, show)
                     )
                 except BackendError as error:
-                    error.shown |= shown  # a third party's backend need not set it; it prevents a retry
+                    error.was_streamed |= was_streamed  # a third party's backend need not set it; it prevents a retry
                     raise
 
         return await self._retries(one_try)
@@ -194,7 +195,7 @@ class Replicas:
         elif available:
             fresh = [one for one in available if one not in tried] or available
             member = min(fresh, key=lambda one: (len(one.running), one.assigned))
-        else:  # all are left out: take the one that has been for longest
+        else:  # every server is left out: choose the one that failed first
             member = min(self._members, key=lambda one: one.out_until)
         if session is not None:
             self._sessions[session] = member
@@ -261,7 +262,7 @@ async def agreed(
         BadRequestError: The servers differ; the message names the first different fact.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
-    async with together() as group:
+    async with task_group() as group:
         tasks = [group.create_task(_ask(ask, member)) for member in members]
     answers = [task.result() for task in tasks]
     known: dict[str, tuple[object, int]] = {}

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from tito_core.backend.abort_policy import AbortPolicy
-from tito_core.backend.checked import generate
+from tito_core.backend.calls import generate
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -26,8 +26,11 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _DEFAULT_POLICY = AbortPolicy()
 
 
-async def generate_whole(
-    backend: Backend, request: TokenRequest, policy: AbortPolicy = _DEFAULT_POLICY, on_chunk: OnChunk | None = None
+async def generate_resuming(
+    backend: Backend,
+    request: TokenRequest,
+    abort_policy: AbortPolicy = _DEFAULT_POLICY,
+    on_chunk: OnChunk | None = None,
 ) -> TokenResponse:
     """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
 
@@ -35,32 +38,32 @@ async def generate_whole(
     It is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
     Raises:
-        GenerationAbortedError: It was aborted, and `policy` wants an error, allows no more tries, or wants to commit
-            an answer without tokens.
+        GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
+            commit an answer without tokens.
         BackendError: See `Backend.generate`.
     """
     parts: list[TokenResponse] = []
     current, idle = request, 0
-    for resumes in range(policy.max_resumes + 1):
+    for resumes in range(abort_policy.max_resumes + 1):
         part = await generate(backend, current, on_chunk)
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)
         if _sampled(parts) >= request.sampling.max_new_tokens:
             return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
-        if policy.on_abort == "commit" and _sampled(parts):
+        if abort_policy.on_abort == "commit" and _sampled(parts):
             return joined(parts)
-        if policy.on_abort != "resume":
+        if abort_policy.on_abort != "resume":
             break
         if not resumable(request.sampling):
             if on_chunk is not None and len(part.output_ids):
                 break
             parts.clear()
         idle = 0 if len(part.output_ids) else idle + 1
-        if resumes < policy.max_resumes:
+        if resumes < abort_policy.max_resumes:
             await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
         current = continuing(request, parts, resumes + 1)
-    raise _aborted(backend, request, part, policy)
+    raise _aborted(backend, request, part, abort_policy)
 
 
 def resumable(sampling: SamplingParams) -> bool:
@@ -84,9 +87,9 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
         "min_new_tokens": max(0, sampling.min_new_tokens - sampled),
         "seed": None if sampling.seed is None else (sampling.seed + number + 2**63) % 2**64 - 2**63,
     }
-    text = request.text
+    id_text = request.id_text
     for ids in before:
-        text = None if text is None else text.then(ids)
+        id_text = None if id_text is None else id_text.then(ids)
     input_ids = np.concatenate([request.input_ids, *before])
     input_ids.flags.writeable = False
     return replace(
@@ -94,7 +97,7 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
         input_ids=input_ids,
         sampling=sampling.model_copy(update=remaining),
         request_id=f"{request.request_id}-part{number}",
-        text=text,
+        id_text=id_text,
         optional_outputs=request.optional_outputs.model_copy(update={"prompt_logprobs": False})
         if before
         else request.optional_outputs,
@@ -150,13 +153,13 @@ def _sampled(parts: Sequence[TokenResponse]) -> int:
 
 
 def _aborted(
-    backend: Backend, request: TokenRequest, last: TokenResponse, policy: AbortPolicy
+    backend: Backend, request: TokenRequest, last: TokenResponse, abort_policy: AbortPolicy
 ) -> GenerationAbortedError:
     message = f" ({last.message})" if last.message else ""
-    reason = f"It was resumed {policy.max_resumes} times, the limit of max_resumes, and aborted each time."
-    if policy.on_abort == "discard":
+    reason = f"It was resumed {abort_policy.max_resumes} times, the limit of max_resumes, and aborted each time."
+    if abort_policy.on_abort == "discard":
         reason = "Use on_abort='resume' to continue from them."
-    elif policy.on_abort == "commit":
+    elif abort_policy.on_abort == "commit":
         reason = "There were no tokens to commit."
     elif not resumable(request.sampling):
         reason = (

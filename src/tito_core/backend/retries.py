@@ -1,11 +1,10 @@
-"""Retries of transient failures, and a task group that raises its first error."""
+"""Retries of transient failures."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -109,7 +108,7 @@ class Retries:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a failure is transient and the request can be retried."""
-    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
+    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.was_streamed
 
 
 _backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
@@ -120,13 +119,3 @@ def _wait(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
     return _backoff(state) if retry_after_s is None else min(max(retry_after_s, 0.0), LONGEST_WAIT_S)
-
-
-@asynccontextmanager
-async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """Open a task group that cancels its tasks on the first error and raises that error without a group."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None

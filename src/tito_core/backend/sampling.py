@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tito_core.backend.typed_values import InvalidValueError, TypedValues, nearest, refuse_unknown, shown
+from tito_core.backend.typed_values import InvalidValueError, TypedValues, nearest, refuse_unknown, short_repr
 
 _RESPONSE_FIELDS = (
     *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),
@@ -71,7 +71,7 @@ class SamplingParams(TypedValues):
     """Sampling parameters of one rollout. All are sent explicitly, so that a server's defaults have no effect.
 
     Attributes:
-        max_new_tokens: Most tokens to sample in a turn; clamped to the room in the context.
+        max_new_tokens: Maximum number of tokens to sample in a turn; clamped to the room in the context.
         temperature: 0 is greedy; otherwise at least 0.01.
         top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
         stop: Strings that end an answer, or one such string.
@@ -139,12 +139,12 @@ class SamplingParams(TypedValues):
                 option = _OPTIONAL_OUTPUT_NAMES[name]
                 raise ValueError(f"extra must not contain {name!r}: use optional_outputs={{{option!r}: ...}}.")
         if not isinstance(value.get(_BIAS, {}), dict):
-            raise ValueError(f"logit_bias in extra must map token ids to numbers, not {shown(value[_BIAS])}.")
+            raise ValueError(f"logit_bias in extra must map token ids to numbers, not {short_repr(value[_BIAS])}.")
         try:
             json.dumps(value, allow_nan=False)
             return deepcopy(value)  # the user may change the original after this check
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"extra cannot be encoded as JSON ({error}): {shown(value)}.") from None
+            raise ValueError(f"extra cannot be encoded as JSON ({error}): {short_repr(value)}.") from None
 
     @model_validator(mode="after")
     def _lengths(self) -> SamplingParams:
@@ -208,6 +208,7 @@ def refuse_unknown_option(
             raise InvalidValueError(f"{name} is a sampling parameter: pass it as sampling={{{name!r}: ...}}.")
         if not nearest(name, known) and (sampling := nearest(name, SamplingParams.model_fields)):
             raise InvalidValueError(
-                f"Unknown {what} {shown(name)}. Did you mean the sampling parameter sampling={{{sampling!r}: ...}}?"
+                f"Unknown {what} {short_repr(name)}. Did you mean the sampling parameter "
+                f"sampling={{{sampling!r}: ...}}?"
             )
     refuse_unknown(what, {name: value for name, value in given.items() if name not in allowed}, known)

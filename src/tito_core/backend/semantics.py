@@ -13,12 +13,12 @@ def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
     penalised = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
     truncated = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
     constrained = sampling.grammar is not None  # a grammar also masks the logits of raw logprobs
-    over_truncated = truncated and info.truncated_logprobs is not False
+    normalised_over_kept = truncated and info.truncated_logprobs is not False
     if info.processed_logprobs is False:
         return Semantics(False, 1.0, constrained or (truncated and info.truncated_logprobs is True), source)
     # Both engines compute processed logprobs of a greedy request at temperature 1.
     effective = sampling.temperature or 1.0
     # SGLang implements min_new_tokens as a penalty on stop tokens, and its logprobs are taken after penalties.
-    adjusted = constrained or penalised or over_truncated or sampling.min_new_tokens > 0 or bool(sampling.extra)
+    adjusted = constrained or penalised or normalised_over_kept or sampling.min_new_tokens > 0 or bool(sampling.extra)
     known = info.processed_logprobs is True or (sampling.temperature == 1.0 and not adjusted)
     return Semantics(info.processed_logprobs, effective if known else None, adjusted, source)

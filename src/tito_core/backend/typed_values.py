@@ -17,7 +17,7 @@ class InvalidValueError(ValueError):
     """A user's value is not allowed; the message names the field, the value and the allowed values."""
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value's `repr` for an error, shortened; only its type if `repr` fails."""
     try:
         text = repr(value)
@@ -37,7 +37,7 @@ def positive_seconds(name: str, given: Any, allowed: str = "a positive number of
     except OverflowError:
         seconds = math.inf
     if not (math.isfinite(seconds) and seconds > 0):
-        raise InvalidValueError(f"{name} must be {allowed}, not {shown(given)}.")
+        raise InvalidValueError(f"{name} must be {allowed}, not {short_repr(given)}.")
     return seconds
 
 
@@ -49,7 +49,7 @@ def at_least(name: str, given: Any, least: int, allowed: str = "") -> int:
     """
     if not isinstance(given, int) or isinstance(given, bool) or given < least:
         allowed = allowed or f"a whole number, at least {least}"
-        raise InvalidValueError(f"{name} must be {allowed}, not {shown(given)}.")
+        raise InvalidValueError(f"{name} must be {allowed}, not {short_repr(given)}.")
     return given
 
 
@@ -84,7 +84,7 @@ def sentence(error: ValidationError) -> str:
     same = [problem for problem in problems if problem["loc"][:1] == first["loc"][:1]]  # a union has one per member
     allowed = " or ".join(dict.fromkeys(_allowed(problem["msg"]) for problem in same))
     where = "".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"][: _depth(first["loc"])])
-    return f"{where} must {allowed}, not {shown(first['input'])}."
+    return f"{where} must {allowed}, not {short_repr(first['input'])}."
 
 
 _BY_NAME = {"missing": "is missing: give it", "extra_forbidden": "is not a known field: leave it out"}
@@ -111,7 +111,7 @@ def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
         if name not in known:
             near = nearest(name, known)
             hint = f"Did you mean {near!r}?" if near else f"Available: {', '.join(known)}."
-            raise InvalidValueError(f"Unknown {what} {shown(name)}. {hint}")
+            raise InvalidValueError(f"Unknown {what} {short_repr(name)}. {hint}")
 
 
 def nearest(name: Any, known: Collection[str]) -> str | None:
@@ -131,7 +131,7 @@ def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -
     return names
 
 
-def text(value: object) -> str | None:
+def utf8_or_none(value: object) -> str | None:
     """Return a string that can be encoded as UTF-8; None for anything else, which a file could not store."""
     if not isinstance(value, str):
         return None
@@ -144,4 +144,4 @@ def text(value: object) -> str | None:
 
 def is_text(value: object) -> bool:
     """Return whether a value is a string that can be encoded as UTF-8."""
-    return text(value) is not None
+    return utf8_or_none(value) is not None

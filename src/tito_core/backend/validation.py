@@ -18,7 +18,7 @@ from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import NO_COLUMNS, NOTHING, RawResponse, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import RawReader, floats, integer
-from tito_core.backend.typed_values import shown, text
+from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import MAX_COUNT, check_versions
@@ -61,7 +61,7 @@ class Validation:
     def response(self, raw: object, request: TokenRequest) -> TokenResponse:
         """See `validated`."""
         if not isinstance(raw, RawResponse):
-            raise self.reader.violation(f"Law 4: generate() must return a RawResponse, not {shown(raw)}.")
+            raise self.reader.violation(f"Law 4: generate() must return a RawResponse, not {short_repr(raw)}.")
         finish = self._finish(raw.finish)
         ids = None if raw.output_ids is None else self.reader.integers("output_ids", raw.output_ids)
         never_ran = (
@@ -70,7 +70,7 @@ class Validation:
         if not never_ran:
             self._echo(request, raw.echoed)
             self._count("prompt_tokens", raw.prompt_tokens, len(request.input_ids))
-        output, logprobs = self._output(raw, ids, request, at_least=0 if never_ran else 1)
+        output, logprobs = self._output(raw, ids, request, min_tokens=0 if never_ran else 1)
         self._count("completion_tokens", raw.completion_tokens, len(output))
         stop = self._stop(raw.stop) if finish == Finish.STOP else None
         self._end(finish, ids or [], stop, request)
@@ -97,7 +97,7 @@ class Validation:
         if found is not None:
             return found
         raise self.reader.violation(
-            f"Law 4: the server reported finish reason {shown(reason)}; expected 'stop', 'length' or 'abort'."
+            f"Law 4: the server reported finish reason {short_repr(reason)}; expected 'stop', 'length' or 'abort'."
         )
 
     def _echo(self, request: TokenRequest, echoed: object) -> None:
@@ -111,7 +111,7 @@ class Validation:
                 "too old for token-exact rollouts, or a proxy removed the field: check both."
             )
         if isinstance(echoed, bytes | msgspec.Raw):
-            if echoed == SAME_ECHO or (request.text is not None and request.text.is_echoed_in(bytes(echoed))):
+            if echoed == SAME_ECHO or (request.id_text is not None and request.id_text.is_echoed_in(bytes(echoed))):
                 return
             try:
                 echoed = msgspec.json.decode(echoed, type=list[int])
@@ -126,7 +126,7 @@ class Validation:
         self.reader.same_ids("prompt id {} at offset {} was sent, but the server read {}", sent.tolist(), seen)
 
     def _output(
-        self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, at_least: int
+        self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, min_tokens: int
     ) -> tuple[TokenIds, Logprobs]:
         limit = request.sampling.max_new_tokens
         if ids is None or raw.logprobs is None:
@@ -137,7 +137,7 @@ class Validation:
             raise self.reader.violation(
                 f"Law 2: the server returned {len(ids)} output ids and {len(logprobs)} logprobs."
             )
-        if len(ids) < at_least:
+        if len(ids) < min_tokens:
             raise self.reader.violation("Law 4: the server returned no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.reader.violation(
@@ -155,9 +155,11 @@ class Validation:
         return packed, self.reader.logprobs(logprobs, ids)
 
     def _stop(self, stop: object) -> int | str | None:
-        found = integer(stop) if text(stop) is None else text(stop)
+        found = integer(stop) if utf8_or_none(stop) is None else utf8_or_none(stop)
         if found is None and stop is not None:
-            raise self.reader.violation(f"Law 4: stop must be a token id, a stop string or None, not {shown(stop)}.")
+            raise self.reader.violation(
+                f"Law 4: stop must be a token id, a stop string or None, not {short_repr(stop)}."
+            )
         return found
 
     def _end(self, finish: Finish, output_ids: list[int], stop: int | str | None, request: TokenRequest) -> None:
@@ -187,7 +189,7 @@ class Validation:
             return
         if integer(reported) != expected:
             raise self.reader.violation(
-                f"Law 4: the server reported {name}={shown(reported)}, but request and answer hold {expected}."
+                f"Law 4: the server reported {name}={short_repr(reported)}, but request and answer hold {expected}."
             )
 
     def _cached(self, reported: object) -> int | None:
@@ -198,19 +200,21 @@ class Validation:
         found = integer(reported)
         if reported is not None and (found is None or not 0 <= found <= MAX_COUNT):
             raise self.reader.violation(
-                f"Law 4: the server reported cached_tokens={shown(reported)}, which is not a count of tokens."
+                f"Law 4: the server reported cached_tokens={short_repr(reported)}, which is not a count of tokens."
             )
         return found
 
     def _seconds(self, latency: object) -> float:
         [seconds] = floats([latency]) or [None]
         if seconds is None or not 0 <= seconds <= LONGEST_S:
-            raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {shown(latency)}.")
+            raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {short_repr(latency)}.")
         return float(seconds)
 
     def _versions(self, spans: object, length: int) -> tuple[VersionSpan, ...]:
         if not isinstance(spans, Sequence) or isinstance(spans, str):
-            raise self.reader.violation(f"Law 10: versions must be (start, stop, version) spans, not {shown(spans)}.")
+            raise self.reader.violation(
+                f"Law 10: versions must be (start, stop, version) spans, not {short_repr(spans)}."
+            )
         versions = tuple(map(self._span, spans)) or (VersionSpan(0, length, None),)
         try:
             check_versions(versions, length)
@@ -221,11 +225,11 @@ class Validation:
     def _span(self, span: object) -> VersionSpan:
         start, stop, version = span if isinstance(span, Sequence) and len(span) == 3 else (None, None, None)
         first, last = integer(start), integer(stop)
-        if first is None or last is None or (version is not None and text(version) is None):
+        if first is None or last is None or (version is not None and utf8_or_none(version) is None):
             raise self.reader.violation(
-                f"Law 10: a weight-version span must be (start, stop, version), not {shown(span)}."
+                f"Law 10: a weight-version span must be (start, stop, version), not {short_repr(span)}."
             )
-        return VersionSpan(first, last, text(version))
+        return VersionSpan(first, last, utf8_or_none(version))
 
 
 def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:

@@ -12,7 +12,7 @@ from tito_core.chat.ending import Opened
 from tito_core.chat.probes import USUAL, Case, cases
 from tito_core.chat.referee import Referee, RefusedError
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.verdict import Difference, Judge, Turn
+from tito_core.chat.verdict import Difference, Judge, JudgedTurn
 
 JudgeOf = Callable[[Sequence[int]], Judge]
 """Makes the judge of deltas for the given stop token ids."""
@@ -113,7 +113,7 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     """
     trial, judge = Trial(source), judge_of(source.stops)
     for case in probes:
-        turn = Turn(case.before, case.answer, case.new, case.system, case.tools, case.opened is None)
+        turn = JudgedTurn(case.before, case.answer, case.new, case.system, case.tools, case.opened is None)
         try:
             difference = judge.difference(turn, partial(_ids, source, case))
         except RefusedError as error:

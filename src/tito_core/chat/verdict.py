@@ -35,7 +35,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class JudgedTurn:
     """An assistant message in its conversation.
 
     Attributes:
@@ -86,7 +86,7 @@ class Judge:
         self._eos = eos
         self._headers: dict[str, list[int]] = {}
 
-    def difference(self, turn: Turn, delta: Delta) -> Difference | None:
+    def difference(self, turn: JudgedTurn, delta: Delta) -> Difference | None:
         """Return how a delta differs from the plain rendering, or None if it is right.
 
         Raises:
@@ -126,7 +126,7 @@ class Judge:
             stop = stop if stop is not None or at == len(ids) else ids[at]
         return self._unless_equal(ids[at + 1 :], delta(stop), words)
 
-    def moves_text(self, turn: Turn) -> bool:
+    def moves_text(self, turn: JudgedTurn) -> bool:
         """Return whether the plain rendering moves a turn's text behind its first call, or into a turn of its own.
 
         Raises:
@@ -146,7 +146,7 @@ class Judge:
                 return True
         return False
 
-    def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None, between: str) -> str | None:
+    def _wrong_stop(self, turn: JudgedTurn, alone: str, tail: list[int], stop: int | None, between: str) -> str | None:
         """Return why an engine would not stop at the turn's end in the plain rendering; None if it would.
 
         Args:
@@ -174,7 +174,7 @@ class Judge:
         early = next((token for token in self._encode(shown) if token in self._stops), None)
         return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
 
-    def _header(self, turn: Turn) -> list[int]:
+    def _header(self, turn: JudgedTurn) -> list[int]:
         """Return the control tokens between a question and its answer; cached."""
         key = repr((turn.system, turn.tools))
         if key not in self._headers:
@@ -186,7 +186,7 @@ class Judge:
             self._headers[key] = [token for token in tail if token in self._controls]
         return self._headers[key]
 
-    def _openers(self, turn: Turn, text: str) -> set[int]:
+    def _openers(self, turn: JudgedTurn, text: str) -> set[int]:
         """Return the control tokens before the first text of a rendering, without those that close messages."""
         ids = self._encode(text)
         start = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
@@ -216,7 +216,7 @@ def _words_of(part: Any) -> list[str]:
     return _WORD.findall(json.dumps(part, ensure_ascii=False))
 
 
-def _shows_calls(turn: Turn, whole: str, until: int) -> bool:
+def _shows_calls(turn: JudgedTurn, whole: str, until: int) -> bool:
     """Return whether a rendering names the answer's first called tool between the earlier and the new messages."""
     start = max((whole.rfind(word) for word in _words_of(turn.before)), default=-1)
     name = next((block["toolUse"]["name"] for block in turn.answer["content"] if "toolUse" in block), "")

@@ -21,7 +21,7 @@ Logprobs = npt.NDArray[np.float32]
 _ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
 _NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
 _DIMENSIONS = 32
-"""Most dimensions of an optional column: the limit of every NumPy version."""
+"""Maximum number of dimensions of an optional column: the limit of every NumPy version."""
 _KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 
 

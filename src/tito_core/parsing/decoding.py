@@ -22,7 +22,7 @@ that the tokenizer does not know have no text.
 
 REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
-"""The most bytes of UTF-8, and so the most tokens, of one character."""
+"""Maximum number of bytes, and so of tokens, of one character in UTF-8."""
 
 
 def decoding(tokenizer: PreTrainedTokenizerBase) -> Decode:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 
 DEEPEST = 100
-"""The most nested levels of lists and objects in a call; copying deeper ones overflows Python's stack."""
+"""Maximum number of nested levels of lists and objects in a call; copying deeper ones overflows Python's stack."""
 
 _BLANK = re.compile(r"\s*")
 _USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')

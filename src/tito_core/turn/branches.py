@@ -3,10 +3,10 @@
 Three questions, in this order:
 
 1. Is the position new? A turn that is the first after its parent, or the first of all, is not a branch.
-2. Who calls? A call without an agent is a side call. An agent without a key of its own, or whose own last turn another
-   agent continued, is separate.
-3. What did the agent do? Its history is compared with the one that its own last turn ended. The first difference gives
-   the reason.
+2. Who calls? A call outside any agent is a side call. An agent is separate if its key names no turn of this ledger, or
+   if another agent continued the turn that its key names.
+3. What did the agent do? The history that ended with the agent's own last turn is compared with its history now. The
+   first difference gives the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The ledger that a model writes to: a new one, or a restored session's; after a reset the next one."""
+"""Choose the ledger that a turn is written to, and commit it.
+
+That is a new ledger or a restored session's; after a reset the next one.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class StreamedEvents:
         prompt_tail: The last ids of the prompt.
 
     Attributes:
-        blocks: The blocks shown so far; the last one is still open.
+        blocks: The blocks streamed so far; the last one is still open.
     """
 
     def __init__(self, parser: ToolParser, prompt_tail: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ def events(
     reason: StopReason,
     response: TokenResponse,
     arguments: Mapping[str, str],
-    shown: Sequence[Piece] = (),
+    streamed_blocks: Sequence[Piece] = (),
 ) -> Iterator[StreamEvent]:
     """Yield the events of one answer, the last one with usage and latency.
 
@@ -81,20 +81,20 @@ def events(
         reason: Why it stopped.
         response: The engine's response.
         arguments: The calls' arguments by `toolUseId`, from `sampled_arguments`.
-        shown: The blocks that were streamed before, the last one still open; see `StreamedEvents.blocks`.
+        streamed_blocks: The blocks that were streamed before, the last one still open; see `StreamedEvents.blocks`.
 
     Raises:
-        PreviewError: The answer does not start with `shown`.
+        PreviewError: The answer does not start with `streamed_blocks`.
     """
     content = message["content"]
-    _check_preview(content, shown)
-    if not shown:
+    _check_preview(content, streamed_blocks)
+    if not streamed_blocks:
         yield {"messageStart": {"role": "assistant"}}
-    for number, block in enumerate(content[max(0, len(shown) - 1) :], max(0, len(shown) - 1)):
-        if number < len(shown):
-            rest = _text_of(block)[len(shown[number].text) :]
+    for number, block in enumerate(content[max(0, len(streamed_blocks) - 1) :], max(0, len(streamed_blocks) - 1)):
+        if number < len(streamed_blocks):
+            rest = _text_of(block)[len(streamed_blocks[number].text) :]
             if rest:
-                yield {"contentBlockDelta": {"delta": delta_of(Piece(shown[number].kind, rest))}}
+                yield {"contentBlockDelta": {"delta": delta_of(Piece(streamed_blocks[number].kind, rest))}}
         else:
             start, delta = _block_events(block, arguments)
             yield {"contentBlockStart": {"start": start}}
@@ -130,11 +130,11 @@ def delta_of(piece: Piece) -> ContentBlockDelta:
     return {"text": piece.text} if piece.kind == "text" else {"reasoningContent": {"text": piece.text}}
 
 
-def _check_preview(content: Sequence[ContentBlock], shown: Sequence[Piece]) -> None:
-    for number, piece in enumerate(shown):
+def _check_preview(content: Sequence[ContentBlock], streamed_blocks: Sequence[Piece]) -> None:
+    for number, piece in enumerate(streamed_blocks):
         whole = _text_of(content[number]) if number < len(content) else ""
         kind = "text" if number < len(content) and "text" in content[number] else "reasoning"
-        ended = number < len(shown) - 1
+        ended = number < len(streamed_blocks) - 1
         if piece.kind != kind or not whole.startswith(piece.text) or (ended and whole != piece.text):
             raise PreviewError(
                 f"The parser's preview streamed the {piece.kind} {piece.text[-80:]!r}, but the complete answer has "

@@ -11,7 +11,7 @@ from typing import Any
 
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
-from tito_core.backend.resume import generate_whole
+from tito_core.backend.resume import generate_resuming
 from tito_core.settings import Settings
 
 CANCEL_POLL_S = 0.05
@@ -25,7 +25,7 @@ class CancelledBySignal(Exception):
     """The agent's cancel signal was set before the answer was complete."""
 
 
-async def whole(
+async def generate_answer(
     backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
 ) -> TokenResponse:
     """Generate a turn's answer. When it raises or is cancelled, the engine's request is aborted.
@@ -46,10 +46,10 @@ async def whole(
     return await _within(backend, request, cancel, settings, None)
 
 
-async def streamed(
+async def stream_answer(
     backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
 ) -> AsyncGenerator[TokenChunk | TokenResponse]:
-    """Generate a turn's answer as `whole` does. Yield its chunks as they arrive, then the whole response."""
+    """Generate a turn's answer as `generate_answer` does. Yield its chunks as they arrive, then the whole response."""
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
     chunks: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
@@ -74,14 +74,14 @@ async def _within(
     """Generate until the signal is set or the time is up. Both cancel the request and wait until it has ended."""
     timeout_s = settings.turn_timeout_s
     if cancel is None and timeout_s is None:
-        return await generate_whole(backend, request, settings.aborts, on_chunk)
+        return await generate_resuming(backend, request, settings.aborts, on_chunk)
     if cancelling():
         await asyncio.sleep(0)  # deliver a pending cancellation first, or the limit would take it for its own
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
             with CancelWatch(limit, cancel):
-                return await generate_whole(backend, request, settings.aborts, on_chunk)
+                return await generate_resuming(backend, request, settings.aborts, on_chunk)
     except Exception as error:
         if not limit.expired():
             raise

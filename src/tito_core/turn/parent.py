@@ -38,7 +38,7 @@ class ParentMatch:
 
     Attributes:
         parent: The turn that it extends, or None for a new root.
-        answered: Number of leading messages that `parent` accounts for; 0 for a root.
+        answered: Number of messages up to the answer of `parent`, this answer included; 0 for a root.
         history: How much of the history the ledger knows.
         branch: Why it does not continue the latest turn, or None when it does.
         new_characters: Number of characters in the new content.
@@ -189,10 +189,13 @@ def _deepest_fit(history: Match, messages: Messages) -> tuple[Node, int] | None:
 def _branch_by_template(
     ledger: Ledger, history: Match, messages: Messages, parent_and_answered: tuple[int, int], strips: Strips | None
 ) -> Branch | None:
-    """Return the branch for a template that cannot continue the sampled tokens, or None where it can.
+    """Return the branch for a template that cannot continue the sampled tokens, or None if it can.
 
-    There are two cases. A stop token that was sampled inside reasoning stays there, so no closer can precede it, and no
-    template writes it there. And a rollout may follow a template that strips reasoning.
+    There are two cases:
+
+    1. The parent sampled a stop token inside its reasoning. The delta comes after that token, so it cannot close the
+       reasoning before it. No template renders a stop token inside reasoning.
+    2. The template strips the reasoning of earlier answers, and the rollout follows the template.
     """
     parent, answered = parent_and_answered
     if stopped_in_reasoning(ledger[parent].draft):

@@ -45,18 +45,18 @@ class SamplingCache:
     """Values derived from sampling parameters, by the identity of the frozen parameters. Threads may share it."""
 
     def __init__(self) -> None:
-        self._stopped: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+        self._with_stop_tokens: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         self._recorded: dict[int, tuple[SamplingParams, EngineInfo, RecordedSampling]] = {}
 
-    def stopped(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
+    def with_stop_tokens(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
         """Return parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
         if given.ignore_eos:
             return given
-        known = self._stopped.get(id(given))
+        known = self._with_stop_tokens.get(id(given))
         if known is not None and known[0] is given:
             return known[1]
         complete = given.model_copy(update={"stop_token_ids": tuple(sorted({*given.stop_token_ids, *stops}))})
-        _keep(self._stopped, id(given), (given, complete))
+        _keep(self._with_stop_tokens, id(given), (given, complete))
         return complete
 
     def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> RecordedSampling:
@@ -78,7 +78,7 @@ def _keep(known: dict[int, Any], key: int, value: Any) -> None:
 
 
 KEPT_TEXTS = 64
-"""Maximum paths of one ledger whose text is kept: those of the latest turns. Others are rendered again."""
+"""Maximum paths of one ledger whose text is kept: those of the latest turns. Others are encoded again."""
 
 
 class PromptCache:
@@ -171,7 +171,7 @@ class PolicyParts:
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
         """Return sampling parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
-        return self.samplings.stopped(given, self.stop_token_ids)
+        return self.samplings.with_stop_tokens(given, self.stop_token_ids)
 
 
 @lru_cache(maxsize=16)

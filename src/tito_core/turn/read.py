@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from strands.types.content import ContentBlock, Message
 
-from tito_core.backend.checked import score
+from tito_core.backend.calls import score
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.validation import check_output_ids, outside_vocabulary

@@ -14,7 +14,7 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
-from tito_core.backend.checked import check_input_ids, clamp_new_tokens
+from tito_core.backend.calls import check_input_ids, clamp_new_tokens
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import TokenRequest
 from tito_core.chat.encoder import EncodedText
@@ -38,11 +38,11 @@ class TotalTokensReachedError(MaxTokensReachedException):
 
 
 def remaining_tokens(
-    max_total_tokens: int | None, prompt_length: int, max_new_tokens: int, *, at_least: bool = False
+    max_total_tokens: int | None, prompt_length: int, max_new_tokens: int, *, is_lower_bound: bool = False
 ) -> int:
     """Return the number of tokens to sample: at most `max_new_tokens`, at most what `max_total_tokens` leaves.
 
-    With `at_least` the prompt may have more tokens than `prompt_length`.
+    With `is_lower_bound`, `prompt_length` is a lower bound of the prompt's tokens, and the error says so.
 
     Raises:
         TotalTokensReachedError: None are left.
@@ -50,7 +50,7 @@ def remaining_tokens(
     if max_total_tokens is None:
         return max_new_tokens
     if prompt_length >= max_total_tokens:
-        has = f"at least {prompt_length}" if at_least else prompt_length
+        has = f"at least {prompt_length}" if is_lower_bound else prompt_length
         raise TotalTokensReachedError(
             f"The trajectory has {has} tokens, including the new messages, and max_total_tokens={max_total_tokens} "
             "leaves none to sample. End the rollout, or raise max_total_tokens."
@@ -67,7 +67,7 @@ class _Part(NamedTuple):
 
 
 def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput) -> int:
-    """Return a lower bound of the tokens that a turn's prompt adds to its parent's; 0 where none is known."""
+    """Return a lower bound for the number of tokens in a turn's delta; 0 if no bound is known."""
     bound, template, at = LeastTokens.of(policy.tokenizer.backend_tokenizer), policy.template, match.answered
     if bound is None:
         return 0
@@ -76,7 +76,8 @@ def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput)
         text = template.rendering.of_messages(messages, turn_input.system_prompt, tools)
     else:
         text = template.tail(messages[at - 1], messages[at:], tool_specs=tools or (), history=messages[: at - 1])
-    return max(0, bound.of_text(str.__str__(text)) - 1)  # a delta lacks an opener that was sampled
+    # Minus 1: the delta does not repeat a sampled stop token that also opens the next message.
+    return max(0, bound.of_text(str.__str__(text)) - 1)
 
 
 def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:
@@ -185,8 +186,8 @@ def prepare(
     total, context = settings.max_total_tokens, settings.context_window_limit
     if match.is_long:
         least = ledger.path_length(match.parent) + least_length(policy, match, turn_input)
-        left = remaining_tokens(total, least, max_new_tokens, at_least=True)
-        clamp_new_tokens(left, least, context, backend=backend, at_least=True)
+        left = remaining_tokens(total, least, max_new_tokens, is_lower_bound=True)
+        clamp_new_tokens(left, least, context, backend=backend, is_lower_bound=True)
     delta = _delta(policy, ledger, match, turn_input)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
     input_ids = ledger.path_ids(match.parent, delta.ids)

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address
 from yarl import URL
 
 from tito_core.backend.errors import AuthenticationError, EngineConnectionError
-from tito_core.backend.typed_values import shown
+from tito_core.backend.typed_values import short_repr
 
 API_KEY_VARIABLE = "TITO_API_KEY"
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
@@ -58,7 +58,7 @@ def server_address(base_url: str, *, backend: str) -> str:
         EngineConnectionError: Not an http(s) address of scheme, host, optional port and optional path prefix.
     """
     if not isinstance(base_url, str):
-        raise _invalid_address(f"{shown(base_url)} is not a server address", backend)
+        raise _invalid_address(f"{short_repr(base_url)} is not a server address", backend)
     given = base_url.strip()
     if not given.isprintable():
         raise _invalid_address(

@@ -28,7 +28,7 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
-from tito_core.backend.typed_values import shown
+from tito_core.backend.typed_values import short_repr
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class HttpBackend(ABC):
         timeout_s: Longest wait for an answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
-        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
         http_transport: Makes the transport; tests pass one of a scripted engine.
         sleep: Waits between tries.
     """
@@ -210,12 +210,12 @@ class HttpBackend(ABC):
             if self._model in (None, model.id):
                 length = next((m.max_model_len for m in (model, *models) if m.max_model_len is not None), None)
                 return ServedModel(model.id, length, owner)
-        names = ", ".join(shown(model.id) for model in models[:_LISTED_MODELS])
+        names = ", ".join(short_repr(model.id) for model in models[:_LISTED_MODELS])
         if len(models) > _LISTED_MODELS:
             names = f"{names} and {len(models) - _LISTED_MODELS} more"
         raise BadRequestError(
-            f"{server} does not serve {shown(self._model)}; it serves {names}. Pass one of these as model_id, or leave "
-            "it out.",
+            f"{server} does not serve {short_repr(self._model)}; it serves {names}. Pass one of these as model_id, or "
+            "leave it out.",
             backend=self.name,
         )
 

@@ -34,8 +34,8 @@ class AnswerSize:
     """Size limits of one answer.
 
     Attributes:
-        body: Most bytes of the body, or of one event of a stream.
-        stream: Most bytes of a whole stream.
+        body: Maximum number of bytes of the body, or of one event of a stream.
+        stream: Maximum number of bytes of a whole stream.
     """
 
     body: int
@@ -68,7 +68,7 @@ def size_of(
 
     Args:
         prompt: Tokens of the prompt.
-        sampled: Most tokens of the answer.
+        sampled: Maximum number of tokens of the answer.
         optional_outputs: The requested optional outputs.
         top_k: The sampling parameter, which limits the width of a sampling mask.
         repeats: See `answer_size`.
@@ -91,7 +91,7 @@ INFO_BYTES = 4 << 20
 ERROR_BYTES = 1 << 18
 """Length to which the body of an error is cut."""
 _SLICE_BYTES = 1 << 18
-"""Most input and output bytes of one step of decompression."""
+"""Maximum number of input bytes and of output bytes in one step of decompression."""
 
 
 class BodyTooLargeError(Exception):
@@ -209,7 +209,7 @@ def text_of(raw: bytes, encoding: str, content_type: str, limit: int) -> str:
         raw: The body as received.
         encoding: Its Content-Encoding. A body that does not match it is not decoded.
         content_type: Its Content-Type, which may name a charset.
-        limit: Most bytes after decompression.
+        limit: Maximum number of bytes after decompression.
     """
     body = raw
     try:

@@ -179,7 +179,7 @@ class ConnectionPool:
 
     Args:
         socket: Path of a Unix socket, or None for hosts and ports.
-        limit: Most connections; further requests wait. 0 for no limit.
+        limit: Maximum number of connections; further requests wait. 0 for no limit.
         connect_timeout_s: Longest wait for a connection, in seconds.
         tls: TLS context; None trusts certifi's authorities.
     """

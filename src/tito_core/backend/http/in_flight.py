@@ -148,7 +148,7 @@ class GenerationRunner:
                 raise
             except BaseException as lost:
                 if isinstance(lost, BackendError):
-                    lost.shown = reader is not None and reader.shown
+                    lost.was_streamed = reader is not None and reader.was_streamed
                 if _may_still_run(lost):
                     # Shielded, so that a second cancellation is not delayed.
                     await asyncio.shield(self._abort_quietly(running, abort, asyncio.get_running_loop()))

@@ -122,7 +122,7 @@ class StreamReader(Generic[T]):
         request_id: Our request id, for errors.
         hide: Removes secrets from a server's text.
         size: Size limits of the response.
-        shown: Whether `on_chunk` has been called.
+        was_streamed: Whether `on_chunk` has been called.
     """
 
     assembler: Callable[[], StreamAssembler[T]]
@@ -132,7 +132,7 @@ class StreamReader(Generic[T]):
     request_id: str
     hide: Callable[[str], str]
     size: AnswerSize
-    shown: bool = False
+    was_streamed: bool = False
 
     async def __call__(self, response: HttpResponse) -> T:
         """Read a 200 to its end.
@@ -160,7 +160,7 @@ class StreamReader(Generic[T]):
     def _show(self, ids: TokenArray) -> None:
         if not len(ids):
             return
-        self.shown = True
+        self.was_streamed = True
         try:
             self.on_chunk(TokenChunk(ids))
         except BackendError as error:  # from the core, about an invalid token id

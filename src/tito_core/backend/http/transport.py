@@ -74,8 +74,8 @@ class EngineHttp:
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
         timeout_s: Longest wait for a whole response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Most connections per event loop; further requests wait. 0 for no limit.
-        max_attempts: Most tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        max_connections: Maximum number of connections per event loop; further requests wait. 0 for no limit.
+        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
         http_transport: Makes the transport; `ConnectionPool` when None.
         sleep: Waits between tries.
     """

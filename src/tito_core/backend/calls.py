@@ -1,4 +1,4 @@
-"""Call a backend: check the request before, validate the response after.
+"""Every call of a backend: checks before, validation after.
 
 No backend vouches for itself (law 4): all code outside `tito_core.backend` that generates or scores calls these
 functions. They never send a request that can crash a server, and never accept an answer that would lead to one.
@@ -19,7 +19,7 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import Backend, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import shown, text
+from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
 
@@ -42,18 +42,18 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
     """
     ids = _read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
     check_sampling(request.sampling, info.vocab_size, backend=backend)
-    if not request.lenient:
+    if not request.outputs_may_be_missing:
         info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
     room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=backend)
-    text = IdText.of(ids) if request.text is None else request.text
-    if not text.matches(ids):
+    id_text = IdText.of(ids) if request.id_text is None else request.id_text
+    if not id_text.matches(ids):
         raise BadRequestError(
-            f"Law 4: the request's cached text of {text.length} ids does not match its {len(ids)} input ids, so it was "
-            "not sent. Leave `text` out of the request: the core encodes the ids itself.",
+            f"Law 4: the request's cached text of {id_text.length} ids does not match its {len(ids)} input ids, so it "
+            "was not sent. Leave `id_text` out of the request: the core encodes the ids itself.",
             backend=backend,
             request_id=request.request_id,
         )
-    return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), text=text)
+    return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), id_text=id_text)
 
 
 def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
@@ -131,16 +131,16 @@ def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend:
 
 
 def clamp_new_tokens(
-    max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str, at_least: bool = False
+    max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str, is_lower_bound: bool = False
 ) -> int:
     """Return how many tokens may be sampled: at most `max_new_tokens`, and at most the room left in the context.
 
     Args:
-        max_new_tokens: Most tokens to sample.
+        max_new_tokens: Maximum number of tokens to sample.
         prompt_length: Tokens of the prompt.
         max_model_len: Length of the context in tokens, or None if unknown.
         backend: Name for the error.
-        at_least: Whether `prompt_length` is a lower bound; the error then says so.
+        is_lower_bound: Whether `prompt_length` is a lower bound; the error then says so.
 
     Raises:
         ContextLengthError: The prompt leaves no room for a single token.
@@ -149,7 +149,7 @@ def clamp_new_tokens(
         return max_new_tokens
     room = max_model_len - prompt_length
     if room < 1:
-        length = f"at least {prompt_length}" if at_least else prompt_length
+        length = f"at least {prompt_length}" if is_lower_bound else prompt_length
         raise ContextLengthError(
             f"The prompt has {length} tokens and the server's context {max_model_len}, so there is no room for an "
             "answer. Shorten the history or start the server with a longer context.",
@@ -172,11 +172,11 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
     Raises:
         ProtocolViolationError: `raw` is not a `RawScores`, or contradicts the request.
     """
-    request_id = text(raw.request_id) if isinstance(raw, RawScores) else None
+    request_id = utf8_or_none(raw.request_id) if isinstance(raw, RawScores) else None
     reader = RawReader(info.backend, request_id or "")
     with reader.reading(raw):
         if not isinstance(raw, RawScores):
-            raise reader.violation(f"Law 4: score() must return a RawScores, not {shown(raw)}.")
+            raise reader.violation(f"Law 4: score() must return a RawScores, not {short_repr(raw)}.")
         scored = reader.floats("scores", raw.logprobs)
         if len(scored) != len(sent):
             raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(scored)}.")
@@ -215,7 +215,9 @@ def _same_ids(reader: RawReader, ids: object, sent: list[int]) -> None:
         raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(found)}.")
     for offset, (token, other) in enumerate(zip(sent, found, strict=True)):
         if integer(other) != token and not (offset == 0 and other is None):
-            raise reader.violation(f"Law 4: id {token} at offset {offset} was sent, the server scored {shown(other)}.")
+            raise reader.violation(
+                f"Law 4: id {token} at offset {offset} was sent, the server scored {short_repr(other)}."
+            )
 
 
 async def connected(backend: Backend) -> EngineInfo:
@@ -229,7 +231,8 @@ async def connected(backend: Backend) -> EngineInfo:
     if isinstance(info, EngineInfo):
         return info
     raise ProtocolViolationError(
-        f"connect() of the backend {backend.name!r} must return an EngineInfo, not {shown(info)}.", backend=backend.name
+        f"connect() of the backend {backend.name!r} must return an EngineInfo, not {short_repr(info)}.",
+        backend=backend.name,
     )
 
 
@@ -261,8 +264,8 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     response = validated(await backend.generate(sent, show), sent, info)
     if response.output_ids[: len(seen)].tolist() != seen:
         raise reader.violation(
-            f"Law 4: the streamed chunks hold the ids {shown(seen)}, but the whole answer begins with "
-            f"{shown(response.output_ids[: len(seen)].tolist())}. The answer was discarded."
+            f"Law 4: the streamed chunks hold the ids {short_repr(seen)}, but the whole answer begins with "
+            f"{short_repr(response.output_ids[: len(seen)].tolist())}. The answer was discarded."
         )
     return response
 
@@ -300,7 +303,7 @@ def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:
     ids = integers(chunk.output_ids) if isinstance(chunk, TokenChunk) else None
     if ids is None or not all(0 <= token <= INT32_MAX for token in ids):
         raise ProtocolViolationError(
-            f"Law 4: on_chunk must be called with a TokenChunk of token ids, not {shown(chunk)}.",
+            f"Law 4: on_chunk must be called with a TokenChunk of token ids, not {short_repr(chunk)}.",
             backend=backend,
             request_id=request_id,
         )
