@@ -38,7 +38,8 @@ class Rounds:
         counting.cancel()
 
 
-async def test_simultaneous_tasks_run_a_few_at_a_time_in_order() -> None:
+async def test_simultaneous_tasks_run_a_few_at_a_time_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "LONGEST_S", 60.0)  # on a busy machine a round may take longer than it should
     went: list[int] = []
     rounds = Rounds()
 
