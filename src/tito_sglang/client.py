@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from tito_core.backend.http.bodies import AnswerSize, size_of
 from tito_core.backend.http.transport import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, OptionalOutputs
 from tito_core.backend.retries import is_transient
+from tito_core.backend.typed_values import at_least
 from tito_sglang.backend import SGLangBackend
 from tito_sglang.exceptions import as_sglang_error
 
@@ -24,6 +25,7 @@ T = TypeVar("T")
 DEFAULT_MAX_CONNECTIONS = 1000
 _DEFAULT_NEW_TOKENS = 4096
 """Assumed bound on new tokens of a raw request that sets none; the server's default is 128."""
+_ANSWER: Any = dict[str, Any] | list[dict[str, Any]]
 _NO_TIMEOUT_S = 30 * 86400.0
 """Stands for no timeout: a month."""
 
@@ -48,6 +50,10 @@ class SlimeArguments(Protocol):
 
 class _ClientHttp(EngineHttp):
     """HTTP with the retries of strands-sglang's client. JSON is read whatever its content type is."""
+
+    def set_attempts(self, attempts: int) -> None:
+        """Change the number of tries."""
+        self._retries.max_attempts = at_least("max_retries", attempts - 1, 0) + 1
 
     @staticmethod
     def may_retry(error: BaseException) -> bool:
@@ -100,7 +106,6 @@ class SGLangClient:
         http_transport: HttpTransportFactory | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self.max_retries = max_retries
         self.retry_delay = retry_delay
 
         async def wait(seconds: float) -> None:
@@ -116,6 +121,7 @@ class SGLangClient:
             http_transport=http_transport,
             sleep=wait,
         )
+        self._max_retries = max_retries
         self.policies = SharedPolicies()
         self._length: int | None = None
         self._is_length_known = False
@@ -126,23 +132,35 @@ class SGLangClient:
         """Make a client of slime's router, with as many connections as slime would open."""
         return cls(slime_address(args), max_connections=slime_connections(args), **options)
 
+    @property
+    def max_retries(self) -> int:
+        """Retries of a request; may be changed."""
+        return self._max_retries
+
+    @max_retries.setter
+    def max_retries(self, retries: int) -> None:
+        cast(_ClientHttp, self.backend.http).set_attempts(retries + 1)
+        self._max_retries = retries
+
     async def generate(self, input_ids: Sequence[int], **fields: Any) -> dict[str, Any]:
         """POST `/generate` and return the answer unchecked. No ledger records it.
+
+        Like the server, it answers a batch of prompts or `n` samples with a list.
 
         Raises:
             SGLangClientError: One of its subclasses. A request without an answer is aborted on the server.
         """
         body = {**fields, "input_ids": list(input_ids), "stream": False}
-        size = _size(len(body["input_ids"]), fields)
+        size = _size(body["input_ids"], fields)
 
         def prepare(request_id: str) -> HttpRequest:
             return HttpRequest("/generate", json.dumps({"rid": request_id, **body}).encode(), size=size)
 
         try:
-            answer = await self.backend.send_generation(uuid.uuid4().hex, prepare, dict[str, Any])
+            answer = await self.backend.send_generation(uuid.uuid4().hex, prepare, _ANSWER)
         except BackendError as error:
             raise as_sglang_error(error) from error.__cause__
-        return answer.value
+        return cast(dict[str, Any], answer.value)
 
     async def health(self) -> bool:
         """Return whether the server reports that it is healthy; no retries."""
@@ -190,16 +208,20 @@ class SGLangClient:
             return None
 
 
-def _size(prompt: int, fields: Mapping[str, Any]) -> AnswerSize:
-    """Return the size bounds of the answer of `/generate`."""
-    sampling = fields.get("sampling_params") or {}
+def _size(prompts: Sequence[Any], fields: Mapping[str, Any]) -> AnswerSize:
+    """Return the size bounds of the answer of `/generate` to one prompt or a batch of them."""
+    batch = [prompt for prompt in prompts if isinstance(prompt, Sequence)] or [prompts]
+    given = fields.get("sampling_params") or {}
+    each = list(given) if isinstance(given, Sequence) else [given] * len(batch)
     optional_outputs = OptionalOutputs(
         top_logprobs=min(int(fields.get("top_logprobs_num") or 0), MOST_TOP_LOGPROBS),
         prompt_logprobs=True,
         routed_experts=bool(fields.get("return_routed_experts")),
     )
-    sampled = int(sampling.get("max_new_tokens") or _DEFAULT_NEW_TOKENS) * int(sampling.get("n") or 1)
-    return size_of(prompt + sampled, sampled, optional_outputs, top_k=int(sampling.get("top_k") or 0))
+    answers = max((int(sampling.get("n") or 1) for sampling in each), default=1)
+    sampled = answers * sum(int(sampling.get("max_new_tokens") or _DEFAULT_NEW_TOKENS) for sampling in each)
+    top_k = max((int(sampling.get("top_k") or 0) for sampling in each), default=0)
+    return size_of(answers * sum(map(len, batch)) + sampled, sampled, optional_outputs, top_k=top_k)
 
 
 def slime_address(args: SlimeArguments) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
-from strands_tito.compat.lazy_model import LazyModel, check_tokenizer
+from strands_tito.compat.lazy_model import LazyModel, check_tokenizer, refuse_overrides
 from strands_tito.compat.sampling_names import neutral_sampling
 from tito_core.backend.errors import BackendError
 from tito_core.backend.optional_outputs import OptionalOutputs
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 DEFAULT_BASE_URL = "http://localhost:30000"
 _RENAMED = {"sampling_seed": "seed"}
 _PASSED = ("logit_bias", "custom_params")
+_NEVER_CALLED = (
+    *("format_messages", "format_request_messages", "format_tool_specs", "format_content_block"),
+    *("sort_tool_results", "collect_image_data", "tokenize_prompt_messages", "message_separator"),
+)
+"""Methods that strands-sglang calls at each turn, and `SGLangModel` does not."""
 
 
 class SGLangConfig(RolloutOptions, total=False):
@@ -81,6 +86,15 @@ class SGLangModel(LazyModel):
 
     SGLangConfig: TypeAlias = _Config
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse to override methods that a turn does not call.
+
+        Raises:
+            TypeError: The subclass has such a method.
+        """
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, _NEVER_CALLED)
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase | str,
@@ -103,6 +117,17 @@ class SGLangModel(LazyModel):
         check_tokenizer(tokenizer, self._format, self._template_arguments)
         super().__init__(self._shared_policy, settings)
         self.publish_config()
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute. The client, the tokenizer and the parser can change until the model has connected."""
+            if name in ("client", "tokenizer", "tool_parser") and name in self.__dict__:
+                if self.is_connected:
+                    raise ValueError(f"{name} cannot change during a rollout: make a new model.")
+                if name == "tool_parser":
+                    self._format, self._text_parser = resolve(value)
+            super().__setattr__(name, value)
 
     def _user_config(self) -> dict[str, Any]:
         return dict(self._options)
@@ -136,6 +161,7 @@ class SGLangModel(LazyModel):
         return template_tools(tool_specs) or []
 
     def _shared_policy(self) -> Policy:
+        _check_generate(self.client)
         loaded = self.tokenizer if isinstance(self.tokenizer, str) else id(self.tokenizer)
         key = (loaded, self._format, *self._template_arguments.items())
         policy = self.client.policies.get(key, self._connect_policy)
@@ -151,6 +177,19 @@ class SGLangModel(LazyModel):
 
     def _translate(self, error: BackendError) -> BackendError:
         return as_sglang_error(error)
+
+
+def _check_generate(client: SGLangClient) -> None:
+    """Refuse a client whose `generate` is the user's: it would not be called.
+
+    Raises:
+        TypeError: It is.
+    """
+    if isinstance(client, SGLangClient) and getattr(client.generate, "__func__", None) is not SGLangClient.generate:
+        raise TypeError(
+            "SGLangModel does not call client.generate, so a generate of your own has no effect. To see or change "
+            "requests, pass SGLangClient(..., http_transport=...); to answer them, use strands_tito.testing."
+        )
 
 
 def _client(client: SGLangClient | None, base_url: str | None, timeout: float | None) -> SGLangClient:

@@ -53,6 +53,8 @@ def resolve(parser: ToolParser | str | None) -> tuple[str, ToolParser | None]:
             f"tool_parser must be a name or a subclass of tito_sglang.tool_parsers.ToolParser, not {parser!r}."
         )
     name = parser.name if isinstance(parser, FormatToolParser) else _DEFAULT_FORMAT
+    if isinstance(parser, FormatToolParser) and not parses_text(parser):
+        parser.check_patterns()
     return name, parser if parses_text(parser) else None
 
 

@@ -16,6 +16,15 @@ IGNORED = ("logprobs", "stream", "stream_options", "return_token_ids", "chat_tem
 """Names that are always set here or read elsewhere. vLLM 0.32 reads no `user`."""
 
 
+_OF_CHAT = (
+    *("chat_template", "documents", "continue_final_message", "add_generation_prompt", "prompt_token_ids"),
+    *("mm_processor_kwargs", "media_io_kwargs", "reasoning_effort", "include_reasoning"),
+)
+"""Fields of vLLM's chat endpoint that change the prompt or the reading of the answer; `/generate` ignores them."""
+_AS_HERE = {"continue_final_message": False, "add_generation_prompt": True, "include_reasoning": True}
+"""Values that ask for what is done here."""
+
+
 def merged_params(params: Mapping[str, Any] | None, return_token_ids: bool, disable_tools: bool) -> dict[str, Any]:
     """Return the parameters, with those that other arguments imply."""
     merged = dict(params or {})
@@ -56,6 +65,11 @@ def check_unsupported(params: dict[str, Any]) -> None:
         raise ValueError(
             "parallel_tool_calls=False is not supported: the server does not parse calls. Use the hook "
             "LoopLimiter(max_parallel_tool_calls=1)."
+        )
+    if of_chat := [name for name in _OF_CHAT if (value := params.pop(name, None)) and value is not _AS_HERE.get(name)]:
+        raise ValueError(
+            f"{', '.join(of_chat)} cannot be set: the server gets token ids and does not render the prompt. Pass the "
+            "template's arguments in chat_template_kwargs, and another template as tokenizer.chat_template."
         )
     if headers := params.pop("extra_headers", None):
         raise ValueError(

@@ -10,7 +10,7 @@ from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from strands_tito.compat.lazy_model import LazyModel, check_tokenizer
+from strands_tito.compat.lazy_model import LazyModel, check_tokenizer, refuse_overrides
 from strands_tito.compat.sampling_names import neutral_sampling
 from strands_tito.compat.shared_policies import SharedPolicies
 from tito_core.backend.protocol import Backend
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHARED = SharedPolicies()
+_NEVER_CALLED = (
+    *("format_request", "format_request_messages", "format_request_message_content", "format_request_tool_message"),
+    *("format_request_message_tool_call", "format_chunk"),
+)
+"""Methods that strands-vllm calls at each turn, and `VLLMModel` does not."""
 
 
 class VLLMModelConfig(TypedDict, total=False):
@@ -81,6 +86,15 @@ class VLLMModel(LazyModel):
     """
 
     OpenAIConfig: TypeAlias = _OpenAIConfig
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse to override methods that a turn does not call.
+
+        Raises:
+            TypeError: The subclass has such a method.
+        """
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, _NEVER_CALLED)
 
     def __init__(
         self,

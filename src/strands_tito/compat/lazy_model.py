@@ -228,11 +228,15 @@ class LazyModel(TITOModel):
     async def structured_output(
         self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
     ) -> AsyncGenerator[dict[str, M | Any]]:
-        """Sample a JSON object; see `TITOModel.structured_output`. Its turn is not part of `rollout`."""
+        """Sample a JSON object; see `TITOModel.structured_output`. Its turn is not part of `rollout`.
+
+        The one event is the output, as it is with the other providers.
+        """
         outputs = super().structured_output(output_model, prompt, system_prompt, **{**kwargs, "standalone": True})
         async with aclosing(outputs) as events:
             async for event in events:
-                yield event
+                if "output" in event:
+                    yield event
 
     async def count_tokens(
         self,
@@ -273,6 +277,19 @@ def _path_rollout(path: Iterable[Turn]) -> Rollout:
     for turn in path:
         rollout.add_turn(turn)
     return rollout
+
+
+def refuse_overrides(model: type, names: Iterable[str]) -> None:
+    """Refuse methods of a model's subclass that the other provider calls at each turn, and no turn calls here.
+
+    Raises:
+        TypeError: The subclass has such a method.
+    """
+    if found := [name for name in names if name in vars(model)]:
+        raise TypeError(
+            f"{model.__name__} overrides {', '.join(found)}, which a turn does not call, so the override has no "
+            "effect. Change the messages and tools in a hook of the agent, or the tokenizer's chat template."
+        )
 
 
 def check_tokenizer(tokenizer: Any, parser: str, template_arguments: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,10 @@ async def _check_sampling_parameters(
 ) -> None:
     """Send parameters whose effect is visible in the answer."""
     top_one = await _sample(server, prompt, temperature=1.0, top_k=1)
-    _compare(server, tally, "obeyed", greedy, top_one, f"{text} with top_k=1")
+    one, other = greedy, top_one
+    if server.policy.info.truncated_logprobs is not False:  # then the logprobs of top_k=1 are 0, and a greedy one's not
+        one, other = await _scored(server, prompt, greedy), await _scored(server, prompt, top_one)
+    _compare(server, tally, "obeyed", one, other, f"{text} with top_k=1")
     on, *longs = await asyncio.gather(
         _sample(server, prompt, temperature=1.0, ignore_eos=True),
         *(_sample(server, prompt, temperature=1.0, min_new_tokens=MAX_TOKENS, seed=seed) for seed in range(3)),
@@ -102,6 +106,12 @@ async def _check_sampling_parameters(
     for ended in (again, greedy):
         if ended.finish == Finish.STOP:
             await _check_stop_at_the_limit(server, tally, prompt, ended)
+
+
+async def _scored(server: ConnectedServer, prompt: TokenIds, answer: TokenResponse) -> TokenResponse:
+    """Return an answer with the server's scores in place of its logprobs."""
+    scores = await score(server.policy.backend, np.concatenate([prompt, answer.output_ids]))
+    return replace(answer, logprobs=scores[len(prompt) :])
 
 
 async def _check_stop_at_the_limit(

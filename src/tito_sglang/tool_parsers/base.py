@@ -127,16 +127,36 @@ class FormatToolParser(ToolParser):
 
     def parse(self, text: str) -> list[ToolParseResult]:
         """Return the calls in a text in which the format's tags are spelled out. Nothing malformed is repaired."""
+        self.check_patterns()
         session = _character_parser(self.name).start()
         session.feed([ord(character) for character in text])
         calls = session.finish(truncated=False).calls
         prefix = uuid.uuid4().hex[:8]
         return [_result(call, f"call_{prefix}{number:04d}") for number, call in enumerate(calls)]
 
+    def check_patterns(self) -> None:
+        """Refuse other regular expressions: this class reads with the core's parser.
+
+        Raises:
+            ValueError: `tool_pattern` or `think_pattern` was replaced.
+        """
+        plain = _Patterns(self.tool_start_token, self.tool_end_token, self.think_start_token, self.think_end_token)
+        for name in ("tool_pattern", "think_pattern"):
+            if getattr(self, name) != getattr(plain, name):
+                raise ValueError(
+                    f"{name} of the format {self.name!r} was replaced, but it is not used. Implement parse in a "
+                    "subclass of ToolParser."
+                )
+
+
+class _Patterns(ToolParser):
+    def parse(self, text: str) -> list[ToolParseResult]:
+        return []
+
 
 def parses_text(parser: ToolParser) -> bool:
     """Return whether a parser has a `parse` of its own, so that calls are found in text and not by token id."""
-    return type(parser).parse is not FormatToolParser.parse
+    return getattr(parser.parse, "__func__", None) is not FormatToolParser.parse
 
 
 TOOL_PARSER_REGISTRY: dict[str, type[ToolParser]] = {}
