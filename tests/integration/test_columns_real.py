@@ -199,7 +199,7 @@ async def test_routed_experts_are_those_that_transformers_computes(kind: str) ->
         assert can.routed_experts is True
         assert (can.priority, can.expert_shape) == ((True, False) if kind == "sglang" else (None, True))
         if kind == "sglang":
-            with pytest.raises(UnsupportedByServerError, match=r"give routed_experts=\(layers, experts a token\)"):
+            with pytest.raises(UnsupportedByServerError, match=r"routed_experts=\(layers, experts"):
                 served.policy.model(optional_outputs={"routed_experts": True})
         model = await talk(served, {}, {"routed_experts": (2, 2), "priority": 5, "top_logprobs": 4})
         trajectory = model.trajectory

@@ -59,7 +59,7 @@ async def _asked(server: ConnectedServer, tally: Tally, length: int, answer: int
     """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
     backend = server.policy.backend
     prompt = _prompt(server, length)
-    sampling = server.policy.sampling(SamplingParams(max_new_tokens=answer, temperature=1.0))
+    sampling = server.policy.sampling(SamplingParams(max_new_tokens=answer, temperature=1.0, ignore_eos=True))
     response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
     if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
         tally.skip("long", "The server's logprobs and its scores mean different things.")

@@ -37,6 +37,8 @@ LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to say anything."""
 MASS_SLACK = 0.01
 """How far a truncation by mass may be off: engines sum probabilities in float32, in another order."""
+TAILS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
+"""Ranks up to which sampled tokens are counted."""
 MIXTURES = (0.002, 0.01, 0.05)
 """Shares of uniformly sampled tokens that are bet on."""
 QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
@@ -66,13 +68,16 @@ class Question:
     Attributes:
         name: For the report.
         sampling: The parameters.
+        seeded: Whether each request has a seed of its own.
     """
 
     name: str
     sampling: dict[str, Any]
+    seeded: bool = False
 
 
 FREE = Question("temperature 1", {"temperature": 1.0})
+SEEDED = Question("temperature 1 with seeds", {"temperature": 1.0}, seeded=True)
 RESTRICTED = (
     Question("temperature 0.5", {"temperature": 0.5}),
     Question("temperature 1.5", {"temperature": 1.5}),
@@ -100,6 +105,11 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     free = [await _draws(server, prompt, FREE, k, AT_ONCE * repeats) for prompt in prompts]
     for group in free:
         _repeated(tally, group)
+    seeded = [await _draws(server, prompt, SEEDED, k, AT_ONCE) for prompt in prompts]
+    for group in seeded:
+        _repeated(tally, group)
+    of_seeds = [draw for group in seeded for draw in group]
+    _held(tally, SEEDED, of_seeds, [draw.top_logprobs for draw in of_seeds], 1.0, random)
     flat = [draw for group in free for draw in group]
     _held(tally, FREE, flat, [draw.top_logprobs for draw in flat], 1.0, random)
     _not_uniform(server, tally, flat)
@@ -116,16 +126,17 @@ def _prompt(server: ConnectedServer, question: str) -> TokenIds:
 
 
 async def _draws(server: ConnectedServer, prompt: TokenIds, question: Question, k: int, count: int) -> list[Draw]:
-    """Sample a prompt some times without a seed, `AT_ONCE` at once."""
+    """Sample a prompt some times, `AT_ONCE` at once, each with another seed or with none."""
     limit = asyncio.Semaphore(AT_ONCE)
     sampling = server.policy.sampling(SamplingParams(max_new_tokens=TOKENS, **question.sampling))
 
-    async def one() -> TokenResponse:
-        request = TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
+    async def one(number: int) -> TokenResponse:
+        own = sampling.model_copy(update={"seed": number}) if question.seeded else sampling
+        request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
         async with limit:
             return await generate(server.policy.backend, request)
 
-    return [_draw(response) for response in await asyncio.gather(*(one() for _ in range(count)))]
+    return [_draw(response) for response in await asyncio.gather(*(one(number) for number in range(count)))]
 
 
 def _draw(response: TokenResponse) -> Draw:
@@ -145,7 +156,7 @@ def _repeated(tally: Tally, draws: Sequence[Draw]) -> None:
         ways = math.log(math.comb(len(draws), len(group)))
         chance = ways + (len(group) - 1) * float(np.minimum(group[0].logprobs, 0).sum())
         problem = (
-            f"{len(group)} of {len(draws)} answers to one prompt, sampled without a seed at temperature 1, are the "
+            f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, with no seed or another one, are the "
             f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {_shown(chance)}."
         )
         tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem)
@@ -187,6 +198,28 @@ def _held(
         f"in {1 / FALSE_ALARM:,.0f} runs."
     )
     tally.require("sampler", apart <= bound, problem, len(spread))
+    at, share, surprise = _most_surprising(spread)
+    problem = (
+        f"At {question.name}, {share:.1%} of {len(spread)} sampled tokens have a rank up to {at:g}, where the "
+        f"distribution that the server states has {at:.1%}: a smaller or larger tail than chance allows."
+    )
+    tally.require("sampler", surprise <= math.log(2 * len(TAILS) / FALSE_ALARM), problem)
+
+
+def _most_surprising(places: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return the threshold at which a share of uniform numbers is least likely, that share, and -log of a bound on it.
+
+    By Chernoff's bound a share s of n numbers is at least as far from x with probability exp(-n KL(s, x)) at most. The
+    tails, which a truncation cuts off, show here sooner than in the Kolmogorov-Smirnov distance.
+    """
+    found = [(at, float(np.mean(places <= at))) for at in TAILS]
+    return max(((at, share, len(places) * _divergence(share, at)) for at, share in found), key=lambda each: each[2])
+
+
+def _divergence(share: float, at: float) -> float:
+    """Return the Kullback-Leibler divergence of two coins, in nats."""
+    pairs = ((share, at), (1 - share, 1 - at))
+    return sum(one * math.log(one / other) for one, other in pairs if one > 0)
 
 
 def _transformed(

@@ -96,6 +96,19 @@ def _aborting(matches: bool) -> Callable[[ScriptedEngine], None]:
 SAMPLING = (
     Defect("greedy-always", 4, "Every answer is greedy.", wrap=_sampling(lambda r: replace(r, temperature=0.0))),
     Defect("top-k-forced", 4, "top_k is 4 whatever was sent.", wrap=_hot(lambda r: replace(r, top_k=4))),
+    Defect(
+        "top-p-95",
+        4,
+        "top_p is 0.95 unless another is sent.",
+        wrap=_hot(lambda r: replace(r, top_p=min(r.top_p, 0.95))),
+    ),
+    Defect("seeds-alike", 4, "All seeds are alike.", wrap=_hot(lambda r: r if r.seed is None else replace(r, seed=1))),
+    Defect(
+        "seeds-modulo-4",
+        4,
+        "Only two bits of a seed count.",
+        wrap=_hot(lambda r: r if r.seed is None else replace(r, seed=r.seed % 4)),
+    ),
     Defect("top-p-forced", 4, "top_p is 0.9 whatever was sent.", wrap=_hot(lambda r: replace(r, top_p=0.9))),
     Defect(
         "hotter",
