@@ -156,7 +156,7 @@ def _repeated(tally: Tally, draws: Sequence[Draw]) -> None:
         ways = math.log(math.comb(len(draws), len(group)))
         chance = ways + (len(group) - 1) * float(np.minimum(group[0].logprobs, 0).sum())
         problem = (
-            f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, with no seed or another one, are the "
+            f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, of no or other seeds, are the "
             f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {_shown(chance)}."
         )
         tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem)
