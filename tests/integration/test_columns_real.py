@@ -54,7 +54,7 @@ def test_capabilities_and_logprob_semantics_are_measured(served: Served) -> None
 
 
 def test_an_output_that_the_server_does_not_offer_is_refused_before_the_rollout(served: Served) -> None:
-    with pytest.raises(UnsupportedByServerError, match="start the server with --enable-return-routed-experts"):
+    with pytest.raises(UnsupportedByServerError, match="--enable-return-routed-experts"):
         served.policy.model(optional_outputs={"routed_experts": (2, 2)})
 
 

@@ -37,7 +37,7 @@ LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to say anything."""
 MASS_SLACK = 0.01
 """How far a truncation by mass may be off: engines sum probabilities in float32, in another order."""
-TAILS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
+TAILS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Ranks up to which sampled tokens are counted."""
 MIXTURES = (0.002, 0.01, 0.05)
 """Shares of uniformly sampled tokens that are bet on."""
