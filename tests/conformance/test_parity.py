@@ -107,7 +107,8 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
 def test_other_weights_are_noticed_though_each_server_alone_passes(name: str) -> None:
     make, check = OTHERS[name]
     alone = suite.run(replace(target("sglang", make()), seed=1), QUICK)
-    assert alone.broken is None or alone.broken.check.name in ("obeyed", "forced", "shaped"), str(alone.broken)
+    # A `HashPolicy` with a small alphabet never samples all of its tail, which the sampler's check sees if it is large.
+    assert alone.broken is None or alone.broken.check.name in ("obeyed", "forced", "shaped", "sampler"), alone.broken
     outcome = suite.run(target("vllm", SecondBest()), QUICK, against=target("sglang", make()))
     assert outcome.broken is not None
     assert outcome.broken.check.name == check, str(outcome.broken)
