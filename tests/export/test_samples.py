@@ -127,6 +127,15 @@ def test_a_turn_without_experts_leaves_a_hole_that_is_seen() -> None:
     assert samples_of(chain((2, 2)))[0].routed_experts is None
 
 
+def test_experts_of_an_unknown_shape_are_refused_with_the_option_that_records_it() -> None:
+    """Flat rows (layers * experts a token) would be read by a trainer as another model's."""
+    ledger = Ledger()
+    column = Column.of(0, np.zeros((3, 4), np.uint8))
+    ledger.commit(make_draft(None, 0, [100] * 2, [200] * 2, extras={"routed_experts": column}))
+    with pytest.raises(ValueError, match=r"\(\d+, 4\).*routed_experts=\(layers, experts"):
+        samples_of(ledger)
+
+
 @few
 @given(rollouts())
 def test_one_sample_of_a_rollout_is_its_last_path_and_trains_all_of_it(ledger: Ledger) -> None:

@@ -58,7 +58,7 @@ class AgentCode:
             folder: Put in front of `sys.path` for the import; None changes nothing.
 
         Raises:
-            AgentError: There is no such module or function.
+            AgentError: The module or function was not found.
         """
         call = _load(function, folder) if isinstance(function, str) else function
         if not callable(call):

@@ -72,7 +72,7 @@ class OnRay:
             **options: Options of each rollout's model; see `RolloutOptions`.
 
         Raises:
-            AgentError: There is no such agent.
+            AgentError: The agent was not found.
             CollectError: Ray is not installed, or no cluster answers, or it has too few CPUs.
             BackendError, TokenizerError, TemplateError: An actor could not connect its policy.
         """

@@ -72,7 +72,7 @@ class Tasks:
         """Return the tasks of a JSONL file, given its path, or of objects.
 
         Raises:
-            TaskError: As the class; also if there is no such file.
+            TaskError: As the class; also if the file does not exist.
         """
         if isinstance(tasks, Tasks):
             return tasks if tasks._need_prompt or not need_prompt else cls(tasks._source, tasks._name, need_prompt=True)

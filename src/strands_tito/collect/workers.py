@@ -39,7 +39,7 @@ class InProcess:
         **options: Options of each rollout's model; see `RolloutOptions`.
 
     Raises:
-        AgentError: There is no such agent.
+        AgentError: The agent was not found.
         ValueError: An option is invalid, or the policy has a store.
     """
 

@@ -20,7 +20,7 @@ TOKENS = 180
 async def check(server: ConnectedServer, tally: Tally) -> None:
     """Start two streams, abort the first after its first token, and wait for both."""
     if not can_stream(server.backend):
-        tally.skip("aborted", "The backend does not stream, so that nobody knows when a request runs.")
+        tally.skip("aborted", "The backend does not stream, so the start of a request is unknown.")
         return
     limit = server.policy.info.max_model_len
     messages: list[Any] = [{"role": "user", "content": [{"text": "Count for ever."}]}]
@@ -51,7 +51,7 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
         "aborted", came == TOKENS, f"another request was aborted, and {came} of {TOKENS} tokens came of this one."
     )
     if early or not _accepted(server):
-        tally.skip("aborted", "The server has no call to abort a request, or had answered before it came.")
+        tally.skip("aborted", "The server cannot abort a request, or had already answered.")
         return
     ended = aborted.finish == Finish.ABORT and len(aborted.output_ids) < TOKENS
     problem = f"a request went on to {len(aborted.output_ids)} tokens ({aborted.finish}) although it was aborted."
@@ -59,7 +59,7 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
 
 
 def _accepted(server: ConnectedServer) -> bool:
-    """Return whether the server answered an abort with success; True where its wire is not logged."""
+    """Return whether the server accepted an abort; True if its wire is not logged."""
     if server.log is None:
         return True
     answers = [exchange.status for exchange in server.log.exchanges if "abort" in exchange.path]

@@ -1,9 +1,9 @@
-"""Whether the server samples from the distribution that it states: tests with a known rate of false alarms.
+"""Check that the server samples from the distribution that it reports, with a known rate of false alarms.
 
 Each test is on the ranks that the server's own likeliest tokens give: under the stated distribution the mass of all
 likelier tokens, plus a random share of the token's own, is uniform on [0, 1] (the probability integral transform), and
 independent from token to token, whatever was sampled before. A greedy server, another temperature, a smaller `top_k` or
-`top_p`, a uniform sampler and sampling without seeds that is always alike all leave that line.
+`top_p`, a uniform sampler, or answers that repeat without a seed break this.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Question:
-    """Sampling parameters, and which tokens they leave.
+    """Sampling parameters of one group of samples.
 
     Attributes:
         name: For the report.
@@ -88,7 +88,7 @@ RESTRICTED = (
 
 
 async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
-    """Sample, and hold the samples to the distribution that the server states.
+    """Sample, and compare the samples with the distribution that the server reports.
 
     Args:
         server: The server.
@@ -98,7 +98,7 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     limit = server.policy.info.capabilities.top_logprobs
     k = MOST_TOP if limit is None else min(MOST_TOP, limit)
     if k < 2:
-        tally.skip("sampler", "The server reports no likeliest tokens, by which sampling could be judged.")
+        tally.skip("sampler", "The server reports no top logprobs to compare samples with.")
         return
     prompts = [_prompt(server, question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
@@ -126,7 +126,7 @@ def _prompt(server: ConnectedServer, question: str) -> TokenIds:
 
 
 async def _draws(server: ConnectedServer, prompt: TokenIds, question: Question, k: int, count: int) -> list[Draw]:
-    """Sample a prompt some times, `AT_ONCE` at once, each with another seed or with none."""
+    """Sample a prompt `count` times, `AT_ONCE` concurrently, each with its own seed or without one."""
     limit = asyncio.Semaphore(AT_ONCE)
     sampling = server.policy.sampling(SamplingParams(max_new_tokens=TOKENS, **question.sampling))
 

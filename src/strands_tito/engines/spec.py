@@ -113,7 +113,7 @@ def find(name: str) -> EngineSpec:
     """Return an engine by its name.
 
     Raises:
-        UnknownEngine: There is no such engine; lists the available ones.
+        UnknownEngine: The engine is unknown; the message lists the available ones.
     """
     for entry in entry_points(group=GROUP):
         if entry.name == name:

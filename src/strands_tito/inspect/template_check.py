@@ -111,7 +111,7 @@ def load_with_template(template: str, tokenizer: str) -> PreTrainedTokenizerBase
 
     Raises:
         TokenizerError: The tokenizer cannot be loaded.
-        typer.BadParameter: The two arguments do not fit together, or there is no such file.
+        typer.BadParameter: The arguments cannot be combined, or the file does not exist.
     """
     path = Path(template).expanduser()
     if path.suffix not in (".jinja", ".jinja2", ".j2") and not path.is_file():

@@ -124,7 +124,7 @@ def load_function(function: str | MakeAgent) -> MakeAgent:
     """Import a function by its name, "module:function"; return a function unchanged.
 
     Raises:
-        ValueError: There is no such function.
+        ValueError: The function was not found.
     """
     if not isinstance(function, str):
         return function

@@ -141,7 +141,7 @@ class WireResponse:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Close a stream that nobody reads any more."""
+        """Close a stream after its reader has left."""
         if isinstance(self.body, AsyncIterator) and hasattr(self.body, "aclose"):
             await self.body.aclose()
 

@@ -21,7 +21,7 @@ from tito_core.ledger.columns import TokenIds
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
 SAME_NATS = 0.02
-"""Logprobs of which most differ by less, in nats, are the same quantity."""
+"""Two sets of logprobs are the same quantity if most of them differ by less than this, in nats."""
 SAME_SHARE = 0.1
 """The same bound as a share of the logprobs' spread, as bfloat16 resolves logits of 16 only to 0.06 nats. At T = 2 half
 of the processed logprobs differ from the raw ones by about three times as much. The spread is that of the middle half,

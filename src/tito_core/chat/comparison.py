@@ -66,7 +66,7 @@ class Comparisons:
         def compare() -> None:
             try:
                 whole = self._referee.render(messages, system, tools)
-            except RefusedError:  # the template cannot render the whole history, so there is no reference
+            except RefusedError:  # the template cannot render the whole history to compare with
                 return
             found = text()
             expected = whole[len(whole) - len(found) :] if answered else whole

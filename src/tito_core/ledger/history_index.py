@@ -130,7 +130,7 @@ class HistoryIndex:
         self._nodes[turn.index] = node
 
     def load(self, turns: Iterable[Turn]) -> None:
-        """Add turns of which only the digest is known. The next `match` indexes them."""
+        """Add turns whose digest alone is known. The next `match` indexes them."""
         self._unindexed += turns
 
     def node_of(self, turn: int) -> Node | None:

@@ -95,7 +95,7 @@ class Markup:
     def marks(self, decoded: DecodedIds) -> list[Mark]:
         """Return all tags in a completion, in order."""
         tokens, starts, ids = self.tokens, decoded.starts, decoded.ids
-        # compress and map run in C, which is much faster than a loop over ids of which few are tags.
+        # compress and map run in C, much faster than a loop, since few ids are tags.
         tags = compress(enumerate(ids), map(tokens.__contains__, ids)) if tokens else ()
         found = [Mark(starts[i], starts[i] + len(tokens[token]), tokens[token]) for i, token in tags]
         if self._spelled is not None:

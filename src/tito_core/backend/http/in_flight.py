@@ -65,7 +65,7 @@ class InFlightRequests:
 
 
 def _post(post: BlockingPost, timeout_s: float) -> None:
-    with contextlib.suppress(Exception):  # there is no caller to report a failure to
+    with contextlib.suppress(Exception):  # no caller is left to report a failure to
         post.send(timeout_s)
 
 
