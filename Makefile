@@ -14,12 +14,13 @@ TEST_ARGS ?=
 PROVE_ARGS ?=
 TRAIN_ARGS ?=
 PACKAGE ?=
+SAMPLE ?=
 CONFORMANCE := tests/integration/test_conformance_real.py
 # One process for each engine, which keeps its server from test to test.
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train-tiny test browser coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo demo-images train-tiny test browser coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,13 +45,19 @@ demo: $(READY)  ## run the main job: a real engine, an agent with a tool, rollou
 		$(if $(BASE_URL),--base-url $(BASE_URL)) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) \
 		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
+demo-images: $(READY)  ## run an agent that looks at pictures on a real engine (BACKEND=...), which confirms every logprob
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[images]'
+	@$(BIN)/python examples/demo_images.py --backend $(BACKEND) \
+		$(if $(BASE_URL),--base-url $(BASE_URL) --free) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) \
+		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
 train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and write docs/training.md
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
 	@$(BIN)/python examples/train_tiny.py --backend $(BACKEND) --page docs/training.md \
 		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(TRAIN_ARGS)
 
 test: $(READY)  ## run every test that needs no engine
-	$(BIN)/python -m pytest -q -n 2 $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(TEST_ARGS)
 
 browser: $(READY)  ## run the viewer's pages in a headless Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest -q -m browser -s tests/viewer $(TEST_ARGS)
@@ -76,9 +83,9 @@ trainers: $(READY)  ## run exporters on trainers' own packages, collections on R
 prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
-mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, and write docs/mutants.md (most of an hour each)
+mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of each; writes docs/mutants.md (an hour each)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
-	@$(BIN)/python tools/mutants.py $(if $(PACKAGE),--package $(PACKAGE))
+	@$(BIN)/python tools/mutants.py $(if $(PACKAGE),--package $(PACKAGE)) $(if $(SAMPLE),--sample $(SAMPLE))
 
 defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes docs/defects.md
 	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)

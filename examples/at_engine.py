@@ -10,31 +10,62 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rich.console import Console
+
 from strands_tito import Policy, engines
 from strands_tito.engines import models
 from strands_tito.inspect import summary as report
+from strands_tito.terminal import VisibleConsole, stages_shown
+
+console = Console(width=None if sys.stdout.isatty() else 118)
 
 
 def run(example: Callable[[Policy], Coroutine[Any, Any, object]], description: str | None) -> None:
     """Run an example on the server at `--base-url`, or on one that is started here."""
+    run_parsed(lambda policy, _: example(policy), options(description), dev_mode=True)
+
+
+def options(description: str | None, model: str = "smollm2") -> argparse.ArgumentParser:
+    """Return a parser of the options that name a server, to which an example adds its own."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="vllm", help="vllm, sglang or another installed backend")
-    parser.add_argument("--model", default="smollm2", help="model that a local engine runs")
+    parser.add_argument("--model", default=model, help="model that a local engine runs")
     parser.add_argument("--base-url", default="", help="address of a running server; default: start one here")
     parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
+    parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
+    return parser
+
+
+def run_parsed(
+    example: Callable[[Policy, argparse.Namespace], Coroutine[Any, Any, object]],
+    parser: argparse.ArgumentParser,
+    *,
+    dev_mode: bool = False,
+) -> None:
+    """Parse the command line, and run an example with its arguments.
+
+    Args:
+        example: The example.
+        parser: What `options` returned, with the example's own options.
+        dev_mode: Whether an engine that is started here can change its weights.
+    """
     arguments = parser.parse_args()
-    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # a small model makes many malformed calls
+    # Strands logs an error for each malformed call, because no tool has its name; a small model makes many.
+    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
     try:
         with contextlib.ExitStack() as stack:
             url = arguments.base_url
             if not url:
                 with engines.on_console() as show_progress:
                     started = engines.running_sync(
-                        arguments.backend, model=arguments.model, dev_mode=True, on_progress=show_progress
-                    )
+                        arguments.backend, model=arguments.model, torch_index=arguments.torch_index,
+                        dev_mode=dev_mode, on_progress=show_progress,
+                    )  # fmt: skip
                     url = stack.enter_context(started)
             tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)
-            policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
-            asyncio.run(example(policy))
+            # An example's result is alone on standard output; progress goes beside it, as the engine's start does.
+            with stages_shown(VisibleConsole(stderr=True)):
+                policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
+            asyncio.run(example(policy, arguments))
     except report.EXPECTED_ERRORS as error:
         sys.exit(f"{type(error).__name__}: {error}")

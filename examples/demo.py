@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import logging
-import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from strands.types.exceptions import MaxTokensReachedException
 
+import at_engine
+from at_engine import console
 from calculator import QUESTIONS, make_agent
-from strands_tito import Policy, engines
-from strands_tito.engines import models
+from strands_tito import Policy
 from strands_tito.inspect import summary as report
 from tito_core import store
-
-console = Console(width=None if sys.stdout.isatty() else 118)
 
 
 async def rollout(
@@ -65,41 +60,15 @@ async def run(policy: Policy, arguments: argparse.Namespace) -> None:
     console.print(f"Rollouts written to [bold]{path}[/]; read them with tito_core.store.read({str(path)!r}).")
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="vllm", help="vllm, sglang or another installed backend")
-    parser.add_argument("--model", default="smollm2", help="model that a local engine runs")
-    parser.add_argument("--base-url", default="", help="address of a running server; default: start one here")
-    parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
-    parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
+def main() -> None:
+    """Start the engine if necessary, run and report. Expected errors are printed without a traceback."""
+    parser = at_engine.options(__doc__)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=12)
     parser.add_argument("--out", default="runs")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Start the engine if necessary, run and report. Expected errors are printed without a traceback."""
-    # Strands logs an error for each malformed call, because no tool has its name; the table counts them.
-    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
-    arguments = parse_arguments()
-    try:
-        with contextlib.ExitStack() as stack:
-            url = arguments.base_url
-            if not url:
-                show_progress = stack.enter_context(engines.on_console())
-                options = {"model": arguments.model, "torch_index": arguments.torch_index, "on_progress": show_progress}
-                url = stack.enter_context(engines.running_sync(arguments.backend, **options))
-            tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)
-            policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
-            asyncio.run(run(policy, arguments))
-    except report.EXPECTED_ERRORS as error:
-        console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
-        return 1
-    return 0
+    at_engine.run_parsed(run, parser)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -28,7 +28,7 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from conformance.defects import all_defects
-from conformance.defects.defect import SERVERS, SOUND, Defect
+from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, Defect
 from conformance.defects.trial import Verdict, try_defect, try_sound_pair
 from strands_tito.conformance.laws import LAWS
 from strands_tito.conformance.profiles import PROFILES
@@ -50,6 +50,7 @@ SOUNDS = {
     "changing weights": lambda wire, seed: try_defect(
         replace(SOUND, weights=True), wire, tokenizer(), end(), PROFILES["quick"], seed
     ),
+    "with images": lambda wire, seed: try_defect(SOUND_WITH_IMAGES, wire, tokenizer(), end(), PROFILES["quick"], seed),
     "compared with another": lambda wire, seed: try_sound_pair(wire, tokenizer(), end(), PROFILES["quick"], seed),
 }
 """Runs without a defect."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,8 @@ Made by `python tools/peers_tests.py`, which runs the unit tests of strands-sgla
 strands-env that touch the provider, from their source distributions, with the peers' packages replaced by ours
 (strands-agents {}). Where a test reaches for a private name of theirs, `tools/peers_shim.py` does what happens
 outside: messages reach a limiter through Strands' events, and HTTP goes through the mocked session. Tests that do not
-pass are listed with the reason why ours is right."""
+pass are listed with the reason why ours is right. "Import alone" is the run with nothing patched; the tests that pass
+only with the adapters are listed with the private name that they touch."""
 NO_REASON = "No reason yet."
 
 
@@ -74,6 +76,17 @@ SUITES = (
     Suite("strands-vllm", "0.0.6", "d3c8c267524aad4d5a8b9607882589e149df8097c091c3f90f87ac0ed522c070"),
     Suite(
         "strands-env",
+        "0.5.1",
+        "15801126e8389d127fec833f2e6997ff52e26fcab33991227990c7a74d89ac5b",
+        (
+            "tests/unit/core/test_models.py",
+            "tests/unit/core/test_environment.py",
+            "tests/unit/core/test_types.py",
+            "tests/unit/eval/test_evaluator.py",
+        ),
+    ),
+    Suite(
+        "strands-env",
         "0.7.3",
         "470f45a09a13a2ed40b949b9c398b2bb898ffc1cca827297cdc56bbc96961a2b",
         (
@@ -85,6 +98,17 @@ SUITES = (
         ),
     ),
 )
+
+OLDER = (
+    Suite("strands-sglang", "0.0.3", "21b9306c8b1a8d912883b2391e7f1532aead61a483f7153973973e60a8244c66"),
+    Suite("strands-sglang", "0.2.7", "fec3bc76e42b24851f3f94827a21f65d58fe60ba8a919ea6b298324c0fb4b1dd"),
+)
+"""Releases whose READMEs the integration tests run."""
+
+
+def source_of(project: str, version: str) -> Path:
+    """Return the folder of an unpacked source distribution."""
+    return fetched(next(suite for suite in (*SUITES, *OLDER) if suite.title == f"{project} {version}"))
 
 
 @dataclass(frozen=True)
@@ -129,8 +153,8 @@ def environment() -> Path:
     return python
 
 
-def run(suite: Suite, python: Path) -> list[Outcome]:
-    """Run a suite's tests on a copy, and return their outcomes."""
+def run(suite: Suite, python: Path, *, alone: bool = False) -> list[Outcome]:
+    """Run a suite's tests on a copy, and return their outcomes; `alone` changes the import and patches nothing."""
     source = fetched(suite)
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(source / "tests", Path(scratch, "tests"))
@@ -141,6 +165,7 @@ def run(suite: Suite, python: Path) -> list[Outcome]:
         options = ["-q", "-p", "peers_shim", "-o", "asyncio_mode=auto", *SCOPE, "--timeout=60", f"--junitxml={report}"]
         command = [str(python), "-m", "pytest", "-c", os.devnull, f"--rootdir={scratch}", *options, *suite.tests]
         clean = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        clean["TITO_PEERS_ALONE"] = str(int(alone))
         subprocess.run(command, cwd=scratch, env=clean, check=False)
         return list(outcomes(report))
 
@@ -159,17 +184,28 @@ def reason_of(name: str, reasons: Mapping[str, str]) -> str:
     return next((text for pattern, text in reasons.items() if fnmatch.fnmatchcase(name, pattern)), NO_REASON)
 
 
-def page(found: Mapping[Suite, Sequence[Outcome]], reasons: Mapping[str, str]) -> str:
-    """Return the page."""
-    rows = [(suite.title, len(tests), sum(test.raised is None for test in tests)) for suite, tests in found.items()]
+def touched(test: Outcome) -> str:
+    """Return the private name that a test touches, from the error that it raised."""
+    found = re.search(r"'(\w+)' (?:object )?has no attribute '(_\w+)'", str(test.raised))
+    return f"{found[1]}.{found[2]}" if found else "SGLangClient._get_session"
+
+
+def page(
+    found: Mapping[Suite, Sequence[Outcome]],
+    reasons: Mapping[str, str],
+    alone: Mapping[Suite, Sequence[Outcome]] | None = None,
+) -> str:
+    """Return the page; `alone` has the outcomes with nothing patched, by default the same."""
+    alone = alone or found
+    rows = [(suite.title, len(tests), passed_in(tests), passed_in(alone[suite])) for suite, tests in found.items()]
     lines = [
         "# The peers' own tests",
         "",
         textwrap.fill(ABOUT.format(version("strands-agents")), 120, break_long_words=False),
         "",
-        "| tests of | tests | pass | do not |",
-        "| --- | --: | --: | --: |",
-        *(f"| {title} | {total} | {passed} | {total - passed} |" for title, total, passed in rows),
+        "| tests of | tests | pass | do not | pass with the import alone |",
+        "| --- | --: | --: | --: | --: |",
+        *(f"| {title} | {total} | {passed} | {total - passed} | {pure} |" for title, total, passed, pure in rows),
     ]
     for suite, tests in found.items():
         by_reason: dict[str, list[str]] = {}
@@ -179,8 +215,32 @@ def page(found: Mapping[Suite, Sequence[Outcome]], reasons: Mapping[str, str]) -
         lines += ["", f"## {suite.title}", ""]
         lines += ["All pass."] if not by_reason else ["| do not pass | why ours is right |", "| --- | --- |"]
         for reason, names in by_reason.items():
-            lines.append(f"| {'<br>'.join(f'`{name}`' for name in names)} | {reason} |")
+            lines.append(f"| {listed(names)} | {reason} |")
+        lines += private_names(tests, alone[suite])
     return "\n".join(lines) + "\n"
+
+
+def private_names(tests: Sequence[Outcome], alone: Sequence[Outcome]) -> list[str]:
+    """Return the table of the tests that pass only with the adapters, by the private name that they touch."""
+    passed = {test.name for test in tests if test.raised is None}
+    by_name: dict[str, list[str]] = {}
+    for test in alone:
+        if test.raised is not None and test.name in passed:
+            by_name.setdefault(touched(test), []).append(test.name)
+    if not by_name:
+        return []
+    rows = [f"| `{name}` | {len(names)} | {listed(names)} |" for name, names in by_name.items()]
+    return ["", "| private name | tests | pass with the adapters alone |", "| --- | --: | --- |", *rows]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as the content of a table cell."""
+    return "<br>".join(f"`{name}`" for name in names)
+
+
+def passed_in(tests: Sequence[Outcome]) -> int:
+    """Return the number of tests that passed."""
+    return sum(test.raised is None for test in tests)
 
 
 def main() -> None:
@@ -189,11 +249,13 @@ def main() -> None:
     parser.add_argument("--python", type=Path, help="an interpreter with all dependencies, instead of the environment")
     python = parser.parse_args().python or environment()
     found = {suite: run(suite, python) for suite in SUITES}
+    alone = {suite: run(suite, python, alone=True) for suite in SUITES}
     for tests in found.values():
         for test in tests:
             if test.raised is not None:
                 print(f"{test.name}: {test.raised[:150]}", file=sys.stderr)
-    PAGE.write_text(page(found, tomllib.loads(REASONS.read_text(encoding="utf-8"))["reasons"]), encoding="utf-8")
+    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))["reasons"]
+    PAGE.write_text(page(found, reasons, alone), encoding="utf-8")
     print(f"Wrote {PAGE.relative_to(ROOT)}.")
 
 

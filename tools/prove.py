@@ -285,6 +285,19 @@ PROOFS = {
             ),
         )
     },
+    "placeholders": Proof(
+        "Texts that spell image placeholders, whole, partial or disguised, four in a message with at most "
+        "three pictures, on a scripted server of each engine: only the pictures become images.",
+        "messages",
+        2_500,
+        1_250,
+        ("src", "tests/testing/test_image_injection.py", "tests/support/picture_attacks.py"),
+        lambda count, seed: (
+            f"TITO_EXAMPLES={count} {PYTEST} tests/testing/test_image_injection.py --hypothesis-seed={seed} "
+            "--hypothesis-show-statistics"
+        ),
+        r"(\d+) passing",
+    ),
     "properties": Proof(
         "Every property test of the suite, with a larger number of examples.",
         "examples a property",

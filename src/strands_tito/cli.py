@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -16,18 +17,23 @@ from rich.text import Text
 from strands_tito.collect.cli import collect
 from strands_tito.collect.errors import CollectError
 from strands_tito.engines.cli import app as engine_app
+from strands_tito.export.files import FORMATS, ExportOptions, write
+from strands_tito.export.logprobs import LogprobPolicy
+from strands_tito.export.optional_dependency import MissingPackageError
+from strands_tito.export.slime import Decode
 from strands_tito.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
 from strands_tito.inspect.template_check import app as template_app
-from strands_tito.inspect.tokens import Show, coloured, ids_only
+from strands_tito.inspect.tokens import Show, coloured, ids_only, logprob_table
 from strands_tito.inspect.verify import connect_for_scoring, merge, rescore
 from strands_tito.terminal import VisibleConsole
 from strands_tito.viewer.cli import view
+from strands_tito.viewer.rollouts import Rollouts
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.tree import count
 
 app = typer.Typer(
-    help="Collect, inspect and verify token-in, token-out rollouts of Strands agents.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -38,30 +44,67 @@ app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
+OUR_PACKAGES = ("strands_tito", "tito_core")
+"""Packages whose errors are all on the page about errors."""
 
-File = Annotated[Path, typer.Argument(help="File of rollouts (.tito).", exists=True, dir_okay=False)]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(help="Rollout files, or folders of collected rollouts.", exists=True, metavar="PATH..."),
+]
+
+
+def _version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"strands-tito {version('strands-tito')}")
+        raise typer.Exit
+
+
+@app.callback()
+def tito(
+    version: Annotated[  # the name of the option
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Collect, inspect and verify token-in, token-out rollouts of Strands agents."""
 
 
 @app.command()
 def inspect(
-    file: File,
+    paths: Paths,
     rollout: Annotated[int, typer.Option(min=0, help="Show the turns of one rollout, by its number from 1.")] = 0,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Show the rollout's tokens, coloured by provenance.")
     ] = False,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Show each sampled token with its logprob.")] = False,
     tokenizer: Annotated[str, typer.Option(help="Tokenizer for the tokens' text; default: the rollout's own.")] = "",
 ) -> None:
-    """Summarise the rollouts in a file, or show one of them turn by turn."""
-    if tokens and not rollout:
-        raise typer.BadParameter("--tokens shows one rollout: choose it with --rollout N.")
-    with store.LedgerFile(file) as ledgers:
+    """Summarise rollouts, or show one of them turn by turn. "logprob" is the mean over the sampled tokens."""
+    if (tokens or logprobs) and not rollout:
+        raise typer.BadParameter("--tokens and --logprobs show one rollout: choose it with --rollout N.")
+    with Rollouts(paths) as rollouts:
         if not rollout:
-            console.print(ledger_table(ledgers))
+            console.print(ledger_table(_checked(rollouts)))
             return
-        if rollout > len(ledgers):
-            raise typer.BadParameter(f"--rollout {rollout}: {file} has rollouts 1 to {len(ledgers)}.")
-        ledger = ledgers.load(ledgers.uuids[rollout - 1])
-    console.print(coloured(ledger, _shown(ledger, tokenizer)) if tokens else Text(ledger.tree()), soft_wrap=not tokens)
+        if rollout > len(rollouts):
+            raise typer.BadParameter(f"--rollout {rollout}: {rollouts.title} has rollouts 1 to {len(rollouts)}.")
+        ledger = rollouts.load(rollout, check=True)
+    if not tokens and not logprobs:
+        console.print(Text(ledger.tree()), soft_wrap=True)
+        return
+    show = _shown(ledger, tokenizer)
+    if tokens:
+        console.print(coloured(ledger, show))
+    if logprobs:
+        console.print(logprob_table(ledger, show))
+
+
+def _checked(rollouts: Rollouts) -> Iterator[Ledger]:
+    """Yield every rollout, one in memory at a time.
+
+    Raises:
+        LawViolationError: A rollout breaks a law.
+    """
+    return (rollouts.load(number, check=True) for number in range(1, len(rollouts) + 1))
 
 
 def _shown(ledger: Ledger, name: str) -> Show:
@@ -80,17 +123,71 @@ def _shown(ledger: Ledger, name: str) -> Show:
 
 
 @app.command()
+def export(
+    paths: Paths,
+    to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")],
+    out: Annotated[Path, typer.Option(help="File to write. An existing file is replaced.", dir_okay=False)],
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Temperature by which the trainer divides its logits.")
+    ] = 1.0,
+    logprobs: Annotated[
+        str, typer.Option(help="checked: refuse logprobs of another quantity than the trainer's; as-recorded; omit.")
+    ] = "checked",
+    branches: Annotated[
+        str, typer.Option(help="Branched rollouts, for trainers that take one sample per rollout: error or last.")
+    ] = "error",
+    train_constrained: Annotated[
+        bool, typer.Option("--train-constrained", help="Train tokens that were sampled under a grammar.")
+    ] = False,
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer for texts; default: the rollout's own.")] = "",
+) -> None:
+    """Write rollouts to a file that a trainer reads: Parquet, or JSON lines with the trainer's field names."""
+    _one_of("--to", to, FORMATS)
+    _one_of("--logprobs", logprobs, get_args(LogprobPolicy))
+    _one_of("--branches", branches, ("error", "last"))
+    load = cache(load_tokenizer)
+
+    def decoder(ledger: Ledger) -> Decode:
+        name = tokenizer or ledger.header.tokenizer
+        if not name:
+            raise typer.BadParameter(f"Rollout {ledger.uuid} names no tokenizer: add --tokenizer NAME.")
+        return lambda ids: str(load(name).decode(list(ids), skip_special_tokens=False))
+
+    options: Any = {"temperature": temperature, "logprobs": logprobs, "branches": branches}
+    with Rollouts(paths) as rollouts:
+        try:
+            rows = write(
+                _checked(rollouts), to, out, ExportOptions(decoder, train_constrained=train_constrained, **options)
+            )
+        except TokenizerError:
+            raise
+        except (ValueError, MissingPackageError, OSError) as error:
+            print_error(error)
+            raise typer.Exit(1) from error
+        wrote = f"Wrote {count(rows, 'row')} of {count(len(rollouts), 'rollout')} to {out}."
+        console.print(wrote, markup=False, soft_wrap=True)
+
+
+def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise typer.BadParameter(f"{option} {value!r}: choose one of {', '.join(allowed)}.")
+
+
+@app.command()
 def verify(
-    file: File,
+    paths: Paths,
     backend: Annotated[str, typer.Option(help="Backend of the server; default: that of the rollouts.")] = "",
     base_url: Annotated[str, typer.Option(help="Address of a server with the same weights, for re-scoring.")] = "",
 ) -> None:
-    """Check the laws on a file's rollouts and, with --base-url, re-score their tokens."""
-    ledgers = store.read(file)  # checks every law that needs only the ledger
+    """Check the laws on rollouts and, with --base-url, re-score their tokens."""
+    with Rollouts(paths) as rollouts:
+        ledgers = list(_checked(rollouts))
     turns = sum(len(ledger) for ledger in ledgers)
     console.print(laws_line(len(ledgers), turns))
     if base_url:
-        console.print(asyncio.run(_rescore(ledgers, backend or _backend_of(ledgers), base_url)))
+        name = backend or _backend_of(ledgers)
+        console.print(f"connecting to {base_url} and re-scoring", style="dim", markup=False, highlight=False)
+        console.print(asyncio.run(_rescore(ledgers, name, base_url)))
 
 
 def _backend_of(ledgers: list[Ledger]) -> str:
@@ -118,7 +215,13 @@ def main() -> None:
     try:
         app()
     except (*EXPECTED_ERRORS, CollectError, store.SchemaError) as error:
-        VisibleConsole(stderr=True).print(
-            f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        print_error(error)
         sys.exit(1)
+
+
+def print_error(error: Exception) -> None:
+    """Print an error without a traceback, and where the documentation explains it."""
+    console, name = VisibleConsole(stderr=True), type(error).__name__
+    console.print(f"{name}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
+        console.print(f"See docs/errors.md#{name.lower()}", style="dim", markup=False, highlight=False, soft_wrap=True)

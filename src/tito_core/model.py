@@ -17,13 +17,21 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core.backend.protocol import Backend
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, short_repr
 from tito_core.chat.certificate import Certificate
 from tito_core.chat.message_check import check_messages, check_opening
 from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.policy import PolicyOptions, check_arguments, connect, run_blocking
+from tito_core.policy import (
+    OnStage,
+    PolicyOptions,
+    check_arguments,
+    connect,
+    refuse_ignored,
+    run_blocking,
+    stage_printer,
+)
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
 from tito_core.turn.call_report import ParseReport
 from tito_core.turn.commit import Recording
@@ -62,8 +70,12 @@ class Policy(PolicyParts):
         tokenizer: str | PreTrainedTokenizerBase,
         **options: Unpack[PolicyOptions],
     ) -> Policy:
-        """Run `connect_async` from synchronous code. It blocks; in async code, await `connect_async` instead."""
-        return run_blocking(cls.connect_async(backend=backend, base_url=base_url, tokenizer=tokenizer, **options))
+        """Run `connect_async` from synchronous code. It blocks; in async code, await `connect_async` instead.
+
+        On a terminal and in a notebook each stage is printed when it begins, unless logging shows it.
+        """
+        given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
+        return run_blocking(cls._connected(given, stage_printer()))
 
     @classmethod
     async def connect_async(
@@ -93,8 +105,15 @@ class Policy(PolicyParts):
             BackendError: The server cannot be reached, or does not answer as expected.
             LawViolationError: The server uses another tokenizer (law 15).
         """
-        check_arguments("Policy.connect", options, [*PolicyOptions.__annotations__, *CONNECTED_TO], backend)
-        parts = await connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **options)
+        given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
+        return await cls._connected(given, None)
+
+    @classmethod
+    async def _connected(cls, given: dict[str, Any], on_stage: OnStage | None) -> Policy:
+        options = {name: value for name, value in given.items() if name not in CONNECTED_TO}
+        known = [*PolicyOptions.__annotations__, *CONNECTED_TO]
+        check_arguments("Policy.connect", options, known, given["backend"])
+        parts = await connect(**given, on_stage=on_stage)
         return cls(**{part.name: getattr(parts, part.name) for part in fields(parts)})
 
     def model(self, *, ledger: Ledger | None = None, **options: Unpack[RolloutOptions]) -> TITOModel:
@@ -106,11 +125,22 @@ class Policy(PolicyParts):
         """
         return TITOModel.of(self, ledger, **options)
 
+    def __repr__(self) -> str:
+        tokenizer = short_repr(self.tokenizer.name_or_path)
+        return f"<Policy {_server(self)}, tokenizer {tokenizer}, parser {self.detected.name!r}>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "A Policy cannot be copied or pickled, since it holds connections to the server. Send the arguments of "
             "Policy.connect and connect in the other process. Ledgers and trajectories can be pickled."
         )
+
+
+def _server(policy: PolicyParts) -> str:
+    """Return the engine, its version and its model. A server reports the last two, so they may be any text."""
+    info = policy.info
+    version = "of unknown version" if info.version is None else short_repr(info.version)[1:-1]
+    return f"{info.backend} {version}, model {short_repr(info.model)}"
 
 
 class TITOModel(Model):
@@ -152,6 +182,8 @@ class TITOModel(Model):
         rollout: Any = {name: policy_options.pop(name) for name in RolloutOptions.__annotations__ if name in options}
         settings = Settings.of(**rollout)  # before connecting, so that bad input fails at once
         if model_id is not None:
+            if not isinstance(backend, str):
+                refuse_ignored(backend, {"model_id": model_id})
             policy_options["model"] = model_id
         policy = Policy.connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **policy_options)
         self._begin(policy, ledger, settings)
@@ -178,6 +210,9 @@ class TITOModel(Model):
         self.policy = policy
         self._settings = settings.at(policy.info)
         self._recording = Recording(policy, ledger)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {_server(self.policy)}: {self.ledger!r}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -45,6 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+OnStage = Callable[[str], None]
+
+
+def stage_printer() -> OnStage | None:
+    """Return a function that prints a stage of connecting on a terminal or in a notebook.
+
+    None if nobody would see it, or if logging shows it already.
+    """
+    is_watched = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    if not is_watched or logger.isEnabledFor(logging.INFO):
+        return None
+    return lambda text: print(text, file=sys.stderr, flush=True)
 
 
 class PolicyOptions(BackendOptions, total=False):
@@ -81,6 +94,19 @@ def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], b
         refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *own])))
 
 
+def refuse_ignored(backend: Backend, given: Mapping[str, Any]) -> None:
+    """Refuse arguments beside a backend object, which is made with its own.
+
+    Raises:
+        InvalidValueError: One of them is set.
+    """
+    if names := [name for name, value in given.items() if value is not None and value != ""]:
+        raise InvalidValueError(
+            f"{', '.join(names)} cannot be set beside a backend object ({type(backend).__name__}), which has its own "
+            "address and options. Make the object with them, or pass the backend's name."
+        )
+
+
 async def connect(
     *,
     backend: str | Backend,
@@ -91,19 +117,28 @@ async def connect(
     template_arguments: Mapping[str, Any] | None = None,
     content_tokens: ContentTokens = "inert",
     store: LedgerFile | str | PathLike[str] | None = None,
+    on_stage: OnStage | None = None,
     **options: Any,
 ) -> PolicyParts:
-    """Connect a policy; see `Policy.connect_async`."""
+    """Connect a policy; see `Policy.connect_async`. `on_stage` is called when a stage begins."""
+
+    def stage(message: str, *values: object) -> None:
+        logger.info(message, *values)
+        if on_stage is not None:
+            on_stage(message % values)
+
     check_backend(backend)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
     file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
     if file is not None and not file.appends:
         raise ValueError(f"{file.path} was opened for reading. Open it with LedgerFile(path, 'a') to append turns.")
+    if not isinstance(backend, str):
+        refuse_ignored(backend, {"base_url": base_url, **options})
     engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
     check_backend(engine)
     name = getattr(tokenizer, "name_or_path", tokenizer)
-    logger.info("tokenizer=<%s> | loading the tokenizer and certifying its chat template", name)
+    stage("tokenizer=<%s> | loading the tokenizer and certifying its chat template", name)
     bound = bind(
         tokenizer,
         parser,
@@ -111,18 +146,18 @@ async def connect(
         template_arguments=template_arguments,
         content_tokens=content_tokens,
     )
-    logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
+    stage("parser=<%s> | %s", bound.detected.name, bound.detected.why)
     probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
-    logger.info("backend=<%s> | connecting to the server", engine.name)
+    stage("backend=<%s> | connecting to the server", engine.name)
     info = await connected(engine)
-    logger.info(
+    stage(
         "model=<%s>, version=<%s> | comparing the server's tokenizer",
         printable(info.model),
         printable(str(info.version)),
     )
     # Before anything is sampled: ids of another vocabulary may be past the end of the server's.
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
-    logger.info("measuring the semantics of the server's logprobs")
+    stage("measuring the semantics of the server's logprobs")
     measured = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
     return PolicyParts(engine, common_measurement(measured), *bound, file, vocabulary=vocabulary)
 

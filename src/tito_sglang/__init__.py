@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     )
     from tito_sglang.rollout import Rollout
     from tito_sglang.sglang import SGLangModel
-    from tito_sglang.tool_parsers import get_tool_parser
+    from tito_sglang.token import Token, TokenManager
+    from tito_sglang.tool_parser import HermesToolCallParser, ToolCallParser, ToolCallParseResult
+    from tito_sglang.tool_parsers import UNKNOWN_TOOL_NAME, get_tool_parser
     from tito_sglang.utils import decode_routed_experts, get_client, get_client_from_slime_args, get_tokenizer
 
 __all__ = [
+    "UNKNOWN_TOOL_NAME",
+    "HermesToolCallParser",
     "LoopLimitReachedError",
     "LoopLimiter",
     "MaxMessagesReachedError",
@@ -44,6 +48,10 @@ __all__ = [
     "SGLangHTTPError",
     "SGLangModel",
     "SGLangThrottledError",
+    "Token",
+    "TokenManager",
+    "ToolCallParseResult",
+    "ToolCallParser",
     "ToolIterationLimiter",
     "ToolLimiter",
     "decode_routed_experts",
@@ -57,7 +65,11 @@ _MODULES = {
     "Rollout": "rollout",
     "SGLangClient": "client",
     "SGLangModel": "sglang",
+    "Token": "token",
+    "TokenManager": "token",
+    "UNKNOWN_TOOL_NAME": "tool_parsers",
     "get_tool_parser": "tool_parsers",
+    **dict.fromkeys(("HermesToolCallParser", "ToolCallParseResult", "ToolCallParser"), "tool_parser"),
     **dict.fromkeys((name for name in __all__ if name.startswith("SGLang") and name.endswith("Error")), "exceptions"),
     **dict.fromkeys(("decode_routed_experts", "get_client", "get_client_from_slime_args", "get_tokenizer"), "utils"),
 }

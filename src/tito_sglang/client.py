@@ -23,6 +23,8 @@ from tito_sglang.exceptions import as_sglang_error
 
 T = TypeVar("T")
 DEFAULT_MAX_CONNECTIONS = 1000
+NON_RETRYABLE_STATUS_CODES = frozenset({401, 403, 404})
+"""Statuses after which strands-sglang does not send a request again. Here it is so after every 4xx but 408 and 429."""
 _DEFAULT_NEW_TOKENS = 4096
 """Assumed bound on new tokens of a raw request that sets none; the server's default is 128."""
 _ANSWER: Any = dict[str, Any] | list[dict[str, Any]]
@@ -174,8 +176,10 @@ class SGLangClient:
         """Return the answer of `/model_info`, or None if that fails; no retries."""
         return await self._get_or_none("/model_info", dict[str, Any])
 
+    get_model_info = model_info  # its name in strands-sglang 0.1 and 0.2
+
     async def is_multimodal(self) -> bool:
-        """Return whether the model takes images. `SGLangModel` does not support them yet."""
+        """Return whether the model takes images."""
         if self._takes_images is None and (info := await self.model_info()) is not None:
             self._takes_images = bool(info.get("has_image_understanding"))
         return bool(self._takes_images)

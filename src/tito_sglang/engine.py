@@ -10,7 +10,7 @@ import uuid
 from importlib.resources import files
 from pathlib import Path
 
-from strands_tito.engines.spec import EngineSpec, Launch
+from strands_tito.engines.spec import TORCHVISION_STANDIN, EngineSpec, Launch
 
 _LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11", "3.12", "3.13")}
 
@@ -24,7 +24,12 @@ ENV = {
 
 
 def command(launch: Launch) -> list[str]:
-    """Return the server's command line. Without `--sleep-on-idle` an idle server uses a whole core."""
+    """Return the server's command line. Without `--sleep-on-idle` an idle server uses a whole core.
+
+    With `--mm-preprocess-cache-size-mb`, every family of models keeps a request's token ids; without it some decode
+    them to text and encode that again where a request has images.
+    """
+    images = ["--mm-preprocess-cache-size-mb", "64"] if launch.images else []
     return [
         str(launch.python), "-m", "sglang.launch_server",
         "--model-path", str(launch.model_path),
@@ -40,6 +45,7 @@ def command(launch: Launch) -> list[str]:
         "--max-total-tokens", "20000",
         "--max-running-requests", "16",
         "--sleep-on-idle",
+        *images,
         *launch.server_args,
     ]  # fmt: skip
 
@@ -48,10 +54,12 @@ def env(launch: Launch) -> dict[str, str]:
     """Return the environment. As in vLLM, torch's rendezvous uses a new file per start.
 
     The default is a TCP store, which torch always binds to all interfaces. `launch.dev_mode` has no effect, as SGLang
-    always enables its pause and weight endpoints.
+    always enables its pause and weight endpoints. Its cache of image features is off: it keeps the features of the old
+    weights when weights are loaded.
     """
     store = Path(tempfile.gettempdir(), f"tito-sglang-{uuid.uuid4().hex}")
-    return {**ENV, "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": store.as_uri()}
+    images = {"SGLANG_VLM_CACHE_SIZE_MB": "0"} if launch.images else {}
+    return {**ENV, **images, "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": store.as_uri()}
 
 
 SPEC = EngineSpec(
@@ -64,7 +72,7 @@ SPEC = EngineSpec(
     env=env,
     import_check="import sglang.launch_server, sglang.srt.entrypoints.http_server",
     check_env=ENV,
-    standins=Path(str(files("tito_sglang") / "standins")),
+    standins=(TORCHVISION_STANDIN, Path(str(files("tito_sglang") / "standins"))),
     standin_startup="tito_torchvision_ops",
     processed_logprobs=True,
     grace_s=2.0,  # it checks for SIGTERM only every 5 s, and has nothing to save

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
 from strands_tito.compat.lazy_model import LazyModel, check_tokenizer, refuse_overrides
@@ -13,9 +12,10 @@ from strands_tito.compat.sampling_names import neutral_sampling
 from tito_core.backend.errors import BackendError
 from tito_core.backend.optional_outputs import OptionalOutputs
 from tito_core.backend.typed_values import refuse_unknown
-from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.messages import template_tools
 from tito_core.model import Policy
 from tito_core.settings import RolloutOptions, Settings
+from tito_sglang import message_format
 from tito_sglang.client import SGLangClient
 from tito_sglang.exceptions import as_sglang_error
 from tito_sglang.text_calls import resolve, with_text_parser
@@ -148,12 +148,11 @@ class SGLangModel(LazyModel):
         """
         return self.rollout.joined_routed_experts()
 
-    @staticmethod
-    def format_messages(messages: Messages, system_prompt: str | None = None) -> list[dict[str, Any]]:
-        """Return a history as chat templates read it; each tool result is a message of the role "tool"."""
-        return [dict(message) for message in template_messages(messages, system_prompt)]
-
+    format_messages = staticmethod(message_format.format_messages)
     format_request_messages = format_messages
+    format_content_block = staticmethod(message_format.format_content_block)
+    sort_tool_results = staticmethod(message_format.sort_tool_results)
+    collect_image_data = staticmethod(message_format.collect_image_data)
 
     @staticmethod
     def format_tool_specs(tool_specs: list[ToolSpec]) -> list[dict[str, Any]]:
@@ -162,6 +161,7 @@ class SGLangModel(LazyModel):
 
     def _shared_policy(self) -> Policy:
         _check_generate(self.client)
+        self._format, self._text_parser = resolve(self.tool_parser)  # its patterns may have been replaced
         loaded = self.tokenizer if isinstance(self.tokenizer, str) else id(self.tokenizer)
         key = (loaded, self._format, *self._template_arguments.items())
         policy = self.client.policies.get(key, self._connect_policy)

@@ -23,7 +23,7 @@ def stream_interval(request: TokenRequest) -> int:
 
     With one token per event, streaming 1,000 tokens after a prompt of 32,000 would transfer 32 million ids.
     """
-    repeated = len(request.input_ids) + request.sampling.max_new_tokens // 2
+    repeated = request.least_length + request.sampling.max_new_tokens // 2
     return 1 + repeated // _REPEATED
 
 

@@ -53,8 +53,6 @@ def resolve(parser: ToolParser | str | None) -> tuple[str, ToolParser | None]:
             f"tool_parser must be a name or a subclass of tito_sglang.tool_parsers.ToolParser, not {parser!r}."
         )
     name = parser.name if isinstance(parser, FormatToolParser) else _DEFAULT_FORMAT
-    if isinstance(parser, FormatToolParser) and not parses_text(parser):
-        parser.check_patterns()
     return name, parser if parses_text(parser) else None
 
 
@@ -132,4 +130,5 @@ class _TextSession(TurnSession):
                 yield ParsedCall(CallStatus.MALFORMED, name, None, raw or result.payload, start, stop, reason)
             else:
                 reason = f"The call was found {source}, not by token id."
-                yield ParsedCall(CallStatus.LENIENT, result.name, dict(arguments), raw, start, stop, reason)
+                call_id = result.id if isinstance(result.id, str) else None
+                yield ParsedCall(CallStatus.LENIENT, result.name, dict(arguments), raw, start, stop, reason, call_id)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, Capabilities
 from tito_core.backend.protocol import NOTHING, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.image import Image
 
 
 class FinishReason(msgspec.Struct):
@@ -52,6 +55,7 @@ class MetaInfo(msgspec.Struct):
     output_top_logprobs: list[list[LogprobEntry]] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
+    image_tokens: int | None = None
 
 
 class Generation(msgspec.Struct):
@@ -66,6 +70,8 @@ class ModelInfo(msgspec.Struct):
     """`/model_info`."""
 
     weight_version: str | None = None
+    has_image_understanding: bool = False
+    model_type: str | None = None
 
 
 class Load(msgspec.Struct):
@@ -88,6 +94,8 @@ class ServerInfo(msgspec.Struct):
     enable_priority_scheduling: bool | None = None
     schedule_low_priority_values_first: bool | None = None
     sampling_mask_max_tokens: int | None = None
+    limit_mm_data_per_request: dict[str, int] | None = None
+    mm_preprocess_cache_size_mb: int | None = None
 
 
 _SAFE_TOP_LOGPROBS = 1000
@@ -128,6 +136,38 @@ def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilit
         lower_first=bool(info.schedule_low_priority_values_first),
         options=OPTIONS,
     )
+
+
+_KEEPS_IDS = ("qwen3_vl", "qwen3_vl_moe", "kimi_k3")
+"""Model types whose image processor reads token ids without `--mm-preprocess-cache-size-mb` (0.5.23)."""
+
+
+def image_support(model: ModelInfo | None, server: ServerInfo | None) -> ImageSupport:
+    """Return whether the server takes images, and how many in one request.
+
+    A server that decodes a request's ids to text and encodes that again could take text for an image (law 6): it counts
+    as one that takes none.
+    """
+    if model is None or not model.has_image_understanding:
+        return ImageSupport(remedy="Serve a model that takes images.")
+    if server is not None and not server.mm_preprocess_cache_size_mb and model.model_type not in _KEEPS_IDS:
+        return ImageSupport(
+            remedy=f"With images, it decodes a prompt of {model.model_type} to text and encodes that again. "
+            "Start it with --mm-preprocess-cache-size-mb 64, which keeps the ids."
+        )
+    limits = (server or ServerInfo()).limit_mm_data_per_request or {}
+    return ImageSupport(True, limits.get("image"))
+
+
+def image_fields(images: Sequence[Image]) -> dict[str, Any]:
+    """Return the fields of images. The server compares each hash with the data, and caches features by it.
+
+    `mm_hashes` is never sent: with an image that it has not seen, 0.5.23 dies.
+    """
+    return {
+        "image_data": [data_url_json(image) for image in images],
+        "mm_content_hashes": [f"sha256:{image.sha256.hex()}" for image in images],
+    }
 
 
 def optional_request_fields(request: TokenRequest) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, documents
+from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, data_of, documents
 
 
 def read(exchange: WireExchange) -> WireGeneration | None:
@@ -17,6 +17,9 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation = WireGeneration(sent["rid"], list(sent["input_ids"]), sampling)
     answers = documents(exchange)
     meta = answers[-1]["meta_info"]
+    generation.images = [data_of(url["url"] if isinstance(url, dict) else url) for url in sent.get("image_data") or ()]
+    generation.image_names = sent.get("mm_content_hashes") or [None] * len(generation.images)
+    generation.image_tokens = meta.get("image_tokens")
     generation.completion_tokens = meta.get("completion_tokens")
     generation.output_ids = _whole([answer["output_ids"] for answer in answers], generation.completion_tokens)
     tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]

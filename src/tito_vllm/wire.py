@@ -6,13 +6,16 @@ Measured with 0.30 to 0.32.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import NOTHING, RawScores, ScoredTokens, TokenRequest
 from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.image import Image
 
 
 class Logprobs(msgspec.Struct):
@@ -128,13 +131,27 @@ class Generated(msgspec.Struct):
     sampling_mask: list[list[int]] | None = None
 
 
+class PlaceholderRange(msgspec.Struct):
+    """One entry of `mm_placeholders`: where an image's placeholders stand in the prompt."""
+
+    offset: int
+    length: int
+
+
+class Placeholders(msgspec.Struct):
+    """`mm_placeholders`; null for a prompt of text."""
+
+    image: list[PlaceholderRange] | None = None
+
+
 class Generation(msgspec.Struct):
-    """Response of `/inference/v1/generate`."""
+    """Response of `/inference/v1/generate`; no `mm_placeholders` in older versions."""
 
     choices: list[Generated]
     usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = NOTHING
     prompt_logprobs: PromptLogprobs = None
+    mm_placeholders: Placeholders | None = None
 
 
 class WeightInfo(msgspec.Struct):
@@ -181,6 +198,35 @@ def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
     most = None if found is None else max(int(found[1]) - one_more, 0)
     mask = None if one_more else False  # `/v1/completions` has no field for it
     return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, options=OPTIONS)
+
+
+IMAGES_PROBED = 1000
+"""More images than servers take by default (999)."""
+_SCALE_OUT = "Start it with --enable-scale-out: only /inference/v1/generate takes images."
+_VISION_MODEL = "Serve a model that takes images, with vLLM 0.30 or newer."
+
+
+def image_support(refusal: str | None) -> ImageSupport:
+    """Read from the refusal of too many images how many the server takes; None where the endpoint is closed."""
+    if refusal is None:
+        return ImageSupport(remedy=_SCALE_OUT)
+    found = re.search(r"At most (\d+) image", refusal)
+    if found is None:  # a limit above the probe's number, or no images at all
+        return ImageSupport("Cache miss for image" in refusal, remedy=_VISION_MODEL)
+    most = int(found[1])
+    raised = "Raise --limit-mm-per-prompt, or serve a model that takes images."
+    return ImageSupport(most > 0, most, _VISION_MODEL if most else raised)
+
+
+def image_parts(images: Sequence[Image]) -> list[dict[str, Any]]:
+    """Return `content_parts`. The data always travel: a server that lost its cache would refuse the id alone."""
+    return [{"type": "image_url", "url": data_url_json(image), "uuid": image.sha256.hex()} for image in images]
+
+
+def media_of(placeholders: Placeholders | None) -> list[tuple[int, int]] | None:
+    """Return `mm_placeholders` as `RawResponse.media`."""
+    ranges = None if placeholders is None else placeholders.image
+    return None if ranges is None else [(each.offset, each.length) for each in ranges]
 
 
 def optional_request_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, documents
+from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, data_of, documents
 
 
 def read(exchange: WireExchange) -> WireGeneration | None:
@@ -20,7 +20,12 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation = WireGeneration(
         exchange.headers["x-request-id"], list(sent["token_ids" if generates else "prompt"]), sampling
     )
+    parts = [part for part in sent.get("content_parts") or () if part["type"] == "image_url"]
+    generation.images = [data_of(part.get("url")) for part in parts]
+    generation.image_names = [part.get("uuid") for part in parts]
     for answer in documents(exchange):
+        if placed := (answer.get("mm_placeholders") or {}).get("image"):
+            generation.image_spans = [(span["offset"], span["length"]) for span in placed]
         if answer.get("usage"):
             generation.prompt_tokens = answer["usage"]["prompt_tokens"]
             generation.completion_tokens = answer["usage"]["completion_tokens"]

@@ -22,11 +22,13 @@ from support.backends import (
 )
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError
 from tito_core.backend.calls import generate
+from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.ledger.turn import VersionSpan
+from tito_sglang.backend import SGLangBackend
 
 CALLS = {
     "vllm": ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"],
-    "sglang": ["/pause_generation", "/update_weights_from_disk", "/continue_generation"],
+    "sglang": ["/model_info", "/pause_generation", "/update_weights_from_disk", "/continue_generation"],
 }
 
 
@@ -76,7 +78,7 @@ async def test_weights_that_cannot_be_loaded_leave_the_server_paused(kind: Kind)
     assert str(caught.value).startswith(
         f"{kind} could not load the weights in '/no/such' as 'step-18' ({kind} at http:"
     )
-    assert paths == [path.partition("?")[0] for path in CALLS[kind][:2]]
+    assert paths == [path.partition("?")[0] for path in CALLS[kind][: {"vllm": 2, "sglang": 3}[kind]]]
 
 
 async def test_weights_need_a_name() -> None:
@@ -99,12 +101,31 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize("images", [True, False])
+async def test_features_of_images_from_old_weights_are_not_kept(images: bool) -> None:
+    """SGLang may keep them, and no endpoint tells; nothing is sent unless the caller knows that it does not."""
+    sent: list[str] = []
+
+    def handler(request: Received) -> WireResponse:
+        sent.append(request.path)
+        return http_response(200, json={"has_image_understanding": images, "weight_version": "a"})
+
+    backend = SGLangBackend("http://scripted", http_transport=over_socket(Handler(handler)))
+    if images:
+        with pytest.raises(UnsupportedByServerError, match=r"SGLANG_VLM_CACHE_SIZE_MB=0.*images_uncached=True"):
+            await backend.load_weights("/w", "step-1")
+        assert sent == ["/model_info"]
+    await backend.load_weights("/w", "step-1", images_uncached=images)
+    assert sent[-3:] == CALLS["sglang"][1:]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_requests_to_each_engine_for_new_weights(kind: Kind) -> None:
     sent: dict[str, bytes] = {}
 
     def handler(request: Received) -> WireResponse:
-        assert request.method == "POST"
+        if request.method == "GET":
+            return http_response(404)
         sent[request.path] = request.content
         return http_response(200)
 

@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tito_core.backend.http.bodies import (
     BASE_BYTES,
     ERROR_BYTES,
     EXPERT_BYTES,
+    IMAGE_TOKENS,
     INFO_BYTES,
     MASK_BYTES,
     SCORED_BYTES,
@@ -39,9 +41,12 @@ from tito_core.backend.http.bodies import (
     size_of,
     text_of,
 )
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.http.transport import EngineHttp, HttpRequest
+from tito_core.backend.images import PromptImages
 from tito_core.backend.optional_outputs import OptionalOutputs
 from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger import Image
 from tito_sglang.stream import stream_events
 
 MIB = 1 << 20
@@ -445,6 +450,72 @@ def test_the_limit_grows_with_the_request(prompt: int, sampled: int, more: int, 
     assert base.body <= size_of(prompt, sampled, EVERYTHING.model_copy(update={"top_logprobs": top}), top_k=top_k).body
     assert base.body < base.stream
     assert isinstance(base, AnswerSize)
+
+
+@given(st.data())
+def test_the_limit_is_the_sum_of_its_parts(data: st.DataObject) -> None:
+    """The parts are those of the table in docs/errors.md."""
+    prompt, sampled = data.draw(SIZES), data.draw(SIZES)
+    top, top_k, repeats = data.draw(st.integers(0, 1024)), data.draw(st.integers(-1, 10**5)), data.draw(SIZES)
+    shape: Any = data.draw(st.sampled_from([False, True, (3, 5)]))
+    scores, prompt_logprobs = data.draw(st.booleans()), data.draw(st.booleans())
+    asked = OptionalOutputs(top_logprobs=top, prompt_logprobs=prompt_logprobs, routed_experts=shape)
+    parts = [
+        BASE_BYTES,
+        TOKEN_BYTES * (prompt + sampled),
+        SCORED_BYTES * top * sampled,
+        MASK_BYTES * top_k * sampled if top_k > 0 else 0,
+        SCORED_BYTES * prompt if scores or prompt_logprobs else 0,
+        EXPERT_BYTES * (prompt + sampled) * {False: 0, True: UNKNOWN_EXPERTS, (3, 5): 15}[shape],
+    ]
+    found = size_of(prompt, sampled, asked, top_k=top_k, repeats=repeats, scores=scores)
+    assert (found.body, found.stream) == (sum(parts), sum(parts) * (1 + repeats))
+
+
+@given(old=st.integers(0, 3), new=st.integers(0, 3), length=st.integers(1, 9))
+def test_the_limit_counts_the_tokens_of_images(old: int, new: int, length: int) -> None:
+    picture = Image(b"x", "png", 28, 28)
+    asked = request_of([7] * (old + new) + [5])
+    images = PromptImages((picture,) * (old + new), 7, (length,) * old)
+    more = old * (length - 1) + new * IMAGE_TOKENS
+    assert answer_size(replace(asked, images=images)).body == answer_size(asked).body + more * TOKEN_BYTES
+
+
+def test_text_is_decompressed_no_further_than_its_limit() -> None:
+    bomb, limit = gzip.compress(bytes(64 * MIB)), 3 * MIB // 4
+    with held() as peak:
+        assert text_of(bomb, "gzip", "", limit) == "\0" * limit
+    assert peak[0] < 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("charset", "body", "text"),
+    [
+        ("shift_jis", "あ".encode("shift_jis") + b"\xff", "あ\ufffd"),
+        ("latin-1", b"\xe9", "é"),
+        ("none-such", "é".encode() + b"\xff", "é\ufffd"),
+        ("", "é".encode() + b"\xff", "é\ufffd"),
+    ],
+)
+def test_a_text_is_read_in_its_charset(charset: str, body: bytes, text: str) -> None:
+    assert text_of(body, "", f"text/plain; charset={charset}" if charset else "text/plain", 99) == text
+
+
+async def test_a_body_of_an_announced_length_above_the_limit_is_not_read() -> None:
+    read: list[int] = []
+
+    async def raw() -> AsyncIterator[bytes]:
+        read.append(1)
+        yield b"x" * 10
+
+    async def release() -> None: ...
+
+    for length in ("11", "99999999999"):
+        with pytest.raises(BodyTooLargeError) as caught:
+            await HttpResponse(200, {"content-length": length}, raw(), release).read(10)
+        assert (caught.value.limit, read) == (10, [])
+    for headers in ({"content-length": "10"}, {"content-length": "?"}, {}):
+        assert await HttpResponse(200, headers, raw(), release).read(10) == b"x" * 10
 
 
 def test_the_docs_list_the_limits() -> None:

@@ -16,6 +16,8 @@ from support.backends import PROMPT
 from support.reported import OUTPUT, READER, refused, request
 from tito_core.backend import RawResponse
 from tito_core.backend.column_validation import ColumnValidation
+from tito_core.backend.images import PromptImages
+from tito_core.ledger import Image
 
 NAMES = {"top": "top_logprobs", "prompt": "prompt_logprobs", "experts": "routed_experts", "mask": "sampling_mask"}
 TOP = [(21, -1.0), (30, -1.5)], [(22, -2.0), (30, -0.5)], [(2, -3.0), (31, -0.1)]
@@ -226,3 +228,27 @@ def test_all_optional_outputs_together() -> None:
     assert set(columns(ALL, top_k=2, top=TOP, **said)) == {
         *("top_ids", "top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask")
     }
+
+
+def test_values_of_numpy_are_pythons() -> None:
+    rows = [[(np.int32(token), np.float32(logprob)) for token, logprob in row] for row in TOP]
+    found = columns({"top_logprobs": 2}, top=rows)
+    assert found["top_ids"].values.tolist() == [[21, 30], [30, 22], [31, 2]]
+
+
+def test_logprobs_of_image_tokens_in_the_prompt_are_missing() -> None:
+    """Engines report another id there, and a number that means nothing."""
+    sent = replace(
+        request({"prompt_logprobs": True}),
+        images=PromptImages((Image(b"x", "png", 28, 28),), PROMPT[2], (1,)),
+    )
+    logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
+
+    def column(*prompt: Any) -> Any:
+        raw = RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, prompt_logprobs=prompt)
+        return ColumnValidation(READER, sent, np.array(OUTPUT, np.int32), logprobs).columns(raw)["prompt_logprobs"]
+
+    for token, number in ((99, 7.0), (99, None), (PROMPT[2], -1.0)):
+        found = column((12, -1.0), (token, number), (14, -2.0), (15, -3.0))
+        assert (found.start, np.nan_to_num(found.values, nan=9.0).tolist()) == (1, [-1.0, 9.0, -2.0, -3.0])
+    refused("Law 4.*id 12 at offset 1.*99", lambda: column((99, -1.0), (13, -1.0), (14, -2.0), (15, -3.0)))

@@ -14,6 +14,7 @@ from support.backends import Waits
 from support.raw_server import Ends, RawServer, full_backlog
 from support.tls import server_context
 from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
+from tito_core.backend.http import transport
 from tito_core.backend.http.connections import ConnectionPool
 from tito_core.backend.http.transport import EngineHttp, HttpRequest
 
@@ -227,3 +228,20 @@ async def test_an_invalid_header_is_refused_unsent(value: str) -> None:
     assert repr(value) in str(caught.value)
     assert not caught.value.sent
     assert server.heads == []
+
+
+@pytest.mark.parametrize(("given", "waited"), [(0.3, 0.3), (20.0, 1.0)])
+async def test_a_check_for_tls_is_short(monkeypatch: pytest.MonkeyPatch, given: float, waited: float) -> None:
+    """A server that hangs up may be slow to answer a handshake, too."""
+    asked: list[tuple[str, float]] = []
+
+    async def speaks_tls(url: str, within_s: float) -> bool:
+        asked.append((url, within_s))
+        return False
+
+    monkeypatch.setattr(transport, "speaks_tls", speaks_tls)
+    with RawServer(b"", ends="close") as server:
+        error, retries = await failing(server.url, connect_timeout_s=given)
+    fails_as(error, "closed", sent=True)
+    assert asked == [(server.url, waited)], "it is not asked again"
+    assert retries == 2

@@ -12,6 +12,7 @@ from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.backend import Capabilities, EngineInfo, ProtocolViolationError
 from tito_core.backend.calls import generate, score, tokenize
+from tito_core.backend.images import ImageSupport
 from tito_core.backend.registry import check_backend
 from tito_core.backend.typed_values import InvalidValueError
 
@@ -47,6 +48,21 @@ def test_each_capability_is_checked(name: str, value: Any) -> None:
     fields: dict[str, Any] = {name: value}
     with pytest.raises(ProtocolViolationError, match="capabilities="):
         EngineInfo("liar", "m", 100, "1", capabilities=Capabilities(**fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("accepted", 1), ("accepted", None), ("most", -1), ("most", "5"), ("most", True), ("remedy", None)],
+)
+def test_each_part_of_image_support_is_checked(name: str, value: Any) -> None:
+    fields: dict[str, Any] = {"accepted": True, "most": 4, "remedy": "Start it with --so.", name: value}
+    with pytest.raises(ProtocolViolationError, match="images="):
+        EngineInfo("liar", "m", 100, "1", images=ImageSupport(**fields))
+
+
+@pytest.mark.parametrize("most", [None, 0, 1, 10**6])
+def test_a_server_may_take_any_number_of_images(most: int | None) -> None:
+    assert EngineInfo("liar", "m", 100, "1", images=ImageSupport(True, most)).images.most == most
 
 
 class Third:

@@ -8,12 +8,13 @@ import gzip
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
-from tito_core.backend.http.connections import ConnectionPool, HttpResponse
+from tito_core.backend.http.connections import ConnectionPool, HttpResponse, LoopEndingError, LoopTransports
 from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
 from tito_core.backend.id_text import IdText, Pieces
 
@@ -214,3 +215,51 @@ async def test_a_custom_transport_gets_the_same_request() -> None:
         ("POST", "http://h:8000/base/x", whole) for whole in wholes
     ]
     assert [headers.get("Content-Length") for _, _, headers, _ in seen] == [None, None, str(len(wholes[-1]))]
+
+
+async def test_cookies_are_not_kept() -> None:
+    async with listening(answer(b"{}", "Set-Cookie: a=b; Path=/")) as listener:
+        pool = ConnectionPool()
+        for _ in range(2):
+            # A name, since aiohttp keeps no cookies of an address.
+            reply = await pool.send("GET", f"http://localhost:{listener.port}/x", {}, b"")
+            await reply.aclose()
+        await pool.aclose()
+    assert len(listener.heads) == 2
+    assert [line for head in listener.heads for line in head if line.lower().startswith("cookie")] == []
+
+
+@pytest.mark.parametrize("socket", [None, "/tmp/none.sock"])
+@pytest.mark.parametrize("limit", [0, 7])
+async def test_a_pool_has_its_limit_of_connections(socket: str | None, limit: int) -> None:
+    """aiohttp's own default of 100 would hold back rollouts without a word."""
+    pool = ConnectionPool(socket, limit)
+    assert pool._session.connector is not None
+    assert pool._session.connector.limit == limit
+    await pool.aclose()
+
+
+def test_a_loop_that_has_closed_its_transport_gets_no_other() -> None:
+    closed: list[str] = []
+
+    class Transport:
+        async def aclose(self) -> None:
+            closed.append("closed")
+
+    async def held() -> Any:
+        return transports.held
+
+    transports = LoopTransports(Transport)  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    try:
+        first = loop.run_until_complete(transports.current())
+        assert loop.run_until_complete(transports.current()) is first
+        loop.run_until_complete(transports.aclose())
+        assert loop.run_until_complete(transports.current()) is not first  # after an own close it may go on
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        assert closed == ["closed", "closed"]
+        assert loop.run_until_complete(held()) is None
+        with pytest.raises(LoopEndingError):
+            loop.run_until_complete(transports.current())
+    finally:
+        loop.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -197,7 +198,8 @@ async def test_a_stream_that_is_not_text_is_shown_with_replacements() -> None:
 
 async def test_a_stream_that_breaks_off() -> None:
     error = await streamed(EVENT)
-    assert (type(error), error.sent) == (EngineConnectionError, True)
+    assert isinstance(error, EngineConnectionError)
+    assert (error.sent, error.reason) == (True, "closed")
     assert re.search("sglang at http://h/generate broke off.*log", str(error))
 
 
@@ -216,3 +218,34 @@ async def test_an_error_in_a_stream(error: str, status: int, kind: type[BackendE
     found = await streamed(EVENT + f'data: {{ "error": {error}}}\n'.encode())
     assert (type(found), found.status) == (kind, status)
     assert str(found).startswith(f"sglang at http://h/generate answered {status}: no. ")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_tls"),
+    [
+        (400, "Client sent an HTTP request to an HTTPS server.", True),
+        (400, '{"error": {"message": "Client sent an HTTP request to an HTTPS server."}}', False),
+        (400, ' {"message": "Client sent an HTTP request to an HTTPS server."}', False),
+        (500, "Client sent an HTTP request to an HTTPS server.", False),
+    ],
+)
+def test_only_a_proxys_page_says_that_the_address_needs_https(status: int, body: str, is_tls: bool) -> None:
+    """An engine's own JSON may quote such a sentence."""
+    error = error_from_status(B, status, body, {}, url="http://h:1/generate", request_id="r")
+    assert (getattr(error, "reason", None) == "tls") == is_tls
+    assert ("https://h:1" in str(error)) == is_tls
+
+
+def test_a_failure_without_a_text_is_named_by_its_type() -> None:
+    error = error_from_failure(
+        B, aiohttp.ConnectionTimeoutError(), url="http://h", connect_timeout_s=0.5, request_id=None
+    )
+    assert (getattr(error, "reason", None), "0.5 s" in str(error)) == ("never-opened", True)
+    silent = aiohttp.ConnectionTimeoutError()
+    silent.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+    error = error_from_failure(B, silent, url="http://h", connect_timeout_s=0.5, request_id=None)
+    assert (getattr(error, "reason", None), "ConnectionTimeoutError" in str(error)) == ("refused", True)
+    for failure in (aiohttp.ClientPayloadError(), ConnectionAbortedError()):
+        error = error_from_failure(B, failure, url="http://h", connect_timeout_s=0.5, request_id="r")
+        assert type(failure).__name__ in str(error)
+        assert (error.sent, error.request_id) == (True, "r")

@@ -14,7 +14,7 @@ from strands_tito.testing import UNAVAILABLE, ScriptedServer
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
 from tito_core.backend.calls import generate
-from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME_ECHO, IdText
+from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME_ECHO, IdText, in_pieces
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 turns = st.lists(ids, max_size=2 * PARTS)
@@ -186,3 +186,17 @@ def test_an_answer_without_a_whole_echo_is_unchanged() -> None:
         b'{"prompt_token_ids":[1,222]}',
     ):
         assert text.without_echo(answer) == answer
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+def test_a_large_body_is_cut_without_a_copy(length: int) -> None:
+    body = bytes(length)
+    found = in_pieces(body)
+    if length <= PIECE_BYTES:
+        assert found is body
+    else:
+        assert isinstance(found, tuple)
+        assert max(map(len, found)) <= PIECE_BYTES
+        assert all(isinstance(piece, memoryview) and piece.obj is body for piece in found)
+        assert b"".join(found) == body
+        assert in_pieces(found) is found

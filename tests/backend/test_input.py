@@ -22,8 +22,18 @@ from support.backends import (
     in_process_backend,
     request_of,
 )
-from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
-from tito_core.backend.calls import check_input_ids, check_sampling, clamp_new_tokens, generate, score
+from tito_core.backend import (
+    BadRequestError,
+    ContextLengthError,
+    Grammar,
+    OptionalOutputs,
+    SamplingParams,
+    create_backend,
+)
+from tito_core.backend.calls import generate, score
+from tito_core.backend.errors import printable
+from tito_core.backend.request_check import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.typed_values import InvalidValueError, short_repr
 
 BAD: list[tuple[Any, str]] = [
     ([], "non-empty list of token ids"),
@@ -172,3 +182,29 @@ async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
         in_process_backend(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=())
     )
     assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[engine_name(kind)] - len(PROMPT)
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@given(st.text())
+def test_values_are_shown_in_short_and_without_control_characters(text: str) -> None:
+    assert short_repr(Unshowable()) == "a value of type Unshowable"
+    assert repr(text).startswith(short_repr(text).removesuffix("..."))
+    shown = printable(text)
+    assert all(letter == "\n" or letter.isprintable() for letter in shown)
+    assert shown.count("\n") == text.count("\n")
+    assert not text.replace("\n", "").isprintable() or shown == text
+
+
+def test_a_wrong_option_is_named_with_its_value_but_a_key_is_not() -> None:
+    for name, value, shown in (("timeout_s", "soon", "'soon'"), ("max_attempts", None, "None"), ("api_key", 77, None)):
+        options: Any = {name: value}
+        with pytest.raises(InvalidValueError, match=name) as caught:
+            create_backend("vllm", "http://h", **options)
+        assert (shown or "another type") in str(caught.value)
+        assert "77" not in str(caught.value)
+    with pytest.raises(InvalidValueError, match=r"optional output 'top_logprob'.*'top_logprobs'"):
+        OptionalOutputs.of({"top_logprob": 2})

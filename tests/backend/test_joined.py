@@ -58,6 +58,7 @@ def test_the_next_request_samples_the_missing_tokens(
     asked = continuing(request, [part(ids) for ids in parts], number)
     assert asked.input_ids.tolist() == [*PROMPT, *there]
     assert asked.input_ids.dtype == np.int32
+    assert not asked.input_ids.flags.writeable
     assert (asked.request_id, asked.session_id) == (f"r-part{number}", "s")
     assert asked.sampling.max_new_tokens == 20 - len(there)
     assert asked.sampling.min_new_tokens == max(0, least - len(there))

@@ -423,7 +423,7 @@ SEMANTICS: list[tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = [
     (False, True, {"top_p": 0.9}, (False, 1.0, True)),
     (False, True, {}, (False, 1.0, False)),
     (False, None, {"grammar": {"kind": "regex", "value": "a"}}, (False, 1.0, True)),
-    (False, None, {"presence_penalty": 1.0}, (False, 1.0, False)),
+    (False, None, {"presence_penalty": 1.0}, (False, 1.0, True)),
     (True, None, {"temperature": 0.5}, (True, 0.5, False)),
     (True, None, {"temperature": 0.0}, (True, 1.0, False)),
     (True, False, {"top_k": 1}, (True, 1.0, False)),

@@ -244,6 +244,8 @@ def test_any_wrong_field_is_refused(name: str) -> None:
             continue
         sound(response)
         came.append(garbage)
+    if name in ("output_ids", "logprobs", "echoed"):
+        assert f"{name} must be a list of" in str(refused(ask, truth(**{name: 5.5})))
     most = {"message": 5, "stop": 6, "request_id": 6, "cached_tokens": 4, "latency_s": 6, "versions": 4, "finish": 1}
     assert len(came) <= most.get(name, 2), came
     assert {error.request_id for error in refusals} <= {"r"}

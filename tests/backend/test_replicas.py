@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strands_tito.testing import (
     THROTTLED,
@@ -33,8 +36,10 @@ from support.backends import (
 )
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
 from tito_core.backend.calls import generate, score
-from tito_core.backend.protocol import Backend, EngineAdmin, TokenRequest
-from tito_core.backend.replicas import OUT_S, Replicas
+from tito_core.backend.engine_info import EngineInfo
+from tito_core.backend.protocol import Backend, EngineAdmin, TokenChunk, TokenRequest
+from tito_core.backend.replicas import OUT_S, Replicas, agreed
+from tito_core.backend.retries import Retries
 
 
 class Clock:
@@ -262,3 +267,73 @@ async def test_different_logprob_modes_are_refused_at_connect() -> None:
     backend, _ = replicas("vllm", engines)
     with pytest.raises(BadRequestError, match="False on server 1 and True on server 2"):
         await Policy.connect_async(backend=backend, tokenizer=loaded)
+
+
+class Member:
+    """A third party's backend, which fails as it is told."""
+
+    name = "third"
+
+    def __init__(self, error: Exception | None = None, shows: bool = False) -> None:
+        self.error, self.shows, self.asked = error, shows, 0
+
+    async def connect(self) -> EngineInfo:
+        return EngineInfo("third", "m", 100, "1")
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> Any:
+        self.asked += 1
+        if self.shows:
+            on_chunk(TokenChunk(np.array([5])))
+        raise self.error or AssertionError
+
+    score = tokenize = generate
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("shows", [True, False])
+async def test_what_was_streamed_is_not_sent_again(marked: bool, shows: bool) -> None:
+    """Whether the backend marked its error, or only showed a chunk."""
+    error = ServerError("down", backend="third")
+    error.was_streamed = marked
+    members: list[Any] = [Member(error, shows) for _ in range(2)]
+    backend = Replicas(members, ["a", "b"], Retries(2, sleep=Waits()))
+    seen: list[int] = []
+    with pytest.raises(ServerError) as caught:
+        await backend.generate(request_of(), lambda chunk: seen.extend(chunk.output_ids.tolist()))
+    assert caught.value.was_streamed == (marked or shows)
+    assert sum(member.asked for member in members) == (1 if marked or shows else 2)
+    assert seen == [5] * shows
+
+
+@given(st.lists(st.none() | st.integers(0, 1), min_size=1, max_size=4))
+def test_servers_agree_in_every_known_fact(values: list[int | None]) -> None:
+    members: list[Any] = [Member() for _ in values]
+    backend = Replicas(members, [f"http://{number}" for number in range(len(members))], Retries(1))
+
+    async def ask(member: Any) -> int | None:
+        return values[members.index(member)]
+
+    async def run() -> Any:
+        return await agreed(backend, ask, lambda value: {"same": 5, "fact": value})
+
+    known = {number: value for number, value in enumerate(values, 1) if value is not None}
+    if len(set(known.values())) < 2:
+        assert asyncio.run(run()) == values
+        return
+    holder, first = next(iter(known.items()))
+    other = next(number for number, value in known.items() if value != first)
+    with pytest.raises(BadRequestError, match=f"fact is {first} on server {holder} and {1 - first} on server {other}"):
+        asyncio.run(run())
+
+
+async def test_one_backend_agrees_with_itself() -> None:
+    only: Any = Member()
+
+    async def ask(member: Any) -> Any:
+        return member
+
+    assert await agreed(only, ask, lambda _: {"fact": 1}) == [only]

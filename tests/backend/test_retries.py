@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,8 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.calls import generate
-from tito_core.backend.retries import LONGEST_WAIT_S
+from tito_core.backend.http import in_flight
+from tito_core.backend.retries import LONGEST_WAIT_S, Retries
 
 
 async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
@@ -177,7 +179,9 @@ async def test_the_last_throttling_has_retry_after() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kind) -> None:
+async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
     backend = backend_of(engine, timeout_s=0.1, sleep=waits)
     with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.1 s.*timeout_s"):
@@ -185,6 +189,10 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kin
     assert len(engine.requests) == 1
     assert waits.seconds == []
     assert await soon(lambda: not engine.running)
+    again: list[Any] = []
+    monkeypatch.setattr(in_flight, "_post", lambda *call: again.append(call))
+    backend._runner._in_flight.abort_all(time.monotonic() + 9)
+    assert again == [], "it is not aborted a second time at exit"
     assert [e.path for e in engine.exchanges if "abort" in e.path] == [
         {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]
     ]
@@ -233,3 +241,13 @@ async def test_a_storm_of_503_costs_each_rollout_its_attempts_and_no_more() -> N
 def test_invalid_retry_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
         backend_of(engine_of("vllm"), **{name: value})
+
+
+async def test_a_retry_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails(_: Any) -> None:
+        raise ServerError("It is\n  down,\n say.", backend="vllm")
+
+    with caplog.at_level("WARNING", "tito_core.backend.retries"), pytest.raises(ServerError):
+        await Retries(2, sleep=Waits())(fails)
+    [record] = caplog.records
+    assert record.getMessage().endswith("ServerError: It is down, say.")

@@ -254,7 +254,9 @@ MEANINGS: list[tuple[bool | None, dict[str, Any], tuple[float | None, bool]]] = 
     (False, {}, (1.0, False)),
     (False, {"temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, (1.0, False)),
     (False, {"temperature": 0.0}, (1.0, False)),
-    (False, {"presence_penalty": 1.0, "min_new_tokens": 3}, (1.0, False)),
+    (False, {"presence_penalty": 1.0}, (1.0, True)),
+    (False, {"min_new_tokens": 3}, (1.0, True)),
+    (False, {"extra": {"logit_bias": {"5": 1}}}, (1.0, True)),
     (False, {"grammar": REGEX}, (1.0, True)),
     # Processed ones are at the request's; greedy is at 1.
     (True, {}, (1.0, False)),
@@ -292,6 +294,13 @@ def test_semantics_of_every_combination(
     assert found.comparable_with_scoring() is (meaning == (1.0, False))
 
 
+def test_raw_logprobs_that_are_taken_before_penalties_stay_plain() -> None:
+    known = info(False, raw_before_penalties=True)
+    moved = {"presence_penalty": 1.0, "min_new_tokens": 3, "extra": {"logit_bias": {"5": 1}}}
+    assert semantics_of(known, SamplingParams(**moved)).adjusted is False
+    assert semantics_of(known, SamplingParams(grammar=REGEX)).adjusted is True
+
+
 CUT = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
 
 
@@ -326,19 +335,23 @@ def test_an_unknown_version_is_reported() -> None:
 @given(
     temperature=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
     top_k=st.sampled_from([-1, 1, 3]),
+    moved=st.sampled_from([{}, {"presence_penalty": 1.5}, {"extra": {"logit_bias": {"10": 5.0, "11": -5.0}}}]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=8)
 def test_comparable_semantics_imply_equal_scores(
-    kind: Kind, mode: str, temperature: float, top_k: int, seed: int
+    kind: Kind, mode: str, temperature: float, top_k: int, moved: dict[str, Any], seed: int
 ) -> None:
     """Whenever they say that scoring gives the same number, it does."""
     options, (processed_logprobs, truncated_logprobs) = MODES[mode]
 
     async def run() -> None:
         backend = in_process_backend(engine_of(kind, **options))
-        known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
-        request = request_of(temperature=temperature, top_k=top_k, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
+        before = (await backend.connect()).raw_before_penalties
+        known = info(processed_logprobs, truncated_logprobs=truncated_logprobs, raw_before_penalties=before)
+        request = request_of(
+            temperature=temperature, top_k=top_k, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,), **moved
+        )
         response = await generate(backend, request)
         scores = await score(backend, [*PROMPT, *response.output_ids.tolist()])
         same = np.allclose(scores[len(PROMPT) :], response.logprobs, atol=1e-5)

@@ -88,8 +88,8 @@ class Trained(Member):
     async def resume(self) -> None:
         await self._done("resume")
 
-    async def load_weights(self, path: str, version: str, *, running: str = "keep") -> None:
-        await self._done("load", path, version, running)
+    async def load_weights(self, path: str, version: str, *, running: str = "keep", **more: bool) -> None:
+        await self._done("load", path, version, running, *more)
 
     async def weight_version(self) -> str | None:
         await self._done("version")
@@ -374,8 +374,10 @@ async def test_load_weights_passes_its_arguments_to_all() -> None:
     await backend.pause("abort")
     await backend.load_weights("/w", "v2", running="abort")
     await backend.load_weights("/w", "v3")
+    await backend.load_weights("/w", "v4", images_uncached=True)
     await backend.resume()
     expected = [("pause", "keep"), ("pause", "abort"), ("load", "/w", "v2", "abort"), ("load", "/w", "v3", "keep")]
+    expected.append(("load", "/w", "v4", "keep", "images_uncached"))
     assert [member.calls for member in members] == [[*expected, ("resume",)]] * 2
     assert await backend.weight_version() == "w1"
     members[1].info = replace(INFO, weight_version="w2")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_core.backend.http.bodies import AnswerSize
+from tito_core.backend.http.bodies import AnswerSize, BodyTooLargeError
 from tito_core.backend.http.streaming import EventReader
 
 SIZE = AnswerSize(1 << 20, 1 << 20)
@@ -35,3 +36,23 @@ def test_events_after_done_and_incomplete_events_are_ignored() -> None:
     assert not reader.done
     assert reader.feed(b": 2}\ndata: [DONE]\n\ndata: more\n\n") == [b'{"b": 2}']
     assert reader.done
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 20), min_size=1, max_size=3), st.integers(0, 9))
+def test_a_line_and_a_stream_are_read_up_to_their_limits(limit: int, lengths: list[int], spare: int) -> None:
+    """Whatever comes in one piece is in memory already; so the lines come byte by byte."""
+    raw = b"\n".join(b"x" * length for length in lengths)
+    reader = EventReader(AnswerSize(limit, len(raw) + spare))
+    longest = next((at for at, length in enumerate(lengths) if length > limit), None)
+    fits = len(raw) if longest is None else sum(lengths[:longest]) + longest + limit
+    for at in range(fits):
+        assert reader.feed(raw[at : at + 1]) == []
+    if longest is not None:
+        with pytest.raises(BodyTooLargeError) as caught:
+            reader.feed(raw[fits : fits + 1])
+        assert caught.value.limit == limit
+    else:
+        reader.feed(b"\n" * spare)
+        with pytest.raises(BodyTooLargeError) as caught:
+            reader.feed(b"\n")
+        assert caught.value.limit == len(raw) + spare

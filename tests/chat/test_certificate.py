@@ -33,6 +33,7 @@ def test_a_certificate_says_all_that_was_found() -> None:
         "delta      rendered after a question",
         "probes     2 equal to the template's own rendering, 0 different",
         "tools      yes",
+        "images     no",
         "refuses    two results: one call at once",
         "rewrites   calls: anew",
         "rewrites   date: frozen",

@@ -21,7 +21,7 @@ from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokeni
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
-from tito_core.chat.comparison import MAX_COMPARED_TOKENS, Comparisons, shape_of
+from tito_core.chat.comparison import MAX_COMPARED_TOKENS, Comparisons, _text_before_delta, shape_of
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import RefusedError
 from tito_core.chat.template import ChatTemplate
@@ -234,3 +234,53 @@ def test_a_shape_is_of_kinds_and_not_of_content(messages: Any, others: Any, open
             kinds = [next(iter(block)) for block in history[-1]["content"]]
             more = [*history[:-1], {"role": "user", "content": [*history[-1]["content"], {"text": "!"}]}]
             assert shape_of(more, answered, system, tools) != shape, kinds
+
+
+def shown(*results: Any) -> Any:
+    blocks = [{"toolResult": {"toolUseId": f"call_{i}", "content": items}} for i, items in enumerate(results)]
+    return {"role": "user", "content": blocks}
+
+
+PICTURE: Any = {"image": {"format": "png", "source": {"bytes": b""}}}
+
+
+@pytest.mark.parametrize(
+    ("last", "kinds"),
+    [
+        ({"role": "user", "content": []}, ("user",)),
+        (shown([{"text": "a"}]), ("user", "toolResult")),
+        (shown([{"text": "a"}, PICTURE]), ("user", "toolResult with 1 images")),
+        (shown([PICTURE, PICTURE], []), ("user", "toolResult with 2 images", "toolResult")),
+        ({"role": "user", "content": [{"text": "a"}, PICTURE]}, ("user", "text", "image")),
+        ({"role": "assistant", "content": [{"toolUse": {"name": "look"}}]}, ("assistant", "toolUse")),
+    ],
+)
+def test_a_shape_names_the_kind_of_each_block_and_counts_the_images_of_results(last: Any, kinds: Any) -> None:
+    assert shape_of([last], 0, None, None) == (None, (), kinds)
+    assert shape_of([last, last], 1, "Be brief.", [LOOK]) == ("Be brief.", (LOOK["name"],), 1, 0, kinds, kinds)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_a_shape_counts_the_messages_of_results_before_the_parent_turn(rounds: int) -> None:
+    question, answer = talked(2)
+    early = [part for _ in range(rounds) for part in (answer, shown([{"text": "a"}], [{"text": "b"}]))]
+    history = [question, *early, answer, shown([{"text": "c"}])]
+    answered = len(history) - 1
+    assert shape_of(history, answered, None, None)[2:4] == (answered, rounds)
+
+
+@pytest.mark.parametrize(
+    ("message", "whole", "found", "before"),
+    [
+        ({"role": "user", "content": [{"text": " a "}]}, "a: x", "x", True),
+        ({"role": "user", "content": [{"text": " a "}]}, "x: a", "a", False),
+        ({"role": "user", "content": [{"text": "a"}]}, "x", "x", False),  # shown nowhere: other checks' business
+        (shown([{"text": "a"}]), "a: x", "x", True),
+        (shown([{"text": "x"}, {"text": "a"}]), "a: x", "x", True),
+        (shown([{"text": "x"}, PICTURE]), "a: x", "x", False),
+    ],
+)
+def test_a_new_text_that_is_shown_before_the_delta_only_is_found(
+    message: Any, whole: str, found: str, before: bool
+) -> None:
+    assert _text_before_delta([message], whole, found) is before

@@ -88,6 +88,6 @@ def test_content_in_parts_is_counted() -> None:
 
 
 def test_unsupported_blocks_cannot_be_counted() -> None:
-    image: Any = {"role": "user", "content": [{"image": {"format": "png", "source": {"bytes": b""}}}]}
-    with pytest.raises(UnsupportedContentError, match="image"):
-        template_of("byte level").added_tokens([image])
+    video: Any = {"role": "user", "content": [{"video": {"format": "mp4", "source": {"bytes": b""}}}]}
+    with pytest.raises(UnsupportedContentError, match="video"):
+        template_of("byte level").added_tokens([video])

@@ -150,3 +150,48 @@ def test_the_bound_is_zero_for_text_that_nfc_may_shrink() -> None:
 
 def test_the_bound_of_a_tokenizer_is_cached() -> None:
     assert LeastTokens.of(made("smollm2")) is LeastTokens.of(made("smollm2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol", "weight"),
+    [
+        ("bytes", "a", 1 / 3),
+        ("bytes", " ", 1 / 4),
+        ("bytes", "é", 1 / 2 + 1 / 2),
+        ("bytes", "z", 1),
+        ("bytes, added", "a", 1 / 14),
+        ("characters", "a", 1 / 4),
+        ("characters", " ", 1 / 4),
+        ("characters", "日", 1 / 2),
+        ("characters", "z", 0),
+        ("characters, spaces as they are", "z", 1),
+        ("characters, spaces as they are", " ", 0),
+        ("characters, bytes for the unknown", "🙂", 1 / 6),
+        ("unigram", "a", 1 / 4),
+        ("unigram", " ", 1 / 4),
+        ("unigram", "日", 0),
+        ("unigram", "🙂", 0),
+        ("a metaspace, then digits", "a", 1 / 4),
+        ("a metaspace, then digits", " ", 1 / 4),
+        ("spaces of their own", " ", 1 / 2),
+        ("spaces of their own", "a", 1 / 2),
+    ],
+)
+def test_a_symbol_weighs_its_share_of_the_longest_token_with_it(name: str, symbol: str, weight: float) -> None:
+    found = LeastTokens.of(special(name))
+    assert found is not None
+    for count in (9, 60, 1300):
+        assert found.of_text(symbol * count) == pytest.approx(int(count * weight * (1 - 1e-6)), abs=0)
+
+
+def special(name: str) -> Tokenizer:
+    if name == "spaces of their own":
+        return with_steps(bpe([*"ab "], ["a ", "ab"]))
+    if name == "a metaspace, then digits":
+        steps = [pre_tokenizers.Metaspace(), pre_tokenizers.Digits(individual_digits=True)]
+        return with_steps(unigram(SOME, PIECES), None, pre_tokenizers.Sequence(steps))
+    return made(name)
+
+
+def test_a_metaspace_of_another_character_has_no_bound() -> None:
+    assert LeastTokens.of(with_steps(unigram(SOME, PIECES), None, pre_tokenizers.Metaspace("_"))) is None

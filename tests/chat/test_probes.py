@@ -8,7 +8,11 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from tito_core.chat.ending import Opened
+from tito_core.chat.image_probes import RESULT, USER, count_images, image_cases
+from tito_core.chat.message_check import check_messages
 from tito_core.chat.probes import (
     BEFORE,
     DEEPER,
@@ -167,3 +171,45 @@ def test_a_remark_is_the_text_with_calls() -> None:
         "result after a remark",
         "result after a thought and a remark",
     }
+
+
+def ids_of(history: Any, kind: str) -> list[str]:
+    return [block[kind]["toolUseId"] for m in history for block in m["content"] if kind in block]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls_are_numbered_from_zero_and_answered_once_each(name: str) -> None:
+    case = CASES[name]
+    calls, results = ids_of(case.history, "toolUse"), ids_of(case.history, "toolResult")
+    assert calls == [f"call_{i}" for i in range(len(calls))]
+    turned = name.startswith("two results in another order")
+    assert results == ([*calls[:-2], calls[-1], calls[-2]] if turned else calls)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_are_numbered_from_one_and_reasoning_says_the_same_everywhere(name: str) -> None:
+    case = CASES[name]
+    numbers = sorted(map(int, re.findall(r"\bn(\d{3})\b", json.dumps(case.history))))
+    assert numbers[0] == 1
+    assert len(set(numbers)) == len(numbers) >= numbers[-1] - 1  # a call with odd arguments takes two
+    for message in case.history:
+        for block in message["content"]:
+            if "reasoningContent" in block:
+                assert re.fullmatch(r"Hm n\d{3}\.", block["reasoningContent"]["reasoningText"]["text"])
+
+
+@pytest.mark.parametrize("place", [USER, RESULT])
+def test_probes_of_images_are_valid_messages_in_turn(place: str) -> None:
+    made = list(image_cases(place))
+    assert len({case.name for case in made}) == len(made)
+    for case in made:
+        check_messages(case.history)
+        roles = [message["role"] for message in case.history]
+        assert roles[-1] == "user"
+        assert {message["role"] for message in case.new} == {"user"}
+        assert set(roles) == {"user", "assistant"}
+        assert count_images(case.new) > 0
+        calls, results = ids_of(case.history, "toolUse"), ids_of(case.history, "toolResult")
+        assert calls == results
+        assert len(set(calls)) == len(calls)
+        assert (len(calls) > 0) == (place == RESULT)

@@ -232,3 +232,37 @@ def test_one_piece_is_returned_unchanged() -> None:
     content = Traced.content("x", 1)
     assert concat([content]) is content
     assert type(concat([Traced.of("x", ())])) is str
+
+
+class Name(str):
+    """A string type of someone else's, as enumerations have."""
+
+
+class Adds:
+    """An object that knows itself how to be added to a string, as Jinja's undefined values do."""
+
+    def __radd__(self, other: str) -> str:
+        return "its own"
+
+
+def test_other_types_of_strings_keep_the_trace_and_other_objects_add_themselves() -> None:
+    content = Traced.content("а", 1)
+    for found, expected in ((Name("x") + content, [None, 1]), (content + Name("x"), [1, None])):
+        assert origins(found) == expected
+        assert isinstance(found, Traced)
+    assert content + Adds() == "its own"
+
+
+@pytest.mark.parametrize("suffix", ["", "a", "ba", "x", "aba", "xaba"])
+def test_a_removed_affix_takes_its_characters_and_no_others(suffix: str) -> None:
+    for text in ("aba", "", "xyzaba"):
+        ended, begun = numbered(text).removesuffix(suffix), numbered(text[::-1]).removeprefix(suffix[::-1])
+        assert (plain(ended), plain(begun)) == (text.removesuffix(suffix), text[::-1].removeprefix(suffix[::-1]))
+        assert origins(ended) == list(range(len(ended)))
+        assert origins(begun) == list(range(len(text) - len(begun), len(text)))
+
+
+def test_pieces_of_several_kinds_are_joined_with_their_places() -> None:
+    pieces = ["x", Traced.content("ab", 1), Traced.of("y", ()), Name("z"), Traced.content("c", 2)]
+    assert origins(concat(pieces)) == [None, 1, 1, None, None, 2]
+    assert type(concat(["x", "y"])) is str

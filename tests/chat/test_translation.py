@@ -165,7 +165,9 @@ def test_the_input_of_other_tools_is_unchanged() -> None:
     assert message["tool_calls"] == [call(0, "look", {"name": "x", "raw": "y", "reason": "z"})]
 
 
-@pytest.mark.parametrize(("block", "kind"), [({"image": {}}, "image"), ({"video": {}, "x": 1}, "video"), ({}, "empty")])
+@pytest.mark.parametrize(
+    ("block", "kind"), [({"document": {}}, "document"), ({"video": {}, "x": 1}, "video"), ({}, "empty")]
+)
 def test_an_unsupported_block_is_refused(block: Any, kind: str) -> None:
     message: Message = {"role": "user", "content": [block]}
     with pytest.raises(UnsupportedContentError, match=f"'{kind}' block.*Send text"):
@@ -175,7 +177,7 @@ def test_an_unsupported_block_is_refused(block: Any, kind: str) -> None:
 @pytest.mark.parametrize(
     ("block", "kind", "why"),
     [
-        ({"image": {}}, "image", "'json'"),
+        ({"video": {}}, "video", "'json'"),
         ({}, "empty", "'json'"),
         ({"json": {"a": {1}}}, "json", "Object of type set is not JSON serializable"),
     ],

@@ -71,6 +71,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
         argv = command(kind, server, folder, tasks, out, *more)
         first = here.invoke(cli.app, argv)
         assert first.exit_code == 0, first.output
+        assert first.stderr.startswith("reading the tasks and the agent\n")
         assert "measuring the semantics" in first.stderr
         turns = expect_collected(out, server, WANTED)
         connecting = len(server.engine.requests)

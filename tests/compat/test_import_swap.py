@@ -81,6 +81,22 @@ async def test_a_model_is_made_from_an_address(monkeypatch: pytest.MonkeyPatch) 
     assert [len(segment) for segment in manager.segments] == [length for _, length in manager.segment_info]
 
 
+async def test_the_oldest_names_work() -> None:
+    """`from strands_sglang.tool_parser import HermesToolCallParser`, `tool_call_parser=`, `params=`."""
+    parser = tito_sglang.HermesToolCallParser(bot_token="[", eot_token="]")
+    assert isinstance(parser, tito_sglang.ToolCallParser)
+    assert parser.parse('[{"name": "add", "arguments": {}}]')[0].name == "add"
+    script = Says('[{"name": "add", "arguments": {"a": 2, "b": 3}}]', "Five.")
+    model = named("sglang", script, tool_call_parser=parser, model_id="m", params={"max_new_tokens": 50})
+    limiter = tito_sglang.ToolIterationLimiter(max_iterations=1)
+    with pytest.raises(tito_sglang.MaxToolIterationsReachedError, match=r"\(1\)"):
+        await agent_of(model, hooks=[limiter]).invoke_async("2 + 3?")
+    manager: tito_sglang.TokenManager = model.token_manager
+    assert len(manager.segments[0]) == manager.initial_prompt_length
+    assert isinstance(manager.tokens[0], tito_sglang.Token)
+    assert tito_sglang.UNKNOWN_TOOL_NAME == "unknown_tool"
+
+
 def test_models_with_one_address_share_a_client() -> None:
     one, two = (SGLangModel(tokenizer(), base_url="http://localhost:30000") for _ in range(2))
     default = SGLangModel(tokenizer(), HermesToolParser())
@@ -130,6 +146,8 @@ async def test_a_limit_error_has_the_peers_error_as_its_cause(limit: dict[str, i
     [
         "Requested token count exceeds the maximum number of tokens: 5000 > 4096.",
         "The request of 5000 tokens exceeds the KV memory budget of 4096.",
+        "Input token count exceed the max model len of 4096",
+        "Prompt is too long for this model",
     ],
 )
 async def test_a_full_memory_is_a_context_overflow(words: str) -> None:
@@ -378,6 +396,15 @@ def test_configuration_types_are_attributes_of_the_models() -> None:
     assert {"model_id", "params"} <= VLLMModel.OpenAIConfig.__annotations__.keys()
     for name in ("glm", "kimi_k2", "qwen_xml"):
         assert importlib.import_module(f"tito_sglang.tool_parsers.{name}")
+
+
+def test_an_empty_extra_body_is_not_shown() -> None:
+    model: Any = named("vllm", Says(), params={"temperature": 0.5}, disable_tools=True)
+    assert model.config["params"] == {"temperature": 0.5, "tool_choice": "none"}
+    assert "extra_body" not in model.format_request(MESSAGES)
+    model.config["params"]["extra_body"] = {"top_k": 4}
+    model.update_config()
+    assert model.config["params"]["extra_body"] == {"top_k": 4}
 
 
 def test_format_request_is_a_chat_completions_request() -> None:

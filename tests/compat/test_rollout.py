@@ -18,7 +18,7 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito.compat.rollout import Rollout, Token, decode_routed_experts
+from strands_tito.compat.rollout import Rollout, Token, TokenManager, decode_routed_experts
 from support.names import named
 from support.scripted import BACKENDS, Says, call
 from tito_core.ledger import Trajectory
@@ -165,7 +165,7 @@ async def test_it_goes_to_another_process_and_back() -> None:
 
 def test_whole_prompts_and_deltas_give_the_same() -> None:
     """A recipe that adds the whole prompt of each request gets each token once."""
-    whole, deltas = Rollout(), Rollout()
+    whole, deltas = TokenManager(), TokenManager()
     whole.add_prompt([1, 2, 3])
     whole.add_response([4, 5], [-0.5, -0.25])
     whole.add_prompt([1, 2, 3, 4, 5, 6, 7])
@@ -179,15 +179,57 @@ def test_whole_prompts_and_deltas_give_the_same() -> None:
     assert whole.loss_mask == [0, 0, 0, 1, 1, 0, 0, 1]
     assert whole.logprobs == [None, None, None, -0.5, -0.25, None, None, None]
     assert whole.segments[1] == [Token(4, -0.5), Token(5, -0.25)]
-    assert repr(whole) == "Rollout(tokens=8, output_tokens=3, segments=4)"
+    assert repr(whole) == "TokenManager(tokens=8, output_tokens=3, segments=4)"
     whole.reset()
-    assert whole == Rollout()
+    assert whole == TokenManager()
+    whole.add_response([4])
+    assert (whole.token_ids, whole.loss_mask) == ([4], [1]), "as strands-vllm's, it needs no prompt"
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 3), min_size=1)), max_size=6))
+def test_a_rollout_appends_every_segment(segments: list[tuple[bool, list[int]]]) -> None:
+    """As strands-sglang's does, also if a delta starts with the tokens that are held."""
+    rollout = Rollout()
+    rollout.add_prompt([1])
+    for is_output, ids in segments:
+        (rollout.add_response if is_output else rollout.add_prompt)(ids)
+    assert rollout.token_ids == [1, *(token for _, ids in segments for token in ids)]
+    assert rollout.segment_info == [(False, 1), *((is_output, len(ids)) for is_output, ids in segments)]
+
+
+@by_kind
+async def test_tokens_that_are_added_by_hand_are_refused_at_the_next_turn(kind: str) -> None:
+    model = named(kind, Says("Five.", "Six."))
+    model.rollout.add_prompt([1, 2])
+    with pytest.raises(ValueError, match="2 tokens, and its turns have 0"):
+        await agent_of(model).invoke_async("2 + 3?")
+    model.reset()
+    assert [rollout.token_ids for rollout in model.rollout_history] == [[1, 2]]
+    await agent_of(model).invoke_async("2 + 3?")
+    held = model.rollout
+    held.loss_mask[-1] = 0
+    await agent_of(model).invoke_async("2 + 3?")
+    assert len(model.rollouts) == 2, "a mask that the user has changed is not refused"
+    held.token_ids.pop()
+    with pytest.raises(ValueError, match="turns have"):
+        await agent_of(model).invoke_async("2 + 3?")
+
+
+async def test_a_rollout_that_the_user_has_changed_goes_to_the_history() -> None:
+    model = named("sglang", Says("Five."))
+    await agent_of(model).invoke_async("2 + 3?")
+    held = model.rollout
+    held.loss_mask[-1] = 0
+    model.reset()
+    assert model.rollout_history == [held]
+    assert model.rollout_history[0] is held
 
 
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9))), max_size=5))
 def test_any_conversation_of_whole_prompts_is_that_of_its_deltas(turns: list[tuple[list[int], list[int]]]) -> None:
-    whole, context, trained = Rollout(), [], []
+    whole, context, trained = TokenManager(), [], []
     for delta, answer in turns:
         context += delta
         trained += [0] * len(delta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -56,9 +57,15 @@ def test_call_ids_are_numbered_and_kimi_ids_are_the_sampled_ones() -> None:
         (GLMToolParser(), "<tool_call>a\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
     ],
 )
-def test_plain_values_stay_text_without_a_schema(parser: Any, text: str) -> None:
-    (result,) = parser.parse(text)
-    assert (result.name, result.input) == ("a", {"x": "1"})
+def test_values_without_quotes_are_decoded_as_json(parser: Any, text: str) -> None:
+    def read(value: str) -> Any:
+        (result,) = parser.parse(text.replace("1", value))
+        assert result.name == "a"
+        return result.input["x"]
+
+    values = {"1": 1, "[1, 2]": [1, 2], "true": True, '"a"': "a", "word": "word", '{"b": null}': {"b": None}}
+    assert {value: read(value) for value in values} == values
+    assert read("NaN") == "NaN"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,47 @@ def test_a_malformed_call_is_an_error_and_not_repaired(arguments: str) -> None:
     assert result.is_error
     assert result.input == {}
     assert result.payload == result.raw
-    assert result.raw in text
+    assert result.raw == text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
+    assert result.name == "add", "a name is only counted"
+
+
+def test_a_malformed_kimi_call_has_its_arguments_as_raw() -> None:
+    text = f"<|tool_calls_section_begin|>{KIMI.format('a', '{x', 7)}<|tool_calls_section_end|>"
+    (result,) = KimiK2ToolParser().parse(text)
+    assert (result.id, result.name, result.raw) == ("functions.a:7", "a", "{x")
+
+
+@settings(max_examples=20)
+@given(CALLS, st.sampled_from([HermesToolParser, KimiK2ToolParser, GLMToolParser, QwenXMLToolParser]))
+def test_other_tokens_are_read_the_same(calls: list[tuple[str, dict[str, Any]]], kind: Any) -> None:
+    parser = kind("«", "»", "[[", "]]")
+    body = {
+        HermesToolParser: lambda name, arguments: json.dumps({"name": name, "arguments": arguments}),
+        KimiK2ToolParser: lambda name, given: f"functions.{name}:0<|tool_call_argument_begin|>{json.dumps(given)}",
+        GLMToolParser: lambda name, given: (
+            name + "".join(f"<arg_key>{k}</arg_key><arg_value>{json.dumps(v)}</arg_value>" for k, v in given.items())
+        ),
+        QwenXMLToolParser: lambda name, given: (
+            f"<function={name}>\n"
+            + "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in given.items())
+            + "</function>"
+        ),
+    }[kind]
+    text = "[[ «draft» ]]" + " ".join(f"«{body(*call)}»" for call in calls)
+    assert [(result.name, result.input) for result in parser.parse(text)] == calls
+
+
+def test_patterns_of_the_formats_are_attributes() -> None:
+    arguments = "<arg_key>x</arg_key>\n<arg_value> 1 </arg_value><arg_key> y</arg_key><arg_value>2</arg_value>"
+    assert GLMToolParser.ARG_PATTERN.findall(arguments) == [("x", "1"), ("y", "2")]
+    (section,) = KimiK2ToolParser.SECTION_PATTERN.findall(
+        f"<|tool_calls_section_begin|>{KIMI.format('a', '{}', 7)}<|tool_calls_section_end|>"
+    )
+    (match,) = KimiK2ToolParser.CALL_PATTERN.finditer(section)
+    assert match.groupdict() == {"tool_call_id": "functions.a:7", "arguments": "{}"}
+    with pytest.raises(TypeError, match="Mine replaces ARG_PATTERN"):
+        type("Mine", (GLMToolParser,), {"ARG_PATTERN": re.compile("x")})
+    type("Mine", (GLMToolParser,), {"ARG_PATTERN": re.compile("x"), "parse": lambda self, text: []})
 
 
 def test_a_text_without_calls_has_none() -> None:

@@ -74,7 +74,7 @@ async def test_the_old_recipe_for_a_trainer_gets_the_real_context_once() -> None
     for entry in recorder.history:
         tm.add_prompt(entry["prompt_token_ids"] or [])
         tm.add_response(entry["token_ids"] or [], entry["logprobs"])
-    assert tm == model.token_manager
+    assert tm.model_dump() == model.token_manager.model_dump()
     assert tm.loss_mask == model.trajectory.loss_mask.tolist()
 
 

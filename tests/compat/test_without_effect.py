@@ -13,9 +13,12 @@ from strands import Agent, tool
 from strands_tito.testing import InProcessTransport, always
 from strands_tito.testing import faults as planted
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_core import Policy, TITOModel
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.messages import sampled_id
 from tito_sglang import SGLangClient, SGLangClientError, SGLangModel
 from tito_sglang.tool_parsers import HermesToolParser, ToolParser, ToolParseResult, get_tool_parser
-from tito_vllm import VLLMModel
+from tito_vllm import VLLMModel, VLLMTokenRecorder
 
 
 class Shouted(ToolParser):
@@ -70,13 +73,69 @@ def test_a_replaced_parse_of_one_parser_is_used() -> None:
     assert looks(model) == []
 
 
-def test_a_replaced_pattern_is_refused() -> None:
-    parser = HermesToolParser()
-    parser.tool_pattern = re.compile("```(.*?)```")
-    with pytest.raises(ValueError, match="tool_pattern of the format 'hermes' was replaced"):
-        SGLangModel(client=client_of(), tokenizer=tokenizer(), tool_parser=parser)
-    with pytest.raises(ValueError, match="tool_pattern"):
-        parser.parse("```{}```")
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_replaced_patterns_and_tokens_are_used(where: str) -> None:
+    text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    for new, answer in (("```", text.replace("<tool_call>", "```").replace("</tool_call>", "```")), ("", text)):
+        parser = HermesToolParser(tool_end_token="</end>" if not new else None)
+        model = SGLangModel(client=client_of(answer, "Done."), tokenizer=tokenizer(), tool_parser=parser)
+        if new:
+            parser.tool_pattern = re.compile(r"```(.*?)```")
+            if where == "before":
+                model.tool_parser = parser
+        assert looks(model) == (["look"] if new else []), "another end token: not the text's"
+
+
+def test_the_ids_of_a_users_parser_are_kept() -> None:
+    class Mine(Shouted):
+        def parse(self, text: str) -> list[ToolParseResult]:
+            return [ToolParseResult("mine_7", "look", {})] if "LOOK" in text else []
+
+    model = SGLangModel(client=client_of("LOOK", "Done."), tokenizer=tokenizer(), tool_parser=Mine())
+    agent = Agent(model=model, tools=[], callback_handler=None)
+    agent("Hi")
+    (use,) = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"] if "toolUse" in block]
+    assert use.endswith(".mine_7")
+    assert sampled_id(use) == "mine_7", "what a template writes"
+
+
+def test_counts_of_errors_are_a_dict_that_can_be_cleared() -> None:
+    bad = "<tool_call>{</tool_call>"
+    model = SGLangModel(client=client_of(bad, bad, "Done.", bad, "Done."), tokenizer=tokenizer(), tool_parser="hermes")
+    held = model.tool_parse_errors
+    looks(model)
+    assert held == {"unknown_tool": 2}
+    assert model.tool_parse_errors is held
+    held.clear()
+    assert model.tool_parse_errors == {}
+    looks(model)
+    assert model.tool_parse_errors == {"unknown_tool": 1}
+    model.tool_parse_errors = {}
+    assert model.tool_parse_errors == {}
+    model.reset()
+    assert model.tool_parse_errors == {}
+
+
+@pytest.mark.parametrize("ids", [["a"], [1.5], "12", [True], 7])
+def test_a_recorder_refuses_ids_that_are_not_integers(ids: Any) -> None:
+    recorder = VLLMTokenRecorder()
+    stop = {"messageStop": {"additionalModelResponseFields": {"prompt_token_ids": [1], "token_ids": ids}}}
+    with pytest.raises(TypeError, match=r"token_ids .* integer"):
+        recorder(event=stop)
+    assert recorder.history == []
+
+
+def test_arguments_that_a_backend_object_would_ignore_are_refused() -> None:
+    backend = SGLangClient("http://scripted").backend
+    with pytest.raises(InvalidValueError, match=r"base_url, timeout_s .*SGLangBackend|_ClientBackend"):
+        Policy.connect(backend=backend, base_url="http://other", tokenizer=tokenizer(), timeout_s=5.0)
+    with pytest.raises(InvalidValueError, match="model_id"):
+        TITOModel(backend=backend, tokenizer=tokenizer(), model_id="other")
+    options: Any = {"model_id": "m", "tokenizer": tokenizer()}
+    with pytest.raises(InvalidValueError, match="base_url, api_key"):
+        VLLMModel(base_url="http://other", api_key="key", backend=backend, **options)
+    with pytest.raises(TypeError, match="base_url is missing"):
+        VLLMModel(**options)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def answer(*tokens: tuple[int, float]) -> Any:
 
 def compare(one: Any, other: Any, tolerance: float) -> Tally:
     tally = Tally()
-    connected: Any = SimpleNamespace(target=SimpleNamespace(tolerance_nats=tolerance))
+    connected: Any = SimpleNamespace(tolerance_nats=tolerance)
     _compare(connected, tally, "alone", one, other, "Count.")
     return tally
 

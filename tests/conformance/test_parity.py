@@ -87,7 +87,8 @@ def test_one_policy_on_two_wires_makes_equal_ledgers(one: str, other: str) -> No
 
 
 def test_a_near_tie_may_differ_and_is_reported_with_its_margin() -> None:
-    outcome = suite.run(target("vllm", SecondBest()), QUICK, against=target("sglang", SecondBest(0.0, 0.095)))
+    noisy = replace(target("vllm", SecondBest()), tolerance_nats=0.05)
+    outcome = suite.run(noisy, QUICK, against=target("sglang", SecondBest(0.0, 0.095)))
     assert outcome.sound, (str(outcome.broken), outcome.error)
     assert outcome.tally.notes
     assert all("Near-tie: turn" in note and "nats" in note for note in outcome.tally.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,22 @@ from hypothesis import strategies as st
 from conformance.defects.defect import Defect
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import try_defect
-from strands_tito.conformance import sampler
+from strands_tito.conformance import bets, precision, sampler, truncation
+from strands_tito.conformance.bets import Places
+from strands_tito.conformance.draws import Draw
 from strands_tito.conformance.laws import BrokenLawError, Tally
 from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.sampler import FREE, Draw, Question
 from support.scripted import tokenizer
 
+EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
+"""`make test` takes every fourth defect, `make prove` and `make defects` all."""
 SHORT = Profile("short", 1, 1, 2)
 """What follows the conversations is what these tests are about."""
 VOCABULARY = 200
-LISTED = 20
+LISTED = 18
 
 
-def drawn(random: np.random.Generator, spread: float, weigh: Any = lambda logits: logits, rows: int = 1_500) -> Draw:
+def drawn(random: np.random.Generator, spread: float, weigh: Any = lambda logits: logits, rows: int = 1_500) -> Places:
     """Draw each row from a softmax of its own, of which the likeliest tokens are listed.
 
     Args:
@@ -40,18 +44,24 @@ def drawn(random: np.random.Generator, spread: float, weigh: Any = lambda logits
     sampled = np.array([weigh(row) for row in logprobs])
     ids = np.argmax(sampled + random.gumbel(size=sampled.shape), axis=1)
     order = np.argsort(-logprobs, axis=1)[:, :LISTED]
-    return Draw(ids, logprobs[np.arange(rows), ids], order, np.take_along_axis(logprobs, order, axis=1))
+    top = np.take_along_axis(logprobs, order, axis=1)
+    draw = Draw(ids, logprobs[np.arange(rows), ids], order, top, np.exp(top).sum(axis=1))
+    return draw.places(top, "temperature 1", (), [7])
 
 
-def held(draw: Draw, question: Question = FREE) -> None:
-    logits = draw.top_logprobs
-    sampler._held(Tally(), question, [draw], [logits], 1.0, np.random.default_rng(0))
+def judge(places: Places) -> None:
+    sampler.judge(Tally(), places, VOCABULARY)
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), spread=st.floats(0.5, 4.0))
 def test_sound_draws_are_left_alone(seed: int, spread: float) -> None:
-    held(drawn(np.random.default_rng(seed), spread))
+    random = np.random.default_rng(seed)
+    places = drawn(random, spread)
+    judge(places)
+    apart, bound, count = bets.shape_distance(places, random)
+    assert apart <= bound
+    assert count == 1024
 
 
 def cut(keep: int) -> Any:
@@ -62,22 +72,44 @@ def cut(keep: int) -> Any:
     "weigh",
     [
         pytest.param(lambda row: row * 100, id="greedy"),
-        pytest.param(lambda row: row / 1.3, id="hot"),
-        pytest.param(lambda row: row / 0.75, id="cold"),
+        pytest.param(lambda row: row / 1.2, id="hot"),
+        pytest.param(lambda row: row / 0.85, id="cold"),
         pytest.param(cut(4), id="top_k"),
+        pytest.param(cut(LISTED), id="top_k of all that are listed"),
         pytest.param(lambda row: row * 0, id="uniform"),
+        pytest.param(lambda row: row + np.where(np.arange(VOCABULARY) == 7, 3.0, 0.0), id="ends"),
     ],
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_another_distribution_is_noticed(weigh: Any, seed: int) -> None:
-    with pytest.raises(BrokenLawError, match="Kolmogorov"):
-        held(drawn(np.random.default_rng(seed), 2.0, weigh))
+    with pytest.raises(BrokenLawError, match="bet"):
+        judge(drawn(np.random.default_rng(seed), 2.0, weigh, 10_000))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), spread=st.floats(0.5, 4.0))
+def test_no_bet_wins_on_average(seed: int, spread: float) -> None:
+    """The mean of every ratio under the stated distribution is 1: the sum over all tokens of probability times it."""
+    places = drawn(np.random.default_rng(seed), spread, rows=1)
+    k, rest = places.stated.shape[1], float(places.rest[0])
+    every = [*range(k), -1]
+    wide = Places(
+        np.repeat(places.stated, k + 1, axis=0),
+        np.array(every, np.intp),
+        np.repeat(places.ends, k + 1, axis=0),
+        np.repeat(places.seen, k + 1, axis=0),
+        np.full(k + 1, math.log(VOCABULARY)),
+        {},
+    )
+    chance = np.array([*places.stated[0], rest])
+    for name, logs in bets.log_ratios(wide, VOCABULARY):
+        assert float(np.sum(chance * np.exp(logs))) == pytest.approx(1, abs=1e-6), name
 
 
 def test_a_policy_that_is_certain_is_not_judged() -> None:
-    draw, tally = drawn(np.random.default_rng(0), 400.0), Tally()
-    sampler._held(tally, FREE, [draw], [draw.top_logprobs], 1.0, np.random.default_rng(0))
+    tally = Tally()
+    sampler.judge(tally, drawn(np.random.default_rng(0), 400.0), VOCABULARY)
     assert not tally.passed["sampler"]
     assert tally.not_applicable["sampler"]
 
@@ -85,25 +117,44 @@ def test_a_policy_that_is_certain_is_not_judged() -> None:
 @settings(max_examples=60)
 @given(
     logprobs=st.lists(st.integers(-60, 0), min_size=5, max_size=5),
-    name=st.sampled_from([("top_k", 2), ("top_p", 0.5), ("min_p", 0.3)]),
+    sampling=st.sampled_from([{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 3, "top_p": 0.7}]),
+    temperature=st.sampled_from([0.5, 1.0, 1.5]),
+    joint=st.booleans(),
 )
-def test_what_a_truncation_leaves(logprobs: list[int], name: tuple[str, float]) -> None:
+def test_what_a_truncation_leaves(
+    logprobs: list[int], sampling: dict[str, float], temperature: float, joint: bool
+) -> None:
     """Held against the definition, token by token; ties and what lies at the edge may fall either way."""
-    kind, value = name
     row = np.array([logprobs]) / 10.0
     row -= np.log(np.exp(row).sum())
-    most, least = (sampler._left({kind: value}, row, sign * 0.05, sign * 0.01)[0] for sign in (1, -1))
+    listed = 3
     order = sorted(range(5), key=lambda index: -row[0, index])
+    top = row[:, order[:listed]]
+    [may], [must] = truncation.left(sampling, truncation.tempered(top, temperature, 5), 0.05)
+    weights = np.exp(row[0, order] / temperature)
+    total = weights.sum() if joint else weights[: int(sampling.get("top_k", 5))].sum()
     mass = 0.0
-    for rank, index in enumerate(order):
-        own = float(np.exp(row[0, index]))
-        kept = {"top_k": rank < value, "top_p": mass < value, "min_p": own >= value * np.exp(row[0, order[0]])}[kind]
-        assert most[index] or not kept
-        assert kept or not least[index]
-        mass += own
+    for rank in range(listed):
+        kept = rank < sampling.get("top_k", 5) and mass < sampling.get("top_p", 2.0)
+        kept = kept and weights[rank] >= sampling.get("min_p", 0.0) * weights[0]
+        assert may[rank] or not kept
+        assert kept or not must[rank]
+        mass += weights[rank] / total
 
 
-@pytest.mark.parametrize("defect", SAMPLING, ids=lambda defect: defect.name)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), dtype=st.sampled_from(["bfloat16", "float16", "float32"]))
+def test_the_dtype_shows_in_the_grid_of_logprobs(seed: int, dtype: str) -> None:
+    logits = np.sort(np.random.default_rng(seed).uniform(4, 30, (8, 20)).astype(np.float32), axis=1)[:, ::-1]
+    if dtype == "bfloat16":
+        logits = (logits.copy().view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    elif dtype == "float16":
+        logits = logits.astype(np.float16).astype(np.float32)
+    logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    assert precision.dtype_of(logprobs.astype(np.float32)) == dtype
+
+
+@pytest.mark.parametrize("defect", SAMPLING if EXAMPLES else SAMPLING[::4], ids=lambda defect: defect.name)
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     wire = defect.wires[len(defect.name) % len(defect.wires)]
     verdict = try_defect(defect, wire, tokenizer(), int(tokenizer().eos_token_id), SHORT)

@@ -13,7 +13,8 @@ import pytest
 from conformance.defects import all_defects
 from conformance.defects.answer_views import View
 from conformance.defects.column_views import EXPERTS
-from conformance.defects.defect import SERVERS, SOUND, Defect, plant
+from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, VISION_MODEL, Defect, plant
+from conformance.defects.modes import MODES
 from conformance.defects.parity import PARITY
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import try_defect
@@ -58,6 +59,8 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
     not_passed = {row.check for row in rows(outcome) if row.verdict != "holds"}
     assert not_passed == {
         "refused",
+        "images",
+        "looked",
         *PARITY_CHECKS,
         *WEIGHT_CHECKS,
         *(() if wire == "sglang" else ("left",)),
@@ -70,6 +73,34 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
     assert {row.verdict for row in rows(outcome) if row.check in WEIGHT_CHECKS} == {"not applicable"}
     if wire == "sglang":
         assert outcome.server.policy.info.weight_version == "default"
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
+    vision = tokenizer(VISION_MODEL)
+    transport = plant(SOUND_WITH_IMAGES, wire, vision, vision.eos_token_id)
+    target = Target(wire, "http://scripted", vision, transport=transport, experts=EXPERTS, weights="/scripted")
+    outcome = suite.run(target, replace(SHORT, conversations=12))
+    assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
+    passed = outcome.tally.passed
+    assert passed["looked"] == 10
+    assert passed["fresh"] == 1
+    assert passed["images"] > 10
+
+
+def test_two_sound_engines_that_read_images_give_equal_ledgers() -> None:
+    vision = tokenizer(VISION_MODEL)
+    one, other = (
+        Target(
+            wire, "http://scripted", vision,
+            transport=plant(SOUND_WITH_IMAGES, wire, vision, vision.eos_token_id, greedily=True),
+        )
+        for wire in ("vllm", "sglang")
+    )  # fmt: skip
+    outcome = suite.run(one, SHORT, against=other)
+    assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
+    assert outcome.tally.passed["images"] > 10
+    assert outcome.tally.passed["ledgers"] > 10
 
 
 @pytest.mark.parametrize("wire", SERVERS)
@@ -146,6 +177,14 @@ def test_a_defect_of_parity_is_visible_only_with_a_second_server(defect: Defect)
     verdict = try_defect(alone, "sglang", tokenizer(), end(), SHORT)
     assert verdict.caught_by in (None, "sampler"), verdict.problem  # which sees other logprobs than those of sampling
     assert verdict.turns > 10
+
+
+@pytest.mark.parametrize("number", range(len(MODES)), ids=[mode.name for mode in MODES])
+def test_a_sound_server_of_another_mode_passes(number: int) -> None:
+    mode = MODES[number]
+    wire = mode.wires[number % len(mode.wires)]
+    verdict = try_defect(mode, wire, tokenizer(), end(), SHORT, seed=number)
+    assert verdict.caught_by is None, (wire, verdict.problem)
 
 
 def test_there_are_at_least_95_defects_on_all_wires() -> None:

@@ -18,7 +18,13 @@ def test_top_k_1_may_report_another_logprob_than_greedy_sampling(wire: str) -> N
     vocabulary, end = len(tokenizer()), int(tokenizer().eos_token_id)
     policy = HashPolicy(vocabulary, eos_ids=[end])
     engine = scripted_engine(
-        wire, policy, vocab_size=vocabulary, eos_ids=[end], raw_logprobs=False, truncated_logprobs=True
+        wire,
+        policy,
+        vocab_size=vocabulary,
+        eos_ids=[end],
+        decode=lambda ids: str(tokenizer().decode(list(ids))),
+        raw_logprobs=False,
+        truncated_logprobs=True,
     )
     target = Target(wire, "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
 

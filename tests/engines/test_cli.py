@@ -37,6 +37,9 @@ def test_the_life_of_a_server(model: Path, cache: Path) -> None:
     started = tito("start", "fake", "--model", model)
     assert started.exit_code == 0
     url = started.stdout.strip()
+    line = f'TITOModel(backend="fake", base_url="{url}", tokenizer="{model}")'
+    assert line in started.stderr
+    assert line in tito("status").stdout
     assert httpx.get(url + "/health").status_code == 200
     again = tito("start", "fake", "--model", model)
     assert (again.exit_code, again.stdout.strip()) == (0, url)

@@ -77,7 +77,7 @@ def test_processes_that_ask_at_once_install_once(variant: Variant, tmp_path: Pat
 
 def test_the_key_follows_everything_that_is_installed(fake: EngineSpec, tmp_path: Path) -> None:
     (tmp_path / "standin.py").write_text("x = 1\n")
-    with_standin = replace(fake, standins=tmp_path)
+    with_standin = replace(fake, standins=(tmp_path,))
     keys = {
         fake.key(MINOR),
         replace(fake, locks={MINOR: "a==1\n"}).key(MINOR),
@@ -96,7 +96,7 @@ def test_stand_ins_are_on_the_path_of_every_python_there(variant: Variant, tmp_p
     (folder / "pkg").mkdir(parents=True)
     (folder / "pkg" / "__init__.py").write_text("WHERE = __file__\n")
     (folder / "at_start.py").write_text("import builtins\nbuiltins.started = True\n")
-    spec = variant(standins=folder, standin_startup="at_start", import_check="import pkg; assert started")
+    spec = variant(standins=(folder,), standin_startup="at_start", import_check="import pkg; assert started")
     env = ensure(spec)
     where = subprocess.run([env.python, "-I", "-c", "import pkg; print(pkg.WHERE)"], capture_output=True, text=True,
                            check=True)  # fmt: skip

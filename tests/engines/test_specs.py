@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +21,6 @@ import tito_vllm.engine
 from strands_tito.engines import EngineSpec, Launch, find, installed
 from strands_tito.engines.pip_run import explain, megabytes_below
 from strands_tito.engines.spec import megabytes, pins
-from tito_sglang.standins import sgl_kernel
 
 SPECS = [tito_vllm.engine.SPEC, tito_sglang.engine.SPEC]
 LOCKS = [(spec, minor) for spec in SPECS for minor in spec.locks]
@@ -53,6 +54,24 @@ def test_every_package_is_pinned_once_and_by_version_only(spec: EngineSpec, mino
 @either
 def test_there_is_a_lock_for_each_python_that_we_support(spec: EngineSpec) -> None:
     assert sorted(spec.locks) == ["3.11", "3.12", "3.13"]
+
+
+@either
+def test_a_model_that_reads_images_gets_flags_of_its_own(spec: EngineSpec, tmp_path: Path) -> None:
+    text = replace(LAUNCH, model_path=tmp_path)
+    before, variables = spec.command(text), spec.env(text).keys()
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert not replace(LAUNCH, model_path=tmp_path / "absent").images
+    after, more = spec.command(text), spec.env(text).keys() - variables
+    added = [word for word in after if word not in before]
+    assert (
+        added
+        == {
+            "vllm": ["--limit-mm-per-prompt", '{"image": 8, "video": 0}'],
+            "sglang": ["--mm-preprocess-cache-size-mb", "64"],
+        }[spec.name]
+    )
+    assert more == ({"SGLANG_VLM_CACHE_SIZE_MB"} if spec.name == "sglang" else set())
 
 
 @either
@@ -91,7 +110,33 @@ def test_an_idle_sglang_sleeps() -> None:
     assert "--sleep-on-idle" in tito_sglang.engine.SPEC.command(LAUNCH)
 
 
-def test_the_kernel_stand_in_gives_each_request_the_next_slots() -> None:
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """With a torch that takes notes: (namespace, operator) of each declaration."""
+    notes: list[tuple[str, str]] = []
+
+    class Library:
+        def __init__(self, namespace: str, kind: str) -> None:
+            self.namespace = namespace
+
+        def define(self, schema: str) -> None:
+            notes.append((self.namespace, schema.partition("(")[0]))
+
+    torch = ModuleType("torch")
+    torch.library = type("library", (), {"Library": Library})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    return notes
+
+
+@pytest.fixture
+def sgl_kernel(declared: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.delitem(sys.modules, "tito_sglang.standins.sgl_kernel", raising=False)
+    return importlib.import_module("tito_sglang.standins.sgl_kernel")
+
+
+def test_the_kernel_stand_in_gives_each_request_the_next_slots(sgl_kernel: ModuleType) -> None:
     """Against the oracle written out by hand: two requests, three slots and one."""
     table = np.zeros((4, 6), dtype=np.int32)
     sgl_kernel.assign_req_to_token_pool_cpu(
@@ -100,9 +145,16 @@ def test_the_kernel_stand_in_gives_each_request_the_next_slots() -> None:
     assert table.tolist() == [[0, 0, 0, 0, 90, 0], [0] * 6, [0, 70, 71, 72, 0, 0], [0] * 6]
 
 
-def test_other_kernels_can_be_imported_and_not_called() -> None:
+def test_other_kernels_can_be_imported_and_not_called(sgl_kernel: ModuleType) -> None:
     with pytest.raises(NotImplementedError, match=r"sgl_kernel\.silu_and_mul is a compiled kernel"):
         sgl_kernel.silu_and_mul()
+
+
+def test_operators_that_vision_models_read_are_declared(
+    sgl_kernel: ModuleType, declared: list[tuple[str, str]]
+) -> None:
+    assert declared == [("sgl_kernel", name) for name in sgl_kernel.OPERATORS]
+    assert len(declared) == 4
 
 
 TRITON = """
@@ -133,7 +185,7 @@ for launch in (lambda: kernel[(1,)](1, 2), lambda: other(3), lambda: triton.runt
 
 
 def test_triton_can_be_imported_and_not_launched() -> None:
-    folder = tito_sglang.engine.SPEC.standins
+    folder = tito_sglang.engine.SPEC.standins[1]
     answer = subprocess.run(
         [sys.executable, "-c", TRITON], env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
     )
@@ -143,23 +195,9 @@ def test_triton_can_be_imported_and_not_launched() -> None:
     assert third.startswith("0 active drivers")
 
 
-def test_torchvision_operators_are_declared_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a torch that takes notes, and a torchvision that is not there."""
-    declared: list[tuple[str, str]] = []
-
-    class Library:
-        def __init__(self, namespace: str, kind: str) -> None:
-            self.namespace = namespace
-
-        def define(self, schema: str) -> None:
-            declared.append((self.namespace, schema.partition("(")[0]))
-
-    torch = ModuleType("torch")
-    torch.library = type("library", (), {"Library": Library})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    from tito_sglang.standins import tito_torchvision_ops  # noqa: F401
+def test_torchvision_operators_are_declared_before_it_is_imported(declared: list[tuple[str, str]]) -> None:
+    """Torchvision itself is not there."""
+    from strands_tito.engines.standins import tito_torchvision_ops  # noqa: F401
 
     with pytest.raises(ModuleNotFoundError):
         import torchvision  # type: ignore[import-not-found]  # noqa: F401

@@ -67,7 +67,7 @@ async def test_a_limit_ends_the_loop_with_its_own_error_and_the_next_invocation_
     with pytest.raises(error) as caught:
         await agent.invoke_async("Add.")
     assert (caught.value.allowed, caught.value.reached) == (allowed, reached)
-    parts = (f"{reached} {caught.value.counted}", f"{allowed} allowed")
+    parts = (f"{caught.value.counted} ({allowed}) reached", f"has {reached}")
     assert [part for part in parts if part not in str(caught.value)] == []
     assert len(rollout.model.ledger) == turns
     complete(agent)
@@ -138,7 +138,7 @@ async def test_the_first_parallel_calls_run_in_whatever_order_they_end(kind: str
     refused = results(agent)[2]
     assert results(agent) == ["waited 0", "waited 1", refused, refused]
     assert "not executed" in refused
-    assert "at most 2 tool calls" in refused
+    assert "parallel tool calls (2)" in refused
     assert sorted(ran) == [0, 1]
     assert limiter.cancelled_tool_call_count == 2
     complete(agent)
@@ -182,7 +182,7 @@ async def test_an_interrupt_and_its_resumption_are_one_iteration(kind: str) -> N
         await agent.invoke_async(answers)
     *ran, refused = sorted(results(agent))
     assert ran == ["3", "7"]
-    assert "at most 2 tool calls" in refused
+    assert "parallel tool calls (2)" in refused
     assert (limiter.tool_iter_count, limiter.cancelled_tool_call_count) == (1, 1)
     complete(agent)
     await agent.invoke_async("And?")
@@ -200,7 +200,7 @@ async def test_an_agent_as_a_tool_ends_at_its_own_limit_and_its_caller_reads_why
     complete(helper)
     complete(agent)
     [result] = results(agent)
-    assert "1 tool iterations, 1 allowed" in result
+    assert "tool iterations (1) reached" in result
     rollout.check(in_order=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from io import StringIO
 from pathlib import Path
 
@@ -15,12 +16,18 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from strands_tito.cli import app, main
+from strands_tito.collect.folder import RolloutFolder
+from strands_tito.collect.rollout import Rollout, RolloutResult
+from strands_tito.collect.task import Task
+from strands_tito.inspect.columns import Column, FittedTable, fit
+from strands_tito.inspect.summary import ledger_table
 from strands_tito.inspect.tokens import coloured, ids_only
 from strands_tito.terminal import VISIBLE, VisibleConsole, visible
 from support.drafts import make_draft
 from support.scripted import tokenizer
 from tito_core import store
 from tito_core.ledger import CallRecord, Ledger, Provenance
+from tito_core.termination import Termination
 
 UUID = "00000001-0000-4000-8000-000000000000"
 
@@ -34,6 +41,9 @@ def forked(**header: object) -> Ledger:
     ledger.commit(make_draft(0, 3, [102], [201, 202], prompt_provenance=inserted, calls=calls))
     ledger.commit(make_draft(0, 3, [103], [203], constrained=True, reasoning_closed=False))
     return ledger
+
+
+MEAN = f"{np.concatenate([turn.draft.logprobs for turn in forked()]).mean():.2f}"
 
 
 @pytest.fixture
@@ -59,8 +69,9 @@ def output_of(*arguments: object, status: int = 0) -> str:
 def test_the_summary_has_one_row_per_rollout(path: Path) -> None:
     lines = output_of("inspect", path).splitlines()
     row = next(line.split() for line in lines if "00000001" in line)
-    assert row == ["1", "00000001", "task-7", "3", "2", "3", "1", "4", "1", "1", "0.5"]
-    assert "ended" not in lines[1], "an empty column is left out"
+    assert row == ["1", "00000001", "task-7", "3", "3", "1", "4", "1", "1", "2", MEAN, "0.5"]
+    assert "logprob" in lines[0]
+    assert "ended" not in lines[0], "an empty column is left out"
     assert "00000002" in output_of("inspect", path)
 
 
@@ -76,6 +87,67 @@ def test_a_rollout_is_shown_as_a_tree(path: Path) -> None:
         "   ├─ turn 1  1+2 tokens  stop  calls look, ? (malformed)",
         "   └─ turn 2  1+1 tokens  stop  reasoning left open  constrained  ← separate agent, from turn 0",
     ]
+
+
+def test_each_sampled_token_is_shown_once_with_its_logprob(path: Path) -> None:
+    rows = [line.split() for line in output_of("inspect", path, "--rollout", 1, "--logprobs").splitlines()[2:]]
+    expected = [
+        (turn.index, int(token), f"{logprob:.4f}")
+        for turn in forked()
+        for token, logprob in zip(turn.draft.output_ids, turn.draft.logprobs, strict=True)
+    ]
+    assert [(int(row[1]), int(row[3]), row[4]) for row in rows] == expected
+    assert [int(row[2]) for row in rows] == [2, 4, 5, 4], "offsets in the first trajectory that holds the token"
+
+
+def test_a_folder_of_collected_rollouts_is_shown_and_verified(tmp_path: Path) -> None:
+    with RolloutFolder(tmp_path / "collected", {}) as folder:
+        for number in range(3):
+            rollout = Rollout(UUID, Task(f"sum-{number}", {}, f"{number:016x}"), 0)
+            folder.append(RolloutResult(rollout, one_turn(number), Termination.COMPLETED))
+    shown = output_of("inspect", tmp_path / "collected")
+    assert all(one_turn(number).uuid[:8] in shown for number in range(3))
+    assert "hold on 3 ledgers, 3 turns" in output_of("verify", tmp_path / "collected")
+
+
+def one_turn(number: int) -> Ledger:
+    ledger = Ledger(f"{number + 1:08x}-0000-4000-8000-000000000000")
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    return ledger
+
+
+def test_the_version_is_printed() -> None:
+    assert output_of("--version").split() == ["strands-tito", metadata.version("strands-tito")]
+
+
+@settings(max_examples=60)
+@given(
+    width=st.integers(20, 160),
+    columns=st.lists(
+        st.tuples(st.text("abcdefgh", min_size=1, max_size=9), st.text("xyz 1", max_size=60), st.booleans()),
+        min_size=1, max_size=12,
+    ),
+)  # fmt: skip
+def test_a_table_fits_its_width_and_names_what_it_left_out(width: int, columns: list[tuple[str, str, bool]]) -> None:
+    made = [Column(f"{name}{number}", [cell], number, words) for number, (name, cell, words) in enumerate(columns)]
+    shown, widths = fit(made, width)
+    assert shown[0] is made[0], "a column of rank 0 stays"
+    assert [column.rank for column in shown] == list(range(len(shown))), "the highest rank goes first"
+    assert len(shown) == 1 or sum(widths) + 3 * (len(widths) - 1) <= width
+    console = VisibleConsole(file=StringIO(), width=width)
+    console.print(FittedTable(made))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in printed.splitlines())
+    flat = " ".join(printed.split())
+    assert len(shown) == 1 or all(column.name in flat for column in made)
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(80, ["inserted"]), (110, [])])
+def test_the_summary_of_short_values_is_whole_at_common_widths(width: int, left_out: list[str]) -> None:
+    ledger = forked()
+    columns = ledger_table([ledger]).columns
+    shown, _ = fit(columns, width)
+    assert [column.name for column in columns if column not in shown] == left_out
 
 
 def test_tokens_are_shown_as_ids_without_a_tokenizer(path: Path) -> None:

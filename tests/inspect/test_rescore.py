@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -14,8 +15,9 @@ from strands_tito.cli import app
 from strands_tito.inspect.verify import merge, rescore
 from strands_tito.testing import HashPolicy, ScriptedEngine, scripted_server
 from support.scripted import BACKENDS, model_of, tokenizer
+from support.vision import PAD_TEXT, VisionEngine, image, png, policy_of
 from tito_core import TITOModel, store
-from tito_core.ledger import Ledger, VersionSpan
+from tito_core.ledger import LawViolationError, Ledger, VersionSpan
 
 
 def policy() -> HashPolicy:
@@ -79,6 +81,24 @@ async def test_wrong_prompt_logprobs_show() -> None:
     found = await rescore(model.ledger, model.policy.backend)
     assert np.max(found.prompt_differences) > 0.5
     assert found.quantile(1) < 1e-5
+
+
+@pytest.mark.parametrize("stray", [True, False])
+async def test_a_path_on_which_a_placeholder_was_sampled_is_not_compared(stray: bool) -> None:
+    """The server would put the images elsewhere; the other paths are compared."""
+    engine = VisionEngine()
+    looks: list[Any] = [{"role": "user", "content": [image(png(8, 8, 1)), {"text": "?"}]}]
+    model = (await policy_of(engine)).model()
+    engine.answers = [f"a{PAD_TEXT if stray else 'b'}<|im_end|>", "cd<|im_end|>"]
+    for messages in (looks, [{"role": "user", "content": [{"text": "Hi"}]}]):
+        async for _ in model.stream(messages):
+            pass
+    first, second = (turn.draft.columns.output for turn in model.ledger)
+    found = await rescore(model.ledger, engine)
+    assert (len(found.differences), found.not_comparable) == ((second, first) if stray else (first + second, 0))
+    assert found.quantile(1) < 1e-5
+    with pytest.raises(LawViolationError, match="stores no image"):
+        Ledger.load(model.ledger.header, [turn.draft for turn in model.ledger], ())
 
 
 def rolled_out(kind: str, url: str) -> Ledger:

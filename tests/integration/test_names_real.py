@@ -35,10 +35,9 @@ sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 def quick_start(project: str, version: str, number: int, changes: dict[str, str]) -> str:
     """Return a Python snippet of a peer's README with replacements, each of which must occur in it."""
-    from peers_tests import SUITES, fetched  # type: ignore[import-not-found]
+    from peers_tests import source_of  # type: ignore[import-not-found]
 
-    (suite,) = (suite for suite in SUITES if (suite.project, suite.version) == (project, version))
-    page = (fetched(suite) / "README.md").read_text(encoding="utf-8").split("Quick Start", 1)[1]
+    page = (source_of(project, version) / "README.md").read_text(encoding="utf-8").split("Quick Start", 1)[1]
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[number]
     for theirs, ours in changes.items():
         assert theirs in code, theirs
@@ -87,18 +86,31 @@ def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 QUICK_STARTS = {
-    "sglang": [("strands-sglang", "0.6.2", 0), ("strands-sglang", "0.4.3", 0)],
-    "vllm": [("strands-vllm", "0.0.6", 0), ("strands-vllm", "0.0.6", 1)],
+    "sglang": [("strands-sglang", "0.6.2", 0), ("strands-sglang", "0.4.3", 0), ("strands-sglang", "0.0.3", 0)],
+    "vllm": [("strands-vllm", "0.0.6", 0), ("strands-vllm", "0.0.6", 1), ("strands-vllm", "0.0.6", 3)],
 }
 
 
-def changes_for(served: Served, model: str) -> dict[str, str]:
+def changes_for(served: Served, model: str, version: str, snippet: int) -> dict[str, str]:
+    if version == "0.0.3":  # SGLangModel(tokenizer=tokenizer, base_url=...)
+        return {
+            "strands_sglang": "tito_sglang",
+            "http://localhost:30000": served.url,
+            "Qwen/Qwen3-4B-Instruct-2507": model,
+        }
     if served.kind == "sglang":
         return {
             "strands_sglang": "tito_sglang",
             "http://localhost:30000": served.url,
             "Qwen/Qwen3.5-4B": model,
             "qwen_xml": "hermes",
+        }
+    if snippet == 3:  # with VLLMToolValidationHooks
+        return {
+            "strands_vllm": "tito_vllm",
+            "http://localhost:8000": served.url,
+            'model_id="..."': f'model_id="{model}"',
+            "strands_tools.calculator": "strands_tools",
         }
     return {
         "strands_vllm": "tito_vllm",
@@ -107,13 +119,13 @@ def changes_for(served: Served, model: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_other_providers_quick_start_runs_with_the_import_changed(
     number: int, served: Served, at_hand: str
 ) -> None:
     assert served.policy.info.model == at_hand
     project, version, snippet = QUICK_STARTS[served.kind][number]
-    names = run(quick_start(project, version, snippet, changes_for(served, at_hand)))
+    names = run(quick_start(project, version, snippet, changes_for(served, at_hand, version, snippet)))
     model = names["model"]
     assert isinstance(model, SGLangModel if served.kind == "sglang" else VLLMModel)
     assert len(model.ledger) >= 1

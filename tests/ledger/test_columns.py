@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -174,3 +175,17 @@ def test_a_sampling_mask_is_as_wide_as_its_longest_row() -> None:
     column = ledger.trajectories()[0].column("sampling_mask", -1)
     assert column.tolist() == [[-1, -1, -1], [7, 255, -1], [-1, -1, -1], [8, 9, 254]]
     assert column.dtype == np.int16
+
+
+def test_an_optional_column_has_at_most_as_many_dimensions_as_every_numpy() -> None:
+    most = 32
+    assert Column(0, "|u1", (1,) * most, b"x").values.ndim == most
+    with breaks_law(2, most + 1, most):
+        Column(0, "|u1", (1,) * (most + 1), b"x")
+
+
+def test_a_shape_that_numpy_cannot_address_is_refused_even_when_it_is_empty() -> None:
+    largest = sys.maxsize // 4
+    assert Column(0, "<f4", (0, largest), b"").values.shape == (0, largest)
+    with breaks_law(2, largest + 1):
+        Column(0, "<f4", (0, largest + 1), b"")

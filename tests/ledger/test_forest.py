@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from support.equal import expect_equal, expect_match
-from support.forests import Dice, broken, digest_of, draft_of, random_turn
+from support.forests import Dice, broken, digest_of, draft_of, images_of, random_turn
 from support.oracle import Oracle, PlainTurn
 from tito_core import store
-from tito_core.ledger import Annotation, Draft, Header, Ledger, Turn, check_ledger
+from tito_core.ledger import Annotation, Draft, Header, Image, Ledger, Turn, check_ledger
 
 UUIDS = ["00000000-0000-4000-8000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff"]
 MESSAGES: list[Any] = [
@@ -38,10 +38,13 @@ FOLDER = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
 ROLLS = st.binary(min_size=128, max_size=128)  # one draw per rule keeps Hypothesis fast
 
 
+EMPTY = {"role": "assistant", "content": []}
+
+
 class Refusing:
     """A sink that raises, as on a full disk."""
 
-    def turn(self, header: Header, turn: Turn) -> None:
+    def turn(self, header: Header, turn: Turn, images: Sequence[Image]) -> None:
         raise OSError(28, "No space left on device")
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
@@ -93,9 +96,9 @@ class Forests(RuleBasedStateMachine):
         if before == "seal":
             assert ledger.seal().retained() == []
         elif before == "commit" and dice.seldom():  # another agent commits an equal turn first
-            ledger.commit(draft)
+            ledger.commit(draft, images=images_of(draft))
             oracle.commit(replace(plain, branch=plain.branch))
-        turn = ledger.commit(draft, match, answer)
+        turn = ledger.commit(draft, match, answer, images_of(draft))
         oracle.commit(plain)
         assert turn is ledger[len(oracle.turns) - 1]
 
@@ -123,11 +126,11 @@ class Forests(RuleBasedStateMachine):
         match = ledger.match([{"system": None, "tools": []}])
         bad, error = broken(dice, good, oracle)
         before = store.encode(ledger)
-        self._expect_refused(ledger, error, lambda: ledger.commit(bad, match, {"role": "assistant", "content": []}))
+        self._expect_refused(ledger, error, lambda: ledger.commit(bad, match, EMPTY, images_of(bad)))
         self._expect_refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=len(oracle.turns)))
         self._expect_refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=-1))
         ledger.sink = Refusing()
-        self._expect_refused(ledger, OSError, lambda: ledger.commit(good, match, {"role": "assistant", "content": []}))
+        self._expect_refused(ledger, OSError, lambda: ledger.commit(good, match, EMPTY, images_of(good)))
         self._expect_refused(ledger, OSError, lambda: ledger.annotate("reward", 1.0))
         ledger.sink = self.file
         assert store.encode(ledger) == before

@@ -21,6 +21,7 @@ from tito_core.ledger import (
     Column,
     Columns,
     Draft,
+    Image,
     Ledger,
     MediaSpan,
     Reason,
@@ -343,3 +344,10 @@ def test_the_wrong_turn_of_a_long_path_is_named(turns: int, data: st.DataObject)
     drafts[index] = make_draft(index - 1 if index else None, 5 * index, [100, 101], [200, 201, 202], **wrong)
     with breaks_law(law, f"turn {index}: {value}"):
         check_ledger(Ledger.load(header, drafts, []))
+
+
+@pytest.mark.parametrize("kind", ["", 'png","a":"', "image/png", "jpég"])
+def test_the_format_of_an_image_is_a_plain_name(kind: str) -> None:
+    """It stands in `data:` URLs of requests and pages."""
+    with pytest.raises(ValueError, match="format"):
+        Image(b"a", kind, 1, 1)

@@ -85,8 +85,10 @@ def test_turns_outside_the_ledger_have_no_annotations_and_no_children() -> None:
             ledger.annotate("reward", 1, turn=turn)
         with pytest.raises(IndexError, match=rf"turn {turn}\b.* 2 turns"):
             ledger.commit(make_draft(turn, 4, [1], [2]))
-    with pytest.raises(IndexError):
-        ledger.check(make_draft(2, 4, [1], [2]))
+        with pytest.raises(IndexError):
+            ledger.check(make_draft(turn, 4, [1], [2]))
+        with pytest.raises(IndexError):
+            ledger.path_length(turn)
     assert (len(ledger), ledger.annotations) == (2, ())
     ledger.annotate("reward", 1, turn=1)
     ledger.annotate("reward", 2, turn=0)

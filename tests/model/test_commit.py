@@ -103,6 +103,6 @@ def test_a_turn_that_cannot_be_stored_is_not_committed(
             committed(record, record.ledger)
         where = str(store.path) if stored else "the store"
         assert caught.value.errno == 28
-        parts = ("Law 5", where, "turn 0", record.ledger.uuid, "No space left on device", "disk space")
+        parts = (f"Law 5: {where} ", "turn 0", record.ledger.uuid, "No space left on device", "disk space")
         assert [part for part in parts if part not in str(caught.value.strerror)] == []
     assert issubclass(TurnNotStoredError, OSError)

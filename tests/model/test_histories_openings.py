@@ -99,3 +99,21 @@ async def test_one_and_one_point_zero_and_true_are_three_inputs(kind: str, value
     assert rollout.parents == [None, 0, 1 if same else None]
     assert rollout.branches == ({} if same else {2: ("EDIT", 1, 1)})
     rollout.check()
+
+
+async def test_an_opening_that_is_back_is_linked_to_its_own_turn(kind: str) -> None:
+    """The parent is the last turn under that opening, not the agent's own last turn."""
+    rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
+    agent = rollout.agent()
+    await ask(agent, "First?")
+    first = [*agent.messages]
+    await ask(agent, "Second?")
+    agent.system_prompt = "Be long."
+    agent.messages[:] = []
+    await ask(agent, "Other?")
+    agent.system_prompt = "Be brief."
+    agent.messages[:] = first
+    await ask(agent, "Again?")
+    assert rollout.parents == [None, 0, None, 0]
+    assert rollout.branches[3][:2] == ("OPENING", 0)
+    rollout.check()

@@ -119,3 +119,16 @@ async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: st
     await agent.invoke_async("Third?")
     assert rollout.parents == [None, 0, 1]
     rollout.check()
+
+
+async def test_an_answer_that_was_not_sampled_here_is_not_skipped(kind: str) -> None:
+    """Another turn continued it, but no turn ends in it: the turn before it is no parent."""
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
+    await agent.invoke_async("First?")
+    agent.messages += [asked("Hi?"), answer("Hello.")]
+    await agent.invoke_async("Second?")
+    del agent.messages[4:]
+    await agent.invoke_async("Third?")
+    assert rollout.parents == [None, None, None]
+    rollout.check()

@@ -74,6 +74,8 @@ MESSAGES: list[tuple[Any, str]] = [
     (user({"text": b"a"}), r"\['text'\] is of type bytes"),
     (user(use()[1]["content"][0]), "'toolUse'.* role 'user'"),
     (user({"toolResult": None}), r"\['toolResult'\] is None"),
+    (user({"image": {}}), r"\['image'\] is an empty dict: give \{'format'"),
+    (user({"image": {"format": 5, "source": {}}}), r"\['image'\] is a dict"),
     (use(name="-"), r"\['toolUse'\]\['name'\] is None"),
     (use(name=5), r"\['toolUse'\]\['name'\] is 5"),
     (use(toolUseId="-"), r"\['toolUse'\]\['toolUseId'\] is None"),
@@ -98,11 +100,21 @@ MESSAGES: list[tuple[Any, str]] = [
         r"\['reasoningText'\]\['text'\] is None",
     ),
 ]
+IMAGE = {"format": "png", "source": {"bytes": b"x"}}
 UNSUPPORTED: list[tuple[Any, str]] = [
-    (user({"image": {}}), r"[Mm]essage 0 \(user\).*'image'"),
+    (user({"video": {}}), r"[Mm]essage 0 \(user\).*'video'"),
+    (user({"image": {"format": "png", "source": {"location": {}}}}), r"\['image'\]\['source'\].*'bytes'"),
     (user({"text": "a"}, {"guardContent": {}}), r"agent.messages\[0\]\['content'\]\[1\] = \{'text': '...'\}"),
     (result(content=[{"document": {}}]), "'document'.*'call_0'"),
     (result(content=[{}]), "'empty'.*'call_0'"),
+    (
+        result(content=[{"text": "a"}, {"text": "a", "image": IMAGE}]),
+        r"'text' and 'image'.*'call_0'.*\['content'\]\[1\]",
+    ),
+    (result(content=[{"text": "a", "image": None}]), "'text' and 'image'.*'call_0'"),
+    (result(content=[{"json": {}, "image": {"format": "png"}}]), "'json' and 'image'.*'call_0'"),
+    (result(content=[{"text": "a", "json": 5}]), "'text' and 'json'.*'call_0'"),
+    (result(content=[{"image": IMAGE, "video": {}}]), "'image' and 'video'.*'call_0'"),
     (json_of(NAN), r"\['json'\] is nan"),
     (json_of({"a": [float("-inf")]}), r"\['json'\]\['a'\]\[0\] is -inf"),
     (json_of({"a": b"x"}), r"\['json'\]\['a'\] is of type bytes"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tito_core.settings import Settings
 from tito_core.turn import request
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.parent import match_parent
+from tito_core.turn.request import TotalTokensReachedError, how_to_shorten, least_length
 
 MEGABYTES = 15_000_000
 LINE = "Zeile 17: größer als 日本, 🎉\n"
@@ -192,3 +195,109 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
         with pytest.raises(Exception, match=r"no room|leaves none") as caught:
             prepare()
         assert type(caught.value).__name__ in ("ContextLengthError", "TotalTokensReachedError")
+
+
+@pytest.mark.parametrize("bound", ["context_window_limit", "max_total_tokens"])
+@pytest.mark.parametrize("long", [True, False])
+def test_a_refused_prompt_is_told_with_its_length(monkeypatch: pytest.MonkeyPatch, bound: str, long: bool) -> None:
+    """That of a long one is a lower bound, which needs no encoding."""
+    policy = policy_of("vllm")
+    messages = result_of(2 * LONG_TEXT) if long else [asked("word " * 90)]
+    length = len(policy.template.first_prompt(messages, None, None).ids)
+    if long:
+        monkeypatch.setattr(request, "_delta", None)
+    with pytest.raises((ContextLengthError, TotalTokensReachedError)) as caught:
+        prepared(policy, messages, Settings.of(**{bound: 60}))
+    assert isinstance(caught.value, ContextLengthError) == (bound == "context_window_limit")
+    [told] = re.findall(r"(at least )?\b(\d+) tokens", str(caught.value).replace(",", ""))[:1]
+    assert bool(told[0]) == long
+    assert 60 < int(told[1]) < length if long else int(told[1]) == length
+    assert "60" in str(caught.value)
+
+
+async def test_the_bound_of_a_later_turn_is_that_of_its_tail() -> None:
+    """It is rendered from the same messages as the delta; templates look at the history before them."""
+    model = model_of("vllm", Says("One.", "Two."), max_model_len=200_000)
+    messages: list[Any] = [asked("A?"), {"role": "assistant", "content": [{"text": "One."}]}, asked("B? " * 500)]
+    await streamed(model, messages[:1])
+    turn_input, policy = TurnInput(messages, tool_specs=[]), model.policy
+    match = match_parent(policy, model.ledger, turn_input, Settings())
+    assert match.parent == 0
+    delta = request.prepare(policy, model.ledger, turn_input, Settings(), match).delta
+    assert len(delta.ids) / 8 < least_length(policy, match, turn_input) <= len(delta.ids)
+    found: list[Any] = []
+
+    def tail(*arguments: Any, **options: Any) -> str:
+        found.append((*arguments, options))
+        return "text"
+
+    fake: Any = SimpleNamespace(tokenizer=policy.tokenizer, template=SimpleNamespace(tail=tail))
+    least_length(fake, match, turn_input)
+    assert found == [(messages[1], messages[2:], {"tool_specs": (), "history": messages[:1]})]
+
+
+def block_of(kind: str, size: int) -> Any:
+    return {
+        "text": {"text": "x" * size},
+        "image": {"image": {"format": "png", "source": {"bytes": b"x" * size}}},
+        "toolUse": {"toolUse": {"toolUseId": "c", "name": "read", "input": {"path": "x" * size}}},
+        "toolResult": {
+            "toolResult": {
+                "toolUseId": "c",
+                "status": "success",
+                "content": [{"text": "x" * size}, {"json": {"a": 1}}, {"image": {"format": "png"}}],
+            }
+        },
+    }[kind]
+
+
+IMAGE = 1024
+"""An image counts as so many characters, whatever its bytes."""
+STATEMENT = re.compile(r"\(((?:del )?agent\.messages.*)\), and call")
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 5_000), min_size=5, max_size=5), st.sampled_from([None, *range(5)]))
+def test_the_longest_part_is_named_with_its_share_and_a_remedy_that_shortens_it(
+    sizes: list[int], longest: int | None
+) -> None:
+    if longest is not None:
+        sizes[longest] += 40_000
+    system, spec, text, call, result = sizes
+    specs = [{"name": "x" * spec}]
+    messages: list[Any] = [
+        {"role": "user", "content": [block_of("text", text), block_of("image", 99_999)]},
+        {"role": "assistant", "content": [block_of("toolUse", call)]},
+        {"role": "user", "content": [block_of("toolResult", result)]},
+    ]
+    parts = {
+        "the system prompt": system,
+        "the tool specifications": len(str(specs)),
+        "the block of kind 'text' in message 0 (user), content index 0": text,
+        "the block of kind 'image' in message 0 (user), content index 1": IMAGE,
+        "the block of kind 'toolUse' in message 1 (assistant)": len(str(block_of("toolUse", call))),
+        "the block of kind 'toolResult' in message 2 (user)": result + len(str({"json": {"a": 1}})) + IMAGE,
+    }
+    most, total = max(parts, key=lambda name: parts[name]), sum(parts.values())
+    advice = how_to_shorten(messages, "x" * system, specs)
+    assert f"{most} ({parts[most]:,} of the prompt's {total:,} characters)" in advice
+    if parts[most] * 2 < total:
+        assert "del agent.messages[:n]" in advice
+    elif most == "the system prompt":
+        assert "shorten agent.system_prompt" in advice
+    elif most == "the tool specifications":
+        assert "fewer tools" in advice
+    else:
+        [statement] = STATEMENT.findall(advice)
+        exec(statement, {"agent": SimpleNamespace(messages=messages)})  # as a user would type it
+        assert most not in how_to_shorten(messages, "x" * system, specs)
+
+
+def test_a_history_without_prompt_or_tools_can_be_shortened() -> None:
+    messages: list[Any] = [{"role": "user", "content": [{}]}, asked("Why?")]
+    assert "the block of kind 'text' in message 1 (user) (4 of the prompt's 8 characters)" in how_to_shorten(
+        messages, None, None
+    )
+    assert "the system prompt (2 of the prompt's 6 characters)" in how_to_shorten([asked("Hi")], "Hi", None), (
+        "the first"
+    )

@@ -10,10 +10,12 @@ import pytest
 from pydantic import BaseModel
 from strands.types.exceptions import StructuredOutputException
 
+from support.conversations import LOOK, asked
 from support.drafts import make_draft
-from support.scripted import Says, model_of, policy_of
+from support.scripted import Says, call, model_of, policy_of
 from tito_core import Policy, TITOModel
 from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.ledger import Branch, Ledger, Reason
 from tito_core.model import SeveralTrajectoriesError
 from tito_core.settings import Settings
@@ -233,3 +235,54 @@ def test_a_ledgers_header_names_its_policy() -> None:
     plain = policy.ledger().header
     assert (plain.group_id, plain.task_id, plain.user) == (None, None, {})
     assert policy.sampling(SamplingParams()).stop_token_ids == policy.stop_token_ids
+
+
+def test_values_of_another_type_and_unknown_options_are_named(connected: list[dict[str, Any]]) -> None:
+    policy: Any = 5
+    with pytest.raises(InvalidValueError, match="of type int"):
+        TITOModel.of(policy)
+    ledger: Any = "x"
+    with pytest.raises(InvalidValueError, match="of type str"):
+        TITOModel.of(policy_of("vllm"), ledger)
+    for wrong, right in (("model_ids", "model_id"), ("ledgers", "ledger"), ("tokenizers", "tokenizer")):
+        options: Any = {wrong: 1}
+        with pytest.raises(InvalidValueError, match=f"'{wrong}'.*'{right}'"):
+            TITOModel(**NEEDED, **options)
+    assert connected == []
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("history", ("fork", "error")),
+        ("malformed_calls", ("feedback", "end_turn", "raise")),
+        ("verify_echo", ("always", "first")),
+        ("on_abort", ("resume", "commit", "discard")),
+    ],
+)
+def test_an_option_of_several_values_has_the_first_as_default(name: str, values: tuple[str, ...]) -> None:
+    assert getattr(Settings.of(), name) == values[0]
+    for value in values:
+        options: Any = {name: value}
+        assert getattr(Settings.of(**options), name) == value
+    with pytest.raises(InvalidValueError) as caught:
+        Settings.of(**{name: "other"})  # type: ignore[arg-type]
+    assert [value for value in (name, *map(repr, values), "'other'") if value not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("reports", [True, False])
+async def test_settings_of_models_for_other_providers_code(runs: bool, reports: bool) -> None:
+    """They may report ids in the event that ends a message, and may leave calls as text."""
+    model = model_of("vllm", Says(call("look", '{"at": "x"}')))
+    model._settings = replace(model._settings, reports_ids=reports, runs_calls=runs)
+    events = [event async for event in model.stream([asked("a")], [LOOK])]
+    [stop] = [event["messageStop"] for event in events if "messageStop" in event]
+    assert stop["stopReason"] == ("tool_use" if runs else "end_turn")
+    draft = model.ledger[0].draft
+    expected = {
+        "prompt_token_ids": draft.prompt_ids.tolist(),
+        "token_ids": draft.output_ids.tolist(),
+        "logprobs": draft.logprobs.tolist(),
+    }
+    assert stop.get("additionalModelResponseFields") == (expected if reports else None)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.parsing.turn import TurnParser
 from tito_core.turn.inputs import OutputConstraint, UnsupportedToolChoiceError
 
 
@@ -63,6 +64,26 @@ def test_a_schema_is_forced_where_a_call_cannot_be() -> None:
         assert grammar is not None
         assert (grammar.kind, grammar.avoided_ids) == ("json_schema", ())
         assert Shape.model_json_schema() == json.loads(grammar.value)
+
+
+class Thinks(TurnParser):
+    """A parser whose grammar of an answer depends on the last ids of the prompt."""
+
+    def __init__(self) -> None: ...
+
+    def call_grammar(self, *_: Any) -> CallGrammar:
+        raise NoCallGrammarError("no grammar")
+
+    def answer_grammar(self, schema: Any, tail: Any) -> CallGrammar:
+        return CallGrammar("structural_tag", json.dumps([schema, list(tail)]), (5,))
+
+
+@pytest.mark.parametrize("choice", [None, {"auto": {}}, {"tool": {"name": "Shape"}}])
+def test_a_schema_after_reasoning_is_forced_by_the_parser(choice: Any) -> None:
+    grammar = sampled(OutputConstraint(choice, Shape), Thinks()).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.avoided_ids) == ("structural_tag", (5,))
+    assert json.loads(grammar.value) == [Shape.model_json_schema(), [1, 2]]
 
 
 def test_a_call_that_cannot_be_forced() -> None:

@@ -254,6 +254,25 @@ def minimax_m3(calls: Sequence[Call]) -> str:
     return f"{mark}<tool_call>\n{''.join(one(*c) for c in calls)}{mark}</tool_call>" if calls else ""
 
 
+def muse_glimmer(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(f'<atem:parameter name="{k}">{plain(v)}</atem:parameter>\n' for k, v in arguments.items())
+        invoke = f'<atem:invoke name="{name}">\n{given}</atem:invoke>'
+        return f"<|start|>assistant to={name}<|message|><atem:function_calls>\n{invoke}\n</atem:function_calls>"
+
+    return "<|eom|>".join(one(*call) for call in calls)
+
+
+def hy_v3(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        pairs = "".join(
+            f"<arg_key{HY}>{k}</arg_key{HY}>\n<arg_value{HY}>{plain(v)}</arg_value{HY}>\n" for k, v in arguments.items()
+        )
+        return f"<tool_call{HY}>{name}<tool_sep{HY}>\n{pairs}</tool_call{HY}>\n"
+
+    return f"<tool_calls{HY}>\n{''.join(one(*call) for call in calls)}</tool_calls{HY}>" if calls else ""
+
+
 def gemma4(calls: Sequence[Call]) -> str:
     def value(given: Any) -> str:
         if isinstance(given, str):
@@ -303,6 +322,8 @@ STEP3 = (
 XTML = ("<|open|>", "<|close|>", "<|sep|>")
 XTML_THINK = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 BRACKETS = ("[THINK]", "[/THINK]")
+HY = ":opensource"
+HY_TAGS = tuple(f"{tag[:-1]}{HY}>" for tag in ("<tool_calls>", "</tool_calls>", "<tool_sep>", *GLM))
 
 
 def tags(word: str) -> tuple[str, str]:
@@ -354,6 +375,23 @@ CALL_FAMILIES = {
             nested=False,
             forced=False,
             bare_prefix="]<]minimax[>[<tool_call>",
+        ),
+        Family(
+            "muse_glimmer",
+            ("<|start|>", "<|message|>", "<|eom|>"),
+            muse_glimmer,
+            typed=True,
+            json_arguments=False,
+            think=("to=self<|message|>", "<|eom|>"),
+            forced=False,
+        ),
+        Family(
+            "hy_v3",
+            HY_TAGS,
+            hy_v3,
+            typed=True,
+            json_arguments=False,
+            think=(f"<think{HY}>", f"</think{HY}>"),
         ),
         Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
         Family(

@@ -202,7 +202,7 @@ MALFORMED_CALLS = [
     ("llama3_json", '{"name": "look", "parameters": []}', 'no "parameters" object', "look"),
     ("llama3_json", '{"name": "look", "parameters": {}} or so', "Stray text follows the call: 'or so'", None),
     ("mistral", "[TOOL_CALLS]look[ARGS]{", "not valid JSON", "look"),
-    ("mistral", "[TOOL_CALLS]look{}", "lacks [ARGS] or [CALL_ID]", None),
+    ("mistral", "[TOOL_CALLS]look{}", "lacks [ARGS] or [CALL_ID]", "look"),
     ("mistral", "[TOOL_CALLS]look[ARGS]{} done", "not valid JSON: Extra data", "look"),
     ("mistral", "[TOOL_CALLS][ARGS]{}", "no valid", None),
     ("mistral", "[TOOL_CALLS]look[CALL_ID][ARGS]{}", "id must be letters and digits", "look"),
@@ -244,7 +244,7 @@ MALFORMED_CALLS = [
     ("pythonic", "[look()] done", "Stray text follows the calls: 'done'", None),
     ("pythonic", "[look() count()]", "where ']' belongs", None),
     ("llama4_pythonic", "[look()]<|python_end|>", "Stray text", None),
-    ("llama4_pythonic", "<|python_start|>[look()]", "no closing <|python_end|>", None),
+    ("llama4_pythonic", "<|python_start|>[look()]", "no closing <|python_end|>", "look"),
     ("llama4_pythonic", "<|python_start|>look()<|python_end|>", "where '[' belongs", None),
     ("llama4_pythonic", "<|python_start|>[look()] a<|python_end|>", "Stray text", None),
     ("gemma4", ge("look{}"), "lacks 'call:'", None),
@@ -260,7 +260,7 @@ MALFORMED_CALLS = [
     ("gemma4", ge("call:look"), "lacks '{'", None),
     ("gemma4", ge("call:{}"), "no valid", None),
     ("gemma4", ge("call:look{at:" + "[" * 5000), "nests more than 100", "look"),
-    ("gemma4", "<|tool_call>call:look{}", "no closing <tool_call|>", None),
+    ("gemma4", "<|tool_call>call:look{}", "no closing <tool_call|>", "look"),
 ]
 
 

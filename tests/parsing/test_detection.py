@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from parsing.engine_names import ENGINE_NAMES
 from parsing.families import CALL_FAMILIES
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.templates import NAMES, tokenizer_of
@@ -20,6 +21,7 @@ from tito_core.parsing import (
 from tito_core.parsing import registry as parser_registry
 from tito_core.parsing.detection import template_text
 from tito_core.parsing.formats import gpt_oss
+from tito_core.parsing.suspects import SuspectFinder
 from tito_core.parsing.turn import TurnParser
 
 JSON_CALL = """'<tool_call>\n{"name": "' + name + '", "arguments": ' + arguments | tojson + '}\n</tool_call>'"""
@@ -38,6 +40,8 @@ TEMPLATES = {
     "llama4_pythonic": "<|header_start|>assistant<|header_end|>\n\n<|python_start|>[{{ calls }}]<|python_end|>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ name }}">',
     "gemma4": '<|tool_call>call:{{ name }}{at:<|"|>{{ value }}<|"|>}<tool_call|>',
+    "hy_v3": "{%- set begin = '<tool_calls{}>' %}{%- set separator = '<tool_sep{}>' %}{%- set key = '<arg_key{}>' %}",
+    "muse_glimmer": '<atem:function_calls>\n<atem:invoke name="{{ name }}">',
     "mistral": "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
 }
 
@@ -133,6 +137,10 @@ def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.Mon
         ("qwen25", "hermes"),
         ("qwen3_json", "hermes"),
         ("granite4", "hermes"),
+        ("trinity", "hermes"),
+        ("poolside_v1", "glm45"),
+        ("spark25", "glm47"),
+        ("muse", "muse_glimmer"),
         ("glm", "glm47"),
         ("ling3", "glm47"),
         ("llama3", "llama3_json"),
@@ -159,8 +167,39 @@ def test_aliases_of_harmony(alias: str) -> None:
     assert isinstance(get_tool_parser(alias, byte_level((*CALL_FAMILIES["gpt_oss"].control,))), gpt_oss.HarmonyParser)
 
 
-@pytest.mark.parametrize("name", ["jamba", "internlm", "gigachat3", "hf", "hunyuan"])
-def test_an_unknown_parser_lists_ours(name: str) -> None:
-    with pytest.raises(UnknownParserError, match=rf"{name}.*auto, .*hermes, .*xlam") as caught:
-        get_tool_parser(name, byte_level(()))
+@pytest.mark.parametrize(("engine", "theirs"), [(e, name) for e, names in ENGINE_NAMES.items() for name in names])
+def test_each_name_of_an_engine_is_understood_or_the_error_lists_ours(engine: str, theirs: str) -> None:
+    ours = ENGINE_NAMES[engine][theirs]
+    tokenizer = byte_level(CALL_FAMILIES[ours].control if ours else ())
+    if ours:
+        one, other = (get_tool_parser(name, tokenizer) for name in (theirs, ours))
+        assert type(one) is type(other)
+        assert one.markup.strings == other.markup.strings  # type: ignore[attr-defined]
+        return
+    with pytest.raises(UnknownParserError, match=rf"{theirs}.*auto, .*hermes, .*xlam") as caught:
+        get_tool_parser(theirs, tokenizer)
     assert "qwen25" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("so", None),
+        ('{"arguments": 1}', (1, 13)),
+        ("{'arguments': 1}", (1, 13)),
+        ("a {'parameters' : 1} b", (3, 17)),
+        ("{arguments: 1}", None),
+        ("{'it': \"is\"}", None),
+    ],
+)
+def test_a_key_of_a_call_is_suspect_in_either_kind_of_quotes(text: str, span: tuple[int, int] | None) -> None:
+    assert SuspectFinder(()).find(text, {}) == (None if span is None else (*span, None))
+
+
+def test_a_registered_format_has_all_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names in ("_FACTORIES", "_ALIASES"):
+        monkeypatch.setattr(parser_registry, names, dict(getattr(parser_registry, names)))
+    parser_registry.register_format("first name", get_tool_parser("hermes", byte_level()).calls, "second", "third")
+    assert {"first name", "second", "third"} <= set(known_tool_parsers())
+    for name in ("first name", "second", "third"):
+        assert isinstance(get_tool_parser(name, byte_level()), TurnParser)

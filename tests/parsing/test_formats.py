@@ -214,6 +214,7 @@ TEXT_MARKUP: dict[str, tuple[str, ...]] = {
     "mimo": ("<function=look>", "</function>", "<parameter=at>", "</parameter>"),
     "kimi_k3": ("<|open|>tools<|sep|>", '<|open|>call tool="look" index="1"<|sep|>', "<|close|>call<|sep|>"),
     "minimax_m3": ("]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="look">', "]<]minimax[>[</invoke>"),
+    "muse_glimmer": ("<|start|>assistant", " to=look<|message|>", "<atem:function_calls>", '<atem:invoke name="look">'),
     "llama3_json": ('{"name": ', ";", "}"),
     "pythonic": ("[look(", ")]", "'"),
     "llama4_pythonic": ("[look(", ")]", "'"),

@@ -52,6 +52,18 @@ def kimi(head: str) -> str:
 
 
 CALL = '{"name": "look", "arguments": {"at": "x"}}'
+PARAMETERS = CALL.replace("arguments", "parameters")
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n"
+    '```json\n{"at": "x"}\n```<｜tool▁call▁end｜>'
+)
+INVOKE = '<invoke name="look">\n<parameter name="at">x</parameter>\n</invoke>\n'
+DSML = (
+    '<｜DSML｜invoke name="look">\n'
+    '<｜DSML｜parameter name="at" string="true">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+)
+STRING = ' string="true"'
+K3 = CALL_FAMILIES["kimi_k3"].render([("look", {"at": "x"})])
 X = {"at": "x"}
 ACCEPTED = [
     ("gpt_oss", harmony("analysis to=functions.look <|constrain|>json"), X),
@@ -70,6 +82,9 @@ ACCEPTED = [
     ("gemma4", gemma("sure:False"), {"sure": False}),
     ("gemma4", gemma("unit:metres,all:[one,two]"), {"unit": "metres", "all": ["one", "two"]}),
     ("gemma4", gemma("unit: feet or so , deep: {unit: metres}"), {"unit": "feet or so", "deep": {"unit": "metres"}}),
+    ("lfm2", f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", X),
+    ("lfm2", "<|tool_call_start|>[look(at='x\ny')]<|tool_call_end|>", {"at": "x\ny"}),
+    ("lfm2", f"<|tool_call_start|>\n[\n{CALL}\n]\n<|tool_call_end|>", X),
 ]
 
 
@@ -99,7 +114,45 @@ LOOSE = [
     ("xlam", f"[TOOL_CALLS][{CALL}]", X),
     ("gpt_oss", harmony("commentary to=look <|constrain|>json"), X),
     ("gemma4", gemma("at:x"), X),
+    ("gemma4", gemma(f"at:{Q}x{Q}").removesuffix("<tool_call|>"), X),
+    ("deepseek_v32", f"<｜DSML｜function_calls>\n{DSML.replace(STRING, '')}</｜DSML｜function_calls>", X),
+    ("kimi_k3", K3.replace(" index", "  index"), X),
+    ("mistral", '[TOOL_CALLS]look{"at": "x"}', X),
+    ("hermes", f"<tool_call>\n{PARAMETERS}\n</tool_call>", X),
+    ("phi4_mini", f"functools[{PARAMETERS}]", X),
+    ("phi4_mini", f"So.\nfunctools[{CALL}]", X),
+    ("phi4_mini", f"```\nlook\n```\n functools[{CALL}]", X),
+    ("gpt_oss", harmony("commentary to=functions.look json").removesuffix("<|call|>"), X),
+    ("gpt_oss", harmony("commentary to=functions.look json").removesuffix("<|call|>") + "<|end|>", X),
+    ("kimi_k2", kimi("functions.look:0").removesuffix("<|tool_calls_section_end|>"), X),
+    ("deepseek_v3", DEEPSEEK, X),
+    ("minimax_m2", f"<minimax:tool_call>\n{INVOKE}", X),
+    ("deepseek_v32", f"<｜DSML｜function_calls>\n{DSML}", X),
+    ("deepseek_v32", DSML, X),
+    ("deepseek_v32", f"{DSML}</｜DSML｜function_calls>", X),
+    ("llama4_pythonic", '<|python_start|>[look(at="x")]', X),
+    ("lfm2", '<|tool_call_start|>[look(at="x")]\n', X),
 ]
+SEVERAL = [
+    (
+        "qwen3_coder",
+        qwen("<parameter=at>\nx\n</parameter>\n</function>\n<function=look>\n<parameter=at>\nx\n</parameter>\n"),
+    ),
+    ("llama3_json", "<|python_tag|>" + CALL + "<|python_tag|>" + CALL),
+    ("llama3_json", f"{CALL}\n{CALL}"),
+]
+"""Two calls each."""
+
+
+@pytest.mark.parametrize(("name", "completion"), SEVERAL)
+def test_several_loose_calls(name: str, completion: str) -> None:
+    ids = ids_of(CALL_FAMILIES[name], completion)
+    calls = parse(CALL_FAMILIES[name], ids, tools=TOOLS, lenient=True).calls
+    assert [(call.status, call.name, call.arguments) for call in calls] == [(LENIENT, "look", X)] * 2
+    strict = parse(CALL_FAMILIES[name], ids, tools=TOOLS).calls
+    assert [(call.status, call.name, call.arguments, call.reason) for call in strict] == [
+        (MALFORMED, "look", None, call.reason) for call in calls
+    ]
 
 
 @pytest.mark.parametrize(("name", "completion", "arguments"), LOOSE)
@@ -139,6 +192,39 @@ NEVER = [
     ("gemma4", gemma("unit:miles")),
     ("gemma4", gemma("far:metres")),
     ("gemma4", gemma("other:x")),
+    ("gemma4", gemma(f"at:{Q}x{Q}").removesuffix("}<tool_call|>")),
+    (
+        "deepseek_v32",
+        f"<｜DSML｜function_calls>\n{DSML.replace(STRING, '').replace('at', 'to')}</｜DSML｜function_calls>",
+    ),
+    ("minimax_m2", f"<minimax:tool_call>\n{INVOKE}</minimax:tool_call>".replace('"at"', '"at')),
+    ("minimax_m2", f"<minimax:tool_call>\n{INVOKE}</minimax:tool_call>".replace('"at"', "'at")),
+    ("mistral", '[TOOL_CALLS]look{"at": "x"'),
+    ("mistral", '[TOOL_CALLS]look{"at": "x"} and more'),
+    ("mistral", '[TOOL_CALLS]look "at": "x"'),
+    ("phi4_mini", f"functools[functools[{CALL}]"),
+    ("phi4_mini", f"One writes functools[{CALL}]"),
+    ("phi4_mini", f"So.\nfunctools[{CALL}] and more"),
+    ("phi4_mini", f"So.\n```\nfunctools[{CALL}]\n```"),
+    ("phi4_mini", f"So.\nfunctools[{CALL}"),
+    ("phi4_mini", "So.\nfunctools[5]"),
+    ("hermes", '<tool_call>\n{"name": "look", "arguments": 5, "parameters": {}}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "look", "parameters": 5}\n</tool_call>'),
+    ("gemma4", gemma('at:"x"')),
+    ("gemma4", gemma("list:['x']")),
+    ("gemma4", gemma('deep:{"unit": 5}')),
+    ("qwen3_coder", qwen("<parameter=at>\nx\n</parameter>\n</function>\n<function=look>\n<parameter=at>\nx\n")),
+    ("qwen3_coder", qwen("<parameter=at>\nx\n</parameter>\n</function>\nand\n<function=look>\n")),
+    ("llama3_json", f"{CALL} and more"),
+    ("gpt_oss", harmony("commentary to=functions.look json", '{"at": "x"').removesuffix("<|call|>")),
+    ("gpt_oss", harmony("commentary to=functions.look json").removesuffix("<|call|>") + "<|return|>x"),
+    ("kimi_k2", kimi("functions.look:0").removesuffix("<|tool_call_end|><|tool_calls_section_end|>")),
+    ("deepseek_v3", f"{DEEPSEEK}and more"),
+    ("deepseek_v32", DSML.removesuffix("</｜DSML｜invoke>\n")),
+    ("llama4_pythonic", '<|python_start|>[look(at="x")'),
+    ("llama4_pythonic", '<|python_start|>[look(at="x")] and more'),
+    ("lfm2", f"<|tool_call_start|>[{CALL}<|tool_call_end|>"),
+    ("lfm2", f"<|tool_call_start|>[{CALL}] and more<|tool_call_end|>"),
 ]
 
 
@@ -148,6 +234,31 @@ def test_calls_that_need_a_repair_or_a_guess_never_run_and_are_reported(name: st
         turn = parse(CALL_FAMILIES[name], ids_of(CALL_FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
         assert not any(call.status.runs for call in turn.calls)
         assert turn.calls or turn.suspects
+
+
+BARE = st.text("ab \"'`[]{}()<>:=,\u201d", min_size=1, max_size=8)
+CLOSED_BARE = frozenset("\"'`[]{}<>\u201d")
+
+
+@given(word=BARE, quote=st.sampled_from(["", '"', "'", "`"]), lenient=st.booleans())
+def test_no_bare_word_of_gemma_holds_a_quote_or_a_bracket(word: str, quote: str, lenient: bool) -> None:
+    word = quote + word + quote
+    for body in (f"at:{word}", f"list:[{word}]", f"deep:{{{word}:5}}", f"{word}:5"):
+        tools = {"look": {"properties": {"at": {"type": "string"}, "list": {"items": {"type": "string"}}}}}
+        turn = parse(
+            CALL_FAMILIES["gemma4"], ids_of(CALL_FAMILIES["gemma4"], gemma(body)), tools=tools, lenient=lenient
+        )
+        for call in turn.calls:
+            assert not any(CLOSED_BARE & set(text) for text in _strings(dict(call.arguments or {})))
+        assert turn.calls
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for key, one in value.items() for text in [key, *_strings(one)]]
+    if isinstance(value, list):
+        return [text for one in value for text in _strings(one)]
+    return [value] if isinstance(value, str) else []
 
 
 AROUND = st.sampled_from(["", "\n", "Write:\n", " and ", "5 < 6\n"])

@@ -106,6 +106,8 @@ def squeezed(family: Family, completion: str) -> str:
     if "pythonic" in family.name or family.name in ("lfm2", "olmo3"):  # Python lets a comma follow the last item
         completion = re.sub(r",([)\]}])", r"\1", completion)
     completion = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', completion)
+    if family.name == "muse_glimmer":
+        completion = re.sub(r"(<\|start\|>assistant)?to=[\w./-]+<\|message\|>", "", completion)
     completion = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", completion)  # Gemma's keys may stand bare
     completion = re.sub(
         r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", completion
@@ -115,7 +117,11 @@ def squeezed(family: Family, completion: str) -> str:
     )
     for word in ("functions.", "<|constrain|>", "<|channel|>commentary", "<|channel|>analysis"):
         completion = completion.replace(word, "")
-    return re.sub(r"(to=[\w-]+)(json|code)?", r"\1", completion)
+    if family.name == "lfm2":  # its strings may have raw line breaks
+        completion = completion.replace("\\n", "")
+    if family.name == "gpt_oss":
+        completion = re.sub(r"(<\|call\|>|<\|end\|>)?$", "", completion)
+    return re.sub(r"(to=[\w-]+?)(json|code)?(?=<\|message\|>)", r"\1", completion)
 
 
 def core(family: Family, completion: str, outer: tuple[str, ...]) -> str:

@@ -42,6 +42,12 @@ def test_other_values_are_json(data: st.DataObject) -> None:
     [
         ("5", {"type": "number"}, 5),
         ("5.0", {"type": "integer"}, 5.0),
+        ("3.5", {"type": "float"}, 3.5),
+        ("7", {"type": "int"}, 7),
+        ("true", {"type": "bool"}, True),
+        ("[1]", {"type": ["list", "None"]}, [1]),
+        ("7", {"type": "str"}, "7"),
+        ("7", {"type": "file"}, "7"),
         ("None", {"type": "null"}, None),
         ("[1, {}]", {"type": "array"}, [1, {}]),
         ("{}", {"properties": {}}, {}),
@@ -169,3 +175,21 @@ def test_what_python_would_not_write_is_malformed(text: str) -> None:
     tools = {"look": {"properties": {"at": {"type": ["array", "object"]}}}}
     with pytest.raises(Malformed):
         typed_value(text, tools, "look", "at", literal)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("string", {"string"}),
+        (["string", "null"], {"string", "null"}),
+        (
+            ["string", "integer", "number", "boolean", "array", "object", "null"],
+            {"string", "integer", "number", "boolean", "array", "object", "null"},
+        ),
+        (["string", "what"], None),
+        ([], None),
+        (5, None),
+    ],
+)
+def test_named_types_restrict_a_value_unless_one_is_unknown(kind: Any, expected: Any) -> None:
+    assert types_of({"type": kind}, {}) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -169,3 +170,27 @@ async def test_scoring_samples_nothing() -> None:
         "stream": False,
         "input_ids": [11, 12],
     }
+
+
+VISION = wire.ModelInfo(has_image_understanding=True, model_type="qwen2_5_vl")
+SUPPORT: list[tuple[wire.ModelInfo | None, wire.ServerInfo | None, bool, str]] = [
+    (None, None, False, "takes images"),
+    (wire.ModelInfo(model_type="qwen3_vl"), wire.ServerInfo(), False, "takes images"),
+    (VISION, wire.ServerInfo(), False, "qwen2_5_vl.*--mm-preprocess-cache-size-mb"),
+    (VISION, wire.ServerInfo(mm_preprocess_cache_size_mb=0), False, "--mm-preprocess-cache-size-mb"),
+    (VISION, wire.ServerInfo(mm_preprocess_cache_size_mb=64), True, ""),
+    (VISION, None, True, ""),
+    (wire.ModelInfo(has_image_understanding=True, model_type="qwen3_vl"), wire.ServerInfo(), True, ""),
+]
+
+
+@pytest.mark.parametrize(("model", "server", "accepted", "words"), SUPPORT)
+def test_a_server_that_decodes_prompts_takes_no_images(model: Any, server: Any, accepted: bool, words: str) -> None:
+    support = wire.image_support(model, server)
+    assert (support.accepted, support.most) == (accepted, None)
+    assert re.search(words, support.remedy)
+
+
+def test_the_limit_of_images_is_the_servers() -> None:
+    server = wire.ServerInfo(mm_preprocess_cache_size_mb=64, limit_mm_data_per_request={"image": 3, "video": 0})
+    assert wire.image_support(VISION, server).most == 3

@@ -82,6 +82,8 @@ class OverSockets:
         self._died: set[ScriptedServer] = set()
         self._pool = ConnectionPool()
         self._open.add(self)
+        if len(self._servers) == 1:  # a backend makes its transport before it starts the clock of a request
+            self._start(*self._servers.values())
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         where = urlsplit(url)
@@ -91,13 +93,18 @@ class OverSockets:
             server.__exit__(None, None, None)
             server.__enter__()
         if not server.port:
-            server.__enter__()
+            self._start(server)
         rest = url.removeprefix(f"{where.scheme}://{where.netloc}")
         try:
             return await self._pool.send(method, server.base_url + rest, headers, body)
         finally:
             if server.engine.state.dead:
                 self._died.add(server)
+
+    def _start(self, server: ScriptedServer) -> None:
+        server.__enter__()
+        if server.engine.state.dead:
+            self._died.add(server)
 
     async def aclose(self) -> None:
         for server in self._servers.values():  # first and without awaiting: a loop that ends may cancel this

@@ -61,3 +61,21 @@ async def leaving(model: TITOModel, task: Mapping[str, Any]) -> None:
 
 async def _leave() -> None:
     raise SystemExit(0)
+
+
+async def looking(model: TITOModel, task: Mapping[str, Any]) -> float:
+    """Show a picture, answer each call with another, and return the number of pictures in the history as the reward."""
+    from strands_tito.testing.pictures import picture
+
+    number = int(task["number"])
+
+    @tool
+    def look() -> dict[str, Any]:
+        """Look again."""
+        drawn = {"image": {"format": "png", "source": {"bytes": picture(100 + number, 96, 64)}}}
+        return {"status": "success", "content": [drawn, {"text": "Seen again."}]}
+
+    agent = Agent(model=model, tools=[look], callback_handler=None, load_tools_from_directory=False)
+    shown = {"image": {"format": "png", "source": {"bytes": picture(number)}}}
+    await agent.invoke_async([shown, {"text": "What is this?"}], limits={"turns": 3})
+    return float(sum(len(turn.draft.media) for turn in model.ledger))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -30,6 +31,12 @@ def expect_equal(ledger: Ledger, oracle: Oracle) -> None:
         assert turn.path_length == ledger.path_length(turn.index) == oracle.length(turn.index)
         assert ledger.extended(turn.index) == (turn.index not in oracle.leaves())
         _expect_history(ledger, turn.index, expected)
+    shown = [span for turn in oracle.turns for span in turn.media if span[3]]
+    assert list(ledger.images) == list(dict.fromkeys(span[2] for span in shown))
+    for _, _, digest, *facts in shown:
+        image = ledger.images[digest]
+        assert (image.sha256, image.format, image.width, image.height) == (digest, *facts)
+        assert hashlib.sha256(image.data).digest() == digest
     _expect_annotations(ledger, oracle)
     _expect_trajectories(ledger, oracle)
     _expect_tree(ledger, oracle)

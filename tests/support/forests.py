@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from tito_core.ledger import (
     Draft,
     EngineRecord,
     Finish,
+    Image,
     LawViolationError,
     MediaSpan,
     Reason,
@@ -48,6 +50,7 @@ SERVERS: list[tuple[str, str, bool | None, float | None, bool, str]] = [
     ("other", "m", None, None, False, "unknown"),
     ("other", "m", None, 1.0, False, "None"),
 ]
+IMAGES = [Image(b"one", "png", 1, 2), Image(b"", "jpeg", 3, 4), Image(bytes(range(256)), "webp", 2**31, 1)]
 CALLS: list[tuple[str | None, str, str]] = [
     ("look", "ok", ""),
     (None, "malformed", "It has no name."),
@@ -119,10 +122,18 @@ def random_turn(dice: Dice, oracle: Oracle, parent: int | None) -> PlainTurn:
         history=None,
     )
     if prompt and dice.seldom():
-        turn.media.append((start, 1, bytes(32)))
+        turn.media.append((start, 1, bytes(32), "", 0, 0))
         if len(prompt) > 1:
-            turn.media.append((start + 1, len(prompt) - 1, bytes(range(32))))
+            image = dice.pick(IMAGES)
+            turn.prompt[1:] = [(200, "prompt")] * (len(prompt) - 1)
+            digest = hashlib.sha256(image.data).digest()
+            turn.media.append((start + 1, len(prompt) - 1, digest, image.format, image.width, image.height))
     return turn
+
+
+def images_of(draft: Draft) -> list[Image]:
+    """Return the images that a draft shows, out of `IMAGES`."""
+    return [image for span in draft.media for image in IMAGES if image.sha256 == span.sha256]
 
 
 def _versions(dice: Dice, output: int) -> list[tuple[int, int, str | None]]:
@@ -251,6 +262,8 @@ def broken(dice: Dice, good: Draft, oracle: Oracle) -> tuple[Draft, type[Excepti
         lambda: {"media": (MediaSpan(start, good.columns.prompt + 1, bytes(32)),)},
         lambda: {"media": (MediaSpan(start - 1, 1, bytes(32)),)},
         lambda: {"media": (MediaSpan(start, 0, bytes(32)),)},
+        lambda: {"media": (MediaSpan(start, 1, bytes(32), "png", 1, 1),)},
+        lambda: {"media": (MediaSpan(start, 1, IMAGES[0].sha256, "png", 1, 1),)},
         lambda: {"parent": turns},
         lambda: {"parent": -1},
         lambda: {"branch": Branch(Reason.EDIT) if is_first else Branch(Reason.EDIT, turns)},

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
-import subprocess
 from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
@@ -20,11 +18,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from strands_tito.engines.locations import cache_dir
-from strands_tito.engines.models.build_cache import MANIFEST, build_once
-from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory, tokenizer_directory
+from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, tokenizer_directory
 from support import zoo
 from support.multiplying import multiply
+from support.overfit import SCRIPT, learned_by_heart
 
 QUESTION, RESULT, ANSWER, THANKS, WELCOME = "What is 25 * 17?", "425", "It is 425.", "Thanks!", "You are welcome."
 BEFORE_CALL, BEFORE_ANSWER = "The tool multiplies: call it with 25 and 17.", "The tool says 425. I repeat it."
@@ -45,7 +42,6 @@ CONVERSATION: list[dict[str, Any]] = [
 ]
 
 _IDS: dict[str, object] = {"bos_token_id": 199998, "eos_token_id": 200002, "pad_token_id": 199999}
-SCRIPT = Path(__file__).with_name("overfit_script.py")
 DATES = 12
 """The template writes today's date, so the conversation is learned under so many others."""
 MARGIN_NATS = 6.0
@@ -161,20 +157,7 @@ def model_folder(python: Path) -> Path:
     texts = json.dumps([CONVERSATION, tools(), DATES, MARGIN_NATS, STEPS])
     key = hashlib.sha256(f"{RANDOM.key}{SCRIPT.read_text(encoding='utf-8')}{texts}".encode()).hexdigest()[:12]
 
-    def build(directory: Path) -> None:
-        shutil.copytree(
-            model_directory(RANDOM, python, _silent), directory, dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns(MANIFEST),
-        )  # fmt: skip
-        sequences = directory / "sequences.json"
-        sequences.write_text(json.dumps(_sequences()), encoding="utf-8")
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        command = [str(python), str(SCRIPT), str(directory), str(sequences)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr[-2000:]
-        sequences.unlink()
-
-    return build_once(cache_dir() / "models" / f"gptoss-overfit-{key}", build)
+    return learned_by_heart(RANDOM, f"gptoss-overfit-{key}", python, _sequences)
 
 
 def _silent(line: str) -> None:

@@ -24,4 +24,4 @@ def named(kind: str, script: Any, *, engine: dict[str, Any] | None = None, **opt
     if kind == "sglang":
         return SGLangModel(client=client_of(server), tokenizer=tokenizer(), **options)
     backend = VLLMBackend(URL, http_transport=lambda: InProcessTransport(server))
-    return VLLMModel(base_url=f"{URL}/v1", model_id="scripted", tokenizer=tokenizer(), backend=backend, **options)
+    return VLLMModel(model_id="scripted", tokenizer=tokenizer(), backend=backend, **options)

@@ -32,7 +32,7 @@ class PlainTurn:
     reasoning_closed: bool
     branch: tuple[str, int | None, int | None, str] | None
     extras: dict[str, tuple[int, list[Any], str]]  # first row's offset, rows, dtype
-    media: list[tuple[int, int, bytes]]
+    media: list[tuple[int, int, bytes, str, int, int]]
     history: list[Any] | None  # opening, messages and answer; None if only the digest is known
     fingerprint: bytes = b""
     call_ids: int = 0

@@ -33,6 +33,7 @@ from tito_core.ledger import (
     Server,
     VersionSpan,
 )
+from tito_core.parsing.parsed import CallStatus
 
 REAL = Path(__file__).parent.parent / "viewer" / "real"
 """Rollouts of a small model: a tool call, a malformed call, a branch, a truncated answer, the top five tokens."""
@@ -88,6 +89,14 @@ def rich() -> Ledger:
     ledger.annotate("reward", 1.0)
     ledger.annotate("termination", "completed")
     ledger.annotate("judge", {"why": "right"}, turn=1)
+    return ledger
+
+
+def ledger_of_calls() -> Ledger:
+    """One turn with a call of each status, on one token each."""
+    ledger = Ledger(UUID)
+    calls = tuple(CallRecord("look", status.value, at, at + 1, f"why {status}") for at, status in enumerate(CallStatus))
+    ledger.commit(make_draft(None, 0, [100], [200 + at for at in range(len(calls) + 1)], calls=calls))
     return ledger
 
 

@@ -250,7 +250,7 @@ class Recorded:
             ):
                 self.prompt_scores.append(entry[0])
                 self.prompt_tops.append([(token, lp) for lp, token, _ in top or ()])
-            missing = len(self.recording.fields.get("input_ids") or ()) - len(self.prompt_scores)
+            missing = meta.get("prompt_tokens", 0) - len(self.prompt_scores)  # the expanded prompt, if it has images
             if self.prompt_scores:
                 self.prompt_scores[:0] = [None] * missing
                 self.prompt_tops[:0] = [()] * missing

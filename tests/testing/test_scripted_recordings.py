@@ -108,8 +108,10 @@ def differences(expected: Any, actual: Any, left_out: set[str], at: str = "") ->
 
 
 def unhexed(value: Any) -> Any:
-    """Replace random ids by one placeholder."""
-    return re.sub(r"\b([0-9a-f]{32}|[0-9a-f]{16})\b", "<hex>", value) if isinstance(value, str) else value
+    """Replace random ids and addresses by one placeholder."""
+    return (
+        re.sub(r"\b([0-9a-f]{32}|[0-9a-f]{16})\b| at 0x[0-9a-f]+", "<hex>", value) if isinstance(value, str) else value
+    )
 
 
 def recorded(kind: str, name: str) -> Recording:

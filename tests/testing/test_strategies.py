@@ -33,6 +33,20 @@ def test_testing_itself_needs_no_hypothesis() -> None:
 
 @FEW
 @given(st.data())
+def test_a_history_may_have_images(data: st.DataObject) -> None:
+    files = data.draw(st.lists(strategies.pictures(), min_size=2, max_size=2))
+    messages: list[Any] = data.draw(
+        strategies.histories(data.draw(strategies.tool_specs()), images=st.sampled_from(files))
+    )
+    blocks = [block for message in messages for block in message["content"]]
+    shown = [item for block in blocks for item in (block, *block.get("toolResult", {}).get("content", ()))]
+    images = [item["image"] for item in shown if "image" in item]
+    assert all(image["format"] == "png" and image["source"]["bytes"] in files for image in images)
+    assert all(message["content"] for message in messages)
+
+
+@FEW
+@given(st.data())
 def test_a_history_is_a_valid_strands_history(data: st.DataObject) -> None:
     tools = data.draw(strategies.tool_specs(min_size=0))
     messages: list[Any] = data.draw(strategies.histories(tools))

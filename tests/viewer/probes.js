@@ -6,6 +6,7 @@ const turns = () => [...document.querySelectorAll("section.turn")].map((turn) =>
 const cells = (column) => [...document.querySelectorAll(".rollouts tbody tr")].map((row) => row.cells[column].textContent);
 const headings = () => [...document.querySelectorAll(".rollouts th")].map((heading) => heading.textContent);
 const likeliestIds = () => [...document.querySelectorAll(".likeliest tbody tr")].map((row) => row.cells[1].textContent);
+const barCounts = (chart) => [...chart.querySelectorAll("title")].map((title) => Number(title.textContent.split(": ").at(-1)));
 
 function search(text) {
   const field = document.querySelector("input[type=search]");

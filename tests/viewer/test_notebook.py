@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from strands_tito.viewer import notebook
+from support.drafts import make_draft
+from support.scripted import tokenizer
 from support.shown import ATTACKS, UUID, data_of, hostile, rich
-from tito_core.ledger import Ledger
+from support.vision import png
+from tito_core.ledger import Image, Ledger, MediaSpan
 
 
 class Frames(HTMLParser):
@@ -49,6 +54,19 @@ def test_a_notebook_shows_the_page_in_a_sandboxed_frame(make: object) -> None:
     data = data_of((attributes["srcdoc"] or "").encode())
     assert data["view"] == "rollout"
     assert data["turns"]
+
+
+@pytest.mark.parametrize("part", [lambda ledger: ledger, lambda ledger: ledger.trajectories()[0]])
+def test_a_notebook_shows_text_and_pictures(part: Callable[[Ledger], object], tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    image = Image(png(2, 2, 1), "png", 2, 2)
+    ledger = Ledger(tokenizer=str(tmp_path / "tokenizer"))
+    media = (MediaSpan(0, 1, image.sha256, "png", 2, 2),)
+    ledger.commit(make_draft(None, 0, [100], [200], media=media), images=[image])
+    data = data_of((frame(part(ledger)._repr_html_())["srcdoc"] or "").encode())  # type: ignore[attr-defined]
+    assert data["text"] is True
+    assert data["pieces"] == {str(token): tokenizer().decode([token]) for token in (100, 200)}
+    assert list(data["pictures"]) == [image.sha256.hex()]
 
 
 def test_the_frame_of_a_hostile_ledger_is_one_element() -> None:

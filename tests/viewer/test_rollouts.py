@@ -18,7 +18,7 @@ from strands_tito.viewer.site import Site
 from strands_tito.viewer.token_text import TokenTexts
 from support.drafts import make_draft
 from support.scripted import tokenizer
-from support.shown import Texts, data_of, real, rich, written
+from support.shown import Texts, data_of, ledger_of_calls, real, rich, written
 from tito_core import store
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError
@@ -98,6 +98,11 @@ def test_a_row_holds_the_facts_of_its_ledger() -> None:
     assert set(READ) <= {*INDEXED, "malformed", "logprob", "drift", "backend"}
 
 
+def test_calls_that_ran_and_texts_like_calls_are_not_counted_as_malformed(tmp_path: Path) -> None:
+    rows = read_rows(Rollouts([written(tmp_path, ledger_of_calls())]), 0, TokenTexts(), lambda: False)
+    assert rows[0][READ.index("malformed")] == 2
+
+
 def test_without_a_tokenizer_drift_is_unknown() -> None:
     assert dict(zip(READ, read_rows(real("vllm"), 0, TokenTexts(), lambda: True)[0], strict=True))["drift"] is None
 
@@ -139,6 +144,21 @@ def test_two_rollouts_of_two_engines_are_one_page() -> None:
     data = data_of(Site(both, Texts(tokenizer()), Pictures()).comparison(1, 4))
     backends = [dict(side["turns"][0]["record"])["backend"] for side in data["sides"]]
     assert backends == ["vllm", "sglang"]
+
+
+def test_images_of_a_ledger_need_no_folder() -> None:
+    from strands_tito.viewer.pictures import Pictures
+    from support.drafts import make_draft
+    from support.vision import png
+    from tito_core.ledger import Image, Ledger, MediaSpan
+
+    image = Image(png(2, 2, 1), "png", 2, 2)
+    ledger = Ledger()
+    media = (MediaSpan(0, 1, image.sha256, "png", 2, 2),)
+    draft = make_draft(None, 0, [1], [6], media=media)
+    ledger.commit(draft, images=[image])
+    [url] = Pictures().of(ledger).values()
+    assert url.startswith("data:image/png;base64,iVBOR")
 
 
 def test_images_are_found_by_the_digest_of_their_bytes(tmp_path: Path) -> None:

@@ -229,3 +229,21 @@ async def test_an_unsupported_abort_is_ignored(status: int, error: Any) -> None:
     with pytest.raises(error):
         await backend.abort("r")
     assert not issubclass(error, AuthenticationError | BadRequestError)
+
+
+IMAGES = [
+    (None, (False, None), "--enable-scale-out"),
+    ("At most 8 image(s) may be provided in one prompt. (parameter=image)", (True, 8), ""),
+    ("At most 0 image(s) may be provided in one prompt.", (False, 0), "--limit-mm-per-prompt"),
+    ("Cache miss for image at index 0 but data is not provided.", (True, None), ""),
+    ("tiny is not a multimodal model", (False, None), "takes images"),
+    ("Requested sample logprobs of 2147483647, greater than max allowed: 20", (False, None), "takes images"),
+    ("", (False, None), "takes images"),
+]
+
+
+@pytest.mark.parametrize(("refusal", "found", "words"), IMAGES)
+def test_the_refusal_of_many_images_tells_whether_some_are_taken(refusal: Any, found: Any, words: str) -> None:
+    support = wire.image_support(refusal)
+    assert (support.accepted, support.most) == found
+    assert words in support.remedy

@@ -60,6 +60,8 @@ def collect(
     Exit status: 0 if all rollouts are finished, 1 if some are missing, 130 after Ctrl-C, 143 after SIGTERM.
     """
     latest: list[Tally] = []
+    console = VisibleConsole(stderr=True)
+    console.print("reading the tasks and the agent", style="dim", highlight=False)  # the imports below take seconds
     with Interrupts(STATUSES, "Interrupted before anything was collected.", lambda: _summary(latest)) as interrupts:
         from strands_tito.collect.connection import Connection
         from strands_tito.collect.progress import on_console
@@ -73,7 +75,6 @@ def collect(
         rollout_options |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
         check_options(rollout_options)
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": rollout_options["sampling"]}
-        console = VisibleConsole(stderr=True)
         try:
             with (
                 stages_shown(console),

@@ -15,6 +15,7 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
 from strands_tito.compat.live_config import LiveConfig
+from strands_tito.compat.parse_errors import ParseErrors
 from strands_tito.compat.rollout import Rollout
 from tito_core.backend.errors import BackendError
 from tito_core.ledger.ledger import Ledger
@@ -45,7 +46,9 @@ class LazyModel(TITOModel):
         self._rollout_lock = threading.Lock()
         self._rollout = Rollout()
         self._rollout_turns = 0  # turns that it holds
+        self._rollout_tokens = 0  # tokens of those turns
         self._is_rollout_shared = False  # the user has a reference to it, so it grows with each turn
+        self._parse_errors = ParseErrors()
         self._standalone: set[int] = set()  # turns of `structured_output`, which are not part of `rollout`
         self._live_config = LiveConfig()
         self.rollout_history: list[Rollout] = []
@@ -63,6 +66,9 @@ class LazyModel(TITOModel):
     def is_connected(self) -> bool:
         """Whether the model has connected to its server."""
         return "_recording" in self.__dict__  # set last
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.is_connected else f"<{type(self).__name__}: not connected>"
 
     async def connected(self) -> Policy:
         """Connect if necessary, and return the policy.
@@ -166,30 +172,41 @@ class LazyModel(TITOModel):
 
     @property
     def tool_parse_errors(self) -> dict[str, int]:
-        """Number of malformed calls by tool; "unknown_tool" for calls that do not name one for certain."""
-        if not self.is_connected:
-            return {}
-        reports = self.parse_report.tools.items()
-        counts = ((name or "unknown_tool", sum(report.malformed.values())) for name, report in reports)
-        return {name: count for name, count in counts if count}
+        """Number of malformed calls by tool; "unknown_tool" for calls that do not name one for certain.
+
+        It is one dict until `reset`, which may be changed and cleared; each turn adds its errors.
+        """
+        if self.is_connected:
+            self._parse_errors.add(self.parse_report)
+        return self._parse_errors.share()
+
+    @tool_parse_errors.setter
+    def tool_parse_errors(self, counts: dict[str, int]) -> None:
+        if self.is_connected:
+            self._parse_errors.add(self.parse_report)
+        self._parse_errors.replace(counts)
 
     def reset(self) -> Ledger:
         """Return the ledger and start the next one. The rollout is appended to `rollout_history`."""
-        if not self.is_connected:
-            return Ledger().seal()
         with self._rollout_lock:
-            ledger = super().reset()
-            leaves = self._agent_leaves(ledger)
-            if self._standalone and len(leaves) < 2:
-                rollouts = [_path_rollout(ledger.path(leaf)) for leaf in leaves]
-            else:
-                rollouts = _rollouts(ledger)
-            if rollouts == [self._rollout]:
-                rollouts = [self._rollout]  # the object that the user may hold
-            self.rollout_history += rollouts
+            ledger = super().reset() if self.is_connected else Ledger().seal()
+            self.rollout_history += self._rollouts_of(ledger)
             self._rollout, self._rollout_turns, self._is_rollout_shared = Rollout(), 0, False
+            self._rollout_tokens = 0
             self._standalone = set()
+            self._parse_errors.reset()
         return ledger
+
+    def _rollouts_of(self, ledger: Ledger) -> list[Rollout]:
+        leaves = self._agent_leaves(ledger)
+        if not leaves and len(self._rollout):
+            return [self._rollout]  # made by hand
+        if len(leaves) == 1 and self._is_rollout_shared:
+            self._grow_to(ledger.path(leaves[0]))
+            return [self._rollout]  # the object that the user may hold, and may have changed
+        if self._standalone and len(leaves) < 2:
+            return [_path_rollout(ledger.path(leaf)) for leaf in leaves]
+        return _rollouts(ledger)
 
     def stream(
         self,
@@ -206,6 +223,7 @@ class LazyModel(TITOModel):
     ) -> AsyncGenerator[StreamEvent]:
         if self._live_config.changes():
             self.update_config()
+        self._refuse_tokens_by_hand()
         is_standalone = options.pop("standalone", False)
         state = dict(options.get("model_state") or {})
         before = state.get(STATE_KEY)
@@ -224,6 +242,8 @@ class LazyModel(TITOModel):
                 self._standalone.add(key["turn"])
         elif self._is_rollout_shared:
             self._grow()
+        if self._parse_errors.is_shared:
+            self._parse_errors.add(self.parse_report)
 
     async def structured_output(
         self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
@@ -262,10 +282,28 @@ class LazyModel(TITOModel):
         with self._rollout_lock:
             leaves = self._agent_leaves(self.ledger)
             if len(leaves) == 1:
-                path = self.ledger.path(leaves[0])
-                for turn in path[self._rollout_turns :]:
-                    self._rollout.add_turn(turn)
-                self._rollout_turns = len(path)
+                self._grow_to(self.ledger.path(leaves[0]))
+
+    def _grow_to(self, path: Sequence[Turn]) -> None:
+        for turn in path[self._rollout_turns :]:
+            self._rollout.add_turn(turn)
+        self._rollout_turns = len(path)
+        self._rollout_tokens = len(self._rollout)
+
+    def _refuse_tokens_by_hand(self) -> None:
+        """Refuse a turn after the user has added tokens to `rollout`, or removed some: they would not be sent.
+
+        Raises:
+            ValueError: The user has.
+        """
+        with self._rollout_lock:
+            tokens, expected = len(self._rollout), self._rollout_tokens
+        if tokens != expected:
+            raise ValueError(
+                f"model.rollout has {tokens} tokens, and its turns have {expected}. It shows "
+                "the ledger, so tokens that are added to it are not part of the next prompt. Change a copy: "
+                "model.rollout.model_copy(deep=True)."
+            )
 
 
 def _rollouts(ledger: Ledger) -> list[Rollout]:

@@ -65,15 +65,13 @@ class Rollout(BaseModel):
         self._append(assemble((turn,), context=frozenset(), train_constrained=False))
 
     def add_prompt(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
-        """Append tokens that were not sampled. A prompt that starts with all tokens held so far adds only the rest.
+        """Append tokens that were not sampled.
 
         Raises:
             ValueError: `logprobs` has another length than `token_ids`.
         """
-        length = len(self.token_ids)
-        start = length if length and list(token_ids[:length]) == self.token_ids else 0
         _check_lengths(token_ids, logprobs)
-        self._add(token_ids[start:], None if logprobs is None else logprobs[start:], is_output=False)
+        self._add(token_ids, logprobs, is_output=False)
 
     def add_response(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
         """Append sampled tokens.
@@ -172,6 +170,30 @@ class Rollout(BaseModel):
         experts = (turn.draft.extras.get("routed_experts") for turn in piece.path)
         rows = (column.values.astype(_EXPERT).tobytes() for column in experts if column is not None)
         self.routed_experts.extend(base64.b64encode(turn_rows).decode("ascii") for turn_rows in rows)
+
+
+class TokenManager(Rollout):
+    """A rollout that is made by hand from whole prompts, as a recorder has them."""
+
+    def add_prompt(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
+        """Append tokens that were not sampled. A prompt that starts with all tokens held so far adds only the rest.
+
+        Raises:
+            ValueError: `logprobs` has another length than `token_ids`.
+        """
+        _check_lengths(token_ids, logprobs)
+        length = len(self.token_ids)
+        start = length if length and list(token_ids[:length]) == self.token_ids else 0
+        super().add_prompt(token_ids[start:], None if logprobs is None else logprobs[start:])
+
+    def add_response(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
+        """Append sampled tokens; there may be no prompt.
+
+        Raises:
+            ValueError: `logprobs` has another length than `token_ids`.
+        """
+        _check_lengths(token_ids, logprobs)
+        self._add(token_ids, logprobs, is_output=True)
 
 
 def decode_routed_experts(routed_experts: str, seq_len: int, num_layers: int, top_k: int) -> npt.NDArray[np.int32]:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from strands_tito.testing.moves import Ask
+from strands_tito.testing.moves import Ask, Look
+from strands_tito.testing.pictures import picture
 
 Message = dict[str, Any]
 
@@ -61,7 +62,7 @@ class SimulatedAgent:
 
     def fingerprint(self) -> list[str]:
         """Return the system prompt and each message as JSON text, in which 1, 1.0 and true differ."""
-        return [json.dumps(item, sort_keys=True) for item in (self.system, *self.messages)]
+        return [json.dumps(item, sort_keys=True, default=bytes.hex) for item in (self.system, *self.messages)]
 
     def pending_calls(self) -> list[Any]:
         """Return the calls of the last answer that have no results yet."""
@@ -71,12 +72,25 @@ class SimulatedAgent:
 
     def add_input(self, text: str, ask: Ask | None = None) -> None:
         """Add the input of the next answer: results of pending calls, or else a user text."""
-        calls = self.pending_calls()
-        if calls:
-            results = [_tool_result(call, text, ask or Ask()) for call in calls]
-            blocks = results[::-1] if ask is not None and ask.reverse else results
-        else:
-            blocks = [{"text": text or "?"}]
+        results = [_tool_result(call, text, ask or Ask()) for call in self.pending_calls()]
+        self._add(results[::-1] if ask is not None and ask.reverse else results or [{"text": text or "?"}])
+
+    def add_pictures(self, look: Look) -> None:
+        """Add the input of the next answer with pictures: in each result of pending calls, or else beside a text."""
+        blocks = _picture_blocks(look)
+        results = [
+            {"toolResult": {"toolUseId": call["toolUseId"], "status": "success", "content": copy.deepcopy(blocks)}}
+            for call in self.pending_calls()
+        ]
+        self._add(results or blocks)
+
+    def pictures(self) -> int:
+        """Return the number of pictures in the history."""
+        content = [message["content"] for message in self.messages]
+        content += [block["toolResult"]["content"] for blocks in content for block in blocks if "toolResult" in block]
+        return sum("image" in block for blocks in content for block in blocks)
+
+    def _add(self, blocks: list[Any]) -> None:
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages[-1]["content"] += blocks
         else:
@@ -111,7 +125,19 @@ def tool_uses(message: Message) -> list[Any]:
 
 
 def _is_user_text(message: Message) -> bool:
-    return message["role"] == "user" and all("text" in block for block in message["content"])
+    return message["role"] == "user" and not any("toolResult" in block for block in message["content"])
+
+
+def _picture_blocks(look: Look) -> list[Any]:
+    pictures = [{"image": {"format": "png", "source": {"bytes": picture(seed)}}} for seed in look.pictures]
+    text = {"text": look.text or "?"}
+    forms: dict[str, list[Any]] = {
+        "before": [*pictures, text],
+        "after": [text, *pictures],
+        "around": [*pictures[:1], text, *pictures[1:], {"text": look.text[::-1] or "!"}],
+        "alone": pictures,
+    }
+    return forms[look.form]
 
 
 def _tool_result(call: Any, text: str, ask: Ask) -> Any:

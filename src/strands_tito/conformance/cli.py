@@ -44,12 +44,15 @@ def conformance(
     model: Annotated[str, typer.Option(help="Name of the model on the server; its first model by default.")] = "",
     parser: Annotated[str, typer.Option(help="Tool-call format.")] = "auto",
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Largest difference between a logprob and the server's own score, in nats: 0.001 for float32, "
-            "0.5 for bfloat16."
+            help="Largest difference between a logprob and the server's own score, in nats. By default 0.001 for "
+            "float32, 0.1 for float16, 0.5 for bfloat16, and 0.05 if the dtype is unknown."
         ),
-    ] = 0.05,
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the server's logits: float32, float16, bfloat16; measured by default.")
+    ] = "auto",
     seeds: Annotated[
         bool, typer.Option("--seeds", help="Require that the server obeys the seed of a request.")
     ] = False,
@@ -81,15 +84,18 @@ def conformance(
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter("The suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
-    if not 0 <= tolerance < math.inf:
+    if tolerance is not None and not 0 <= tolerance < math.inf:
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
+        from strands_tito.conformance.precision import AUTO, TOLERANCES
         from strands_tito.conformance.profiles import PROFILES
         from strands_tito.conformance.report import not_made, print_report, rows, write_files
         from strands_tito.conformance.target import Target
 
         if profile not in PROFILES:
             raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
+        if dtype not in (AUTO, *TOLERANCES):
+            raise typer.BadParameter(f"--dtype must be one of {', '.join((AUTO, *TOLERANCES))}, not {dtype!r}.")
         if report is not None:
             _expect_writable(report)
         target = Target(
@@ -99,6 +105,7 @@ def conformance(
             parser,
             options={"model": model} if model else {},
             tolerance_nats=tolerance,
+            dtype=dtype,
             seed=seed,
             seeds=seeds,
             experts=_parse_experts(experts),
@@ -146,12 +153,17 @@ def _play(
     from strands_tito.conformance.suite import Run
 
     moves = None if replay is None else read_moves(replay)
+    given = {"weights": target.weights is not None, "both": against is not None}
+    most = profile.most_requests(**given)
     if moves is None:
-        size = profile.describe(MAX_TOKENS, weights=target.weights is not None, both=against is not None)
-        console.print(size, highlight=False)
+        console.print(profile.describe(MAX_TOKENS, **given), highlight=False)
     with stages_shown(console), _progress() as bar:
-        task = bar.add_task("conversations", total=profile.conversations if moves is None else 1)
-        run = Run(target, profile, lambda count: bar.update(task, completed=count), against=against, moves=moves)
+        task = bar.add_task("requests", total=most if moves is None else None)
+
+        def show(conversations: int, requests: int) -> None:
+            bar.update(task, completed=requests, description=f"{conversations} conversations, requests")
+
+        run = Run(target, profile, show, against=against, moves=moves)
         try:
             outcome: Outcome | None = in_thread(run.play, run.stop, interrupts)
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import ast
 import base64
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strands_tito.conformance.oracle_turn import OracleTurn, Problem, float32
 from strands_tito.conformance.wire_reading import WireGeneration
@@ -18,25 +18,28 @@ MASS_SLACK = 1e-3
 """How far probabilities may sum to more than 1, from float32 rounding."""
 
 
-def compare_columns(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
+def compare_columns(
+    turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
+) -> Iterator[Problem]:
     """Compare a turn's optional columns with the wire.
 
     Args:
         turn: The turn.
         answer: Its generation.
+        prompt: The path up to the end of the turn's prompt.
         path_length: Tokens of the path before the turn's delta.
     """
     for name in turn.optional_outputs:
         if name not in turn.columns and answer.output_ids:
             yield _CHECKS[name], f"{name} was requested, but the turn does not have it."
     if "top_ids" in turn.columns and "top_logprobs" in turn.columns:
-        yield from _compare_top(turn, answer)
+        yield from _compare_top(turn, answer, len(prompt))
     if "prompt_logprobs" in turn.columns:
-        yield from _compare_prompt(turn, answer, path_length)
+        yield from _compare_prompt(turn, answer, prompt, path_length)
     if "routed_experts" in turn.columns:
-        yield from _compare_experts(turn, answer, path_length)
+        yield from _compare_experts(turn, answer, len(prompt), path_length)
     if "sampling_mask" in turn.columns:
-        yield from _compare_masks(turn, answer)
+        yield from _compare_masks(turn, answer, len(prompt))
 
 
 _CHECKS = {
@@ -48,10 +51,10 @@ _CHECKS = {
 }
 
 
-def _compare_top(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
+def _compare_top(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterator[Problem]:
     ids_start, ids = turn.columns["top_ids"]
     values_start, values = turn.columns["top_logprobs"]
-    first, count = len(answer.prompt_ids), len(answer.output_ids)
+    count = len(answer.output_ids)
     if (ids_start, values_start, len(ids)) != (first, first, count):
         yield "top", f"top_logprobs cover {len(ids)} tokens from {ids_start}, expected {count} from {first}."
         return
@@ -72,23 +75,32 @@ def _compare_top(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
             yield "top", f"output token {place} has logprob {own}, but is missing in its top logprobs {expected}."
 
 
-def _compare_prompt(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
+def _compare_prompt(
+    turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
+) -> Iterator[Problem]:
+    """Compare prompt logprobs. Inside an image there are none: what a server writes there has no meaning."""
     start, values = turn.columns["prompt_logprobs"]
-    first, end = max(path_length, 1), len(answer.prompt_ids)
+    first, end = max(path_length, 1), len(prompt)
     if (start, len(values)) != (first, end - first):
         yield "scored", f"prompt logprobs cover tokens {start} to {start + len(values)}, expected {first} to {end}."
         return
+    inside = {at for image in turn.images for at in range(image.offset, image.offset + image.length)}
     reported = answer.prompt_logprobs[len(answer.prompt_logprobs) - len(values) :] if values else []
-    if [token for token, _ in reported] != answer.prompt_ids[first:]:
+    places = [place for place in range(len(values)) if first + place not in inside]
+    if [reported[place][0] for place in places] != [prompt[first + place] for place in places]:
         yield "scored", "the response's prompt logprobs belong to other tokens than the sent prompt."
-    if [float32(value) for _, value in reported] != values:
+    if [float32(reported[place][1]) for place in places] != [values[place] for place in places]:
         yield "scored", "the ledger's prompt logprobs differ from the response's."
+    if any(not math.isnan(values[place - first]) for place in inside if first <= place < end):
+        yield "scored", "a token of an image has a prompt logprob."
 
 
-def _compare_experts(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
+def _compare_experts(
+    turn: OracleTurn, answer: WireGeneration, prompt_length: int, path_length: int
+) -> Iterator[Problem]:
     start, rows = turn.columns["routed_experts"]
     first = max(path_length - 1, 0)
-    end = len(answer.prompt_ids) + len(answer.output_ids) - 1
+    end = prompt_length + len(answer.output_ids) - 1
     if (start, start + len(rows)) != (first, end):
         yield "routed", f"experts cover tokens {start} to {start + len(rows)}, expected {first} to {end}."
         return
@@ -98,10 +110,10 @@ def _compare_experts(turn: OracleTurn, answer: WireGeneration, path_length: int)
         yield "routed", "the ledger's experts differ from the response's."
 
 
-def _compare_masks(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
+def _compare_masks(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterator[Problem]:
     start, rows = turn.columns["sampling_mask"]
     masks = [[token for token in row if token != -1] for row in rows]
-    if start != len(answer.prompt_ids) or masks != (answer.sampling_masks or []):
+    if start != first or masks != (answer.sampling_masks or []):
         yield "left", "the ledger's sampling mask differs from the response's."
     for place, (token, mask) in enumerate(zip(answer.output_ids, masks, strict=False)):
         if token not in mask:

@@ -12,7 +12,7 @@ import numpy as np
 from strands_tito.conformance import oracle, routing
 from strands_tito.conformance.laws import COLUMN_CHECKS, Tally
 from strands_tito.conformance.oracle import OracleTrajectory
-from strands_tito.conformance.oracle_turn import OracleTurn, Problem
+from strands_tito.conformance.oracle_turn import OracleImage, OracleTurn, Problem
 from strands_tito.conformance.player import Player
 from strands_tito.conformance.target import ConnectedServer
 from strands_tito.conformance.wire_reading import WireGeneration
@@ -28,6 +28,10 @@ NEEDED_FIELDS = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_toke
 UNREPORTED = "The backend declares that its server does not report it."
 TRAINING_CHECKS = ("trajectory", "mask", "alignment")
 """Checks of what a trainer gets."""
+LEAST_FOR_BIAS = 8
+"""Tokens of an answer below which their mean difference says little."""
+ANSWER_BIAS = 0.3
+"""Share of the tolerance that the mean difference of one answer's tokens may reach."""
 UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 
 
@@ -47,7 +51,7 @@ async def close(player: Player) -> None:
         )
         _check_control_tokens(ledger, server, tally)
         _check_round_trip(ledger, tally)
-        await _check_scores(ledger, server, tally)
+        await _check_scores(player)
         if player.optional_outputs.routed_experts:
             await routing.check_second_read(ledger, player.optional_outputs, server, tally)
     server.truncate_logs(player.log_start)
@@ -57,6 +61,10 @@ def _require_all(tally: Tally, checks: Iterable[str], problems: Iterable[Problem
     """Raise the first problem, or count all checks as passed."""
     for check, problem in problems:
         tally.require(check, False, problem)
+    _count_all(tally, checks, cases)
+
+
+def _count_all(tally: Tally, checks: Iterable[str], cases: int) -> None:
     for check in checks:
         tally.require(check, True, "", cases)
 
@@ -70,21 +78,23 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
         tally.skip(check, UNREPORTED, len(turns))
     stop_ids = server.policy.stop_token_ids
     columns = [check for check, output in COLUMN_CHECKS.items() if getattr(player.optional_outputs, output)]
+    if any(turn.images for turn in turns):
+        columns.append("images")
     checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
-    problems = (problem for problem in oracle.compare(turns, generations, stop_ids) if problem[0] not in skipped)
-    _require_all(tally, checks, problems, len(turns))
+    for check, problem, index in oracle.compare(turns, generations, stop_ids):
+        if check not in skipped:
+            tally.require(check, False, problem, where=player.where(index))
+    _count_all(tally, checks, len(turns))
     _check_text(server, tally, generations, len(turns))
-    _check_stop_strings(server, tally, generations, turns)
+    _check_stop_strings(player, generations, turns)
     request_ids = {turn.request_id for turn in turns}
     lost = [each.request_id for each in generations if each.request_id not in request_ids]
     problem = f"{len(lost)} answers are in no turn ({lost[:3]}), but only {player.abandoned} were cancelled."
     tally.require("lost", len(lost) <= player.abandoned, problem)
 
 
-def _check_stop_strings(
-    server: ConnectedServer, tally: Tally, generations: list[WireGeneration], turns: list[OracleTurn]
-) -> None:
-    decode = server.policy.tokenizer.decode
+def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
+    decode, tally = player.server.policy.tokenizer.decode, player.tally
     for each in generations:
         for stop in each.sampling.get("stop") or ():
             before = str(decode(each.output_ids[:-1]))
@@ -92,8 +102,9 @@ def _check_stop_strings(
             tally.require("stopped", stop not in before, problem)
     for turn in turns:
         if isinstance(turn.stop, str):
-            problem = f"turn {turn.index} reports the stop string {turn.stop!r}, which its ids do not contain."
-            tally.require("stopped", turn.stop in str(decode(turn.output_ids)), problem)
+            problem = f"the stop string {turn.stop!r} is reported, which the ids do not contain."
+            found = turn.stop in str(decode(turn.output_ids))
+            tally.require("stopped", found, problem, where=player.where(turn.index))
 
 
 def _check_text(server: ConnectedServer, tally: Tally, generations: list[WireGeneration], turns: int) -> None:
@@ -116,7 +127,10 @@ def _check_control_tokens(ledger: Ledger, server: ConnectedServer, tally: Tally)
     controls = {index for index, token in added if token.special or str(token) in template}
     controls |= set(tokenizer.all_special_ids) | set(server.policy.stop_token_ids)
     for turn in ledger:
-        ids, provenance = turn.draft.prompt_ids, turn.draft.prompt_provenance
+        ids, provenance = turn.draft.prompt_ids, turn.draft.prompt_provenance.copy()
+        start = turn.draft.prompt_length - len(ids)
+        for span in turn.draft.media:  # a picture is content, and its placeholders are its tokens
+            provenance[span.offset - start :][: span.length] = Provenance.SCAFFOLD
         found = sorted(controls.intersection(ids[provenance == Provenance.PROMPT].tolist()))
         tally.require("inert", not found, f"turn {turn.index}: the control ids {found} come from message content.")
 
@@ -133,24 +147,34 @@ def _check_round_trip(ledger: Ledger, tally: Tally) -> None:
     tally.require("saved", same, "the ledger changed when it was written to a file and read again.")
 
 
-async def _check_scores(ledger: Ledger, server: ConnectedServer, tally: Tally) -> None:
+async def _check_scores(player: Player) -> None:
+    ledger, server, tally = player.model.ledger, player.server, player.tally
     result = await rescore(ledger, server.policy.backend, version=server.live_version)
-    tolerance = server.target.tolerance_nats
-    for check, differences, kind in (
-        ("rescored", result.differences, "sampled"),
-        ("scored", result.prompt_differences, "prompt"),
-    ):
-        if len(differences):
-            worst = float(np.max(differences))
-            problem = (
-                f"the logprob of a {kind} token differs by {worst:.4g} nats from the server's own score, more than "
-                f"{tolerance:g}."
-            )
-            tally.require(check, worst <= tolerance, problem, len(differences))
+    tolerance = server.tolerance_nats
+    for index, positions, signed in result.by_turn:
+        if not len(signed):
+            continue
+        at = int(np.argmax(np.abs(signed)))
+        worst, mean = float(np.abs(signed[at])), float(np.mean(signed, dtype=np.float64))
+        problem = f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}."
+        where = player.where(index, int(positions[at]))
+        tally.require("rescored", worst <= tolerance, problem, len(signed), where)
+        problem = (
+            f"the logprobs of {len(signed)} tokens are {mean:+.4g} nats from the server's own scores in the mean, more "
+            f"than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
+        )
+        biased = len(signed) >= LEAST_FOR_BIAS and abs(mean) > ANSWER_BIAS * tolerance
+        tally.require("rescored", not biased, problem, 0, player.where(index))
+    if len(result.prompt_differences):
+        worst = float(np.max(result.prompt_differences))
+        problem = (
+            f"the logprob of a prompt token differs by {worst:.4g} nats from the server's score, over {tolerance:g}."
+        )
+        tally.require("scored", worst <= tolerance, problem, len(result.prompt_differences))
     if result.not_comparable:
-        reason = "Sampled at a temperature, under penalties or under a grammar, which a score does not apply."
+        reason = "Sampled at a temperature, under penalties or a grammar, or on a path with a sampled placeholder."
         if server.live_version is not None:
-            reason = "Sampled by older weights, or at a temperature, under penalties or under a grammar."
+            reason = reason.replace("Sampled", "Sampled by older weights,", 1)
         tally.skip("rescored", reason, result.not_comparable)
 
 
@@ -196,4 +220,5 @@ def _oracle_turn(turn: Turn, outputs: list[str]) -> OracleTurn:
         max_new_tokens=draft.max_new_tokens,
         optional_outputs=outputs,
         columns={name: (column.start, column.values.tolist()) for name, column in draft.extras.items()},
+        images=[OracleImage(span.offset, span.length, span.sha256.hex()) for span in draft.media],
     )

@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 
 from strands_tito.conformance import routing
-from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.asked import compare_sampling
+from strands_tito.conformance.laws import BrokenLawError, Tally, Where
 from strands_tito.conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate, score
+from tito_core.backend.errors import BadRequestError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Finish
 
 MAX_TOKENS = 24
+LEAST_TOKENS = 4
+"""`min_new_tokens` of an answer whose first token would end it."""
 MAX_TOP = 4
 """Largest `top_logprobs` that is requested."""
 NEAR_TIE_NATS = 0.02
@@ -43,6 +46,7 @@ async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: in
         await _check_top_logprobs(server, tally, prompt)
         first = await _greedy(server, prompt)
         await _check_sampling_parameters(server, tally, prompt, first, text)
+        await _check_stop_string(server, tally, prompt, first)
         one, other = [await _sample(server, prompt, temperature=1.0, seed=11) for _ in range(2)]
         if server.target.seeds or np.array_equal(one.output_ids, other.output_ids):
             _compare(server, tally, "seeded", one, other, text)
@@ -61,14 +65,21 @@ async def _greedy(server: ConnectedServer, prompt: TokenIds) -> TokenResponse:
 
 
 async def _sample(server: ConnectedServer, prompt: TokenIds, **sampling: Any) -> TokenResponse:
-    params = server.policy.sampling(SamplingParams(**{"max_new_tokens": MAX_TOKENS, **sampling}))
-    return await generate(server.policy.backend, TokenRequest(prompt, params, uuid.uuid4().hex))
+    params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
+    request, start = TokenRequest(prompt, params, uuid.uuid4().hex), server.log_position()
+    response = await generate(server.policy.backend, request)
+    asked = params.model_dump()
+    for each in server.generations(start):
+        if each.request_id == request.request_id:
+            for check, problem in compare_sampling(asked, each.sampling, asked, params.max_new_tokens):
+                raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=False))
+    return response
 
 
 async def _check_top_logprobs(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
     """Let the server score each of its top tokens after a prompt."""
     info, backend = server.policy.info, server.policy.backend
-    sampling = SamplingParams(max_new_tokens=1, temperature=1.0)
+    sampling = server.sampling(max_new_tokens=1, temperature=1.0)
     k = min(MAX_TOP, info.capabilities.top_logprobs or 0)
     if not k or not semantics_of(info, sampling).comparable_with_scoring():
         return
@@ -80,7 +91,7 @@ async def _check_top_logprobs(server: ConnectedServer, tally: Tally, prompt: Tok
     for token, logprob in zip(ids, logprobs, strict=True):
         apart = abs(float((await score(backend, [*prompt.tolist(), token]))[-1]) - logprob)
         problem = f"top token {token} has logprob {logprob:.4g}, {apart:.4g} nats from the server's own score."
-        tally.require("top", apart <= server.target.tolerance_nats, problem)
+        tally.require("top", apart <= server.tolerance_nats, problem)
 
 
 async def _check_sampling_parameters(
@@ -92,20 +103,47 @@ async def _check_sampling_parameters(
     if server.policy.info.truncated_logprobs is not False:  # then the logprobs of top_k=1 are 0, and a greedy one's not
         one, other = await _scored(server, prompt, greedy), await _scored(server, prompt, top_one)
     _compare(server, tally, "obeyed", one, other, f"{text} with top_k=1")
-    on, *longs = await asyncio.gather(
-        _sample(server, prompt, temperature=1.0, ignore_eos=True),
-        *(_sample(server, prompt, temperature=1.0, min_new_tokens=MAX_TOKENS, seed=seed) for seed in range(3)),
-    )  # three, because one answer may be that long by chance
+    on = await _sample(server, prompt, temperature=1.0, ignore_eos=True)
     count = len(on.output_ids)
     tally.require("obeyed", count == MAX_TOKENS, f"ignore_eos: the answer has {count} tokens, not {MAX_TOKENS}.")
-    for long in longs:
-        problem = f"min_new_tokens={MAX_TOKENS}: the answer has {len(long.output_ids)} tokens."
-        tally.require("obeyed", len(long.output_ids) == MAX_TOKENS, problem)
-    again = await _sample(server, prompt, temperature=0.0, stop_token_ids=(int(greedy.output_ids[0]),))
+    first = int(greedy.output_ids[0])
+    try:
+        least = await _sample(server, prompt, temperature=0.0, stop_token_ids=(first,), min_new_tokens=LEAST_TOKENS)
+        problem = (
+            f"min_new_tokens={LEAST_TOKENS}: the answer has {len(least.output_ids)} tokens, "
+            f"{least.output_ids.tolist()}; its likeliest first token {first} is a stop id."
+        )
+        tally.require("obeyed", len(least.output_ids) >= LEAST_TOKENS, problem)
+    except BadRequestError as error:  # a server without a tokenizer knows no end of turn to hold back
+        tally.skip("obeyed", f"min_new_tokens: {str(error).partition(chr(10))[0]}")
+    try:
+        biased = await _sample(server, prompt, temperature=0.0, extra={"logit_bias": {str(first): -100.0}})
+        problem = f"token {first} was sampled in spite of a logit_bias of -100."
+        tally.require("obeyed", first not in biased.output_ids, problem)
+    except BadRequestError as error:
+        tally.skip("obeyed", f"logit_bias: {str(error).partition(chr(10))[0]}")
+    again = await _sample(server, prompt, temperature=0.0, stop_token_ids=(first,))
     tally.require("obeyed", len(again.output_ids) == 1, "a stop id as first token did not end the answer.")
     for ended in (again, greedy):
         if ended.finish == Finish.STOP:
             await _check_stop_at_the_limit(server, tally, prompt, ended)
+
+
+async def _check_stop_string(server: ConnectedServer, tally: Tally, prompt: TokenIds, greedy: TokenResponse) -> None:
+    """Sample again with a letter out of the middle of an answer as stop string, which must end it."""
+    tokenizer, ids = server.policy.tokenizer, greedy.output_ids.tolist()
+    plain = [token for token in ids[len(ids) // 2 :] if token not in tokenizer.added_tokens_decoder]
+    stop = next((letter for letter in str(tokenizer.decode(plain)) if letter.isascii() and letter.isalnum()), None)
+    if stop is None:
+        tally.skip("stopped", "A greedy answer has no letter to stop at.")
+        return
+    try:
+        ended = await _sample(server, prompt, temperature=0.0, stop=(stop,))
+    except BadRequestError as error:
+        tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
+        return
+    before = str(tokenizer.decode(ended.output_ids[:-1]))
+    tally.require("stopped", stop not in before, f"an answer continued after the stop string {stop!r}: {before!r}.")
 
 
 async def _scored(server: ConnectedServer, prompt: TokenIds, answer: TokenResponse) -> TokenResponse:
@@ -130,7 +168,7 @@ def _compare(
     server: ConnectedServer, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, text: str
 ) -> None:
     """Require that two answers are equal up to the first near-tie."""
-    near = max(NEAR_TIE_NATS, 2 * server.target.tolerance_nats)
+    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
     n = min(len(one.output_ids), len(other.output_ids))
     different = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
     at = int(different[0]) if len(different) else n
@@ -138,7 +176,8 @@ def _compare(
     if len(different):
         margin = abs(float(one.logprobs[at] - other.logprobs[at]))
         problem = f"{text!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
-        tally.require(check, margin <= near, problem)
+        where = Where(None, at, int(other.output_ids[at]), streamed=False)
+        tally.require(check, margin <= near, problem, 1, where)
         tally.notes.append(f"Near-tie: {problem}")
     else:
         lengths = [len(each.output_ids) for each in (one, other)]

@@ -6,20 +6,24 @@ hundreds of conversations, which takes an hour on a real server; a few dozen are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
+import msgspec
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from strands_tito.conformance import final_checks
+from strands_tito.conformance.agents import TOOLS
 from strands_tito.conformance.laws import BrokenLawError
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.servers import Conversation, Servers, can_force
 from strands_tito.testing import strategies
-from strands_tito.testing.moves import Move, Opening
+from strands_tito.testing.moves import Call, Look, Move, Opening, Sampling, Stream, Want
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner
 from tito_core.ledger import LawViolationError
@@ -76,6 +80,55 @@ class RandomConversations:
         return None
 
 
+def _third_of(one: st.SearchStrategy[Move], others: st.SearchStrategy[Move]) -> st.SearchStrategy[Move]:
+    """Draw from `one` in a third of the cases; `one_of` would give it the share of a single kind of move."""
+    return st.sampled_from((one, others, others)).flatmap(lambda chosen: chosen)
+
+
+def looks() -> st.SearchStrategy[Move]:
+    """Draw a move with one to three pictures out of a few, so that some are shown again."""
+    return st.builds(
+        Look,
+        agent=st.integers(0, 1),
+        text=st.sampled_from(strategies.DIFFICULT_TEXTS),
+        pictures=st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
+        form=st.sampled_from(["before", "after", "around", "alone"]),
+    )
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    """Draw a move with up to three calls of the agents' tools. Some lack a character, or have one too many."""
+    bodies = []
+    for _ in range(draw(st.integers(1, 3))):
+        name = draw(st.sampled_from([*(tool["name"] for tool in TOOLS), "nowhere"]))
+        arguments = draw(st.sampled_from([{"a": 1, "b": 22}, {"word": "tree"}, {"a": [None, "}"]}, {}]))
+        body = json.dumps({"name": name, "arguments": arguments})
+        at = draw(st.integers(0, len(body) - 1))
+        bodies.append(draw(st.sampled_from([body, body, body[:at] + body[at + 1 :], f"{body[:-2]},}}}}", body[:at]])))
+    return Call(agent=draw(st.integers(0, 1)), text=draw(strategies.texts()), calls=tuple(bodies))
+
+
+def _openings(servers: Servers) -> list[list[Opening]]:
+    """Return all openings, which conversations take in turn: Hypothesis draws most of them seldom, and some never.
+
+    Each optional output is wanted alone and beside all others, whole and streamed; sampling masks only beside others,
+    because they need a finite top_k, under which few logprobs are comparable with a score.
+    """
+    offered = {
+        name: value
+        for name, value in msgspec.structs.asdict(servers.available_outputs).items()
+        if value and name != "agent"
+    }
+    wants: list[list[Opening]] = [[]]
+    wants += [[Want(**{name: value})] for name, value in offered.items() if name != "sampling_mask"]
+    if offered:
+        wants.append([Want(**offered)])
+    streams = [False, True] if servers.can_stream else [False]
+    order = [(number, (number + turn) % len(streams)) for turn in range(len(streams)) for number in range(len(wants))]
+    return [[*([Stream()] if streams[at] else []), *wants[number]] for number, at in order]
+
+
 def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
     servers = run.servers
     tokenizer = servers.server.policy.tokenizer
@@ -86,7 +139,10 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
         by_chance=servers.nondeterministic,
         reloads=servers.updates_weights,
     )
-    openings = strategies.openings(streams=servers.can_stream, wants=servers.available_outputs)
+    moves = st.one_of(moves, calls())
+    if servers.takes_images:
+        moves = _third_of(looks(), moves)
+    openings = _openings(servers)
 
     class ConversationMachine(RuleBasedStateMachine):
         """One conversation: each step is one move."""
@@ -97,14 +153,23 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
             super().__init__()
             self.moves: list[Move] = []
             self.failed = False
+            # Hypothesis does not count a conversation that drew too much, though it was played.
+            self.enough = run.conversations >= run.profile.conversations
 
-        @initialize(opening=openings)
-        def begin(self, opening: list[Opening]) -> None:
+        @initialize()
+        def begin(self) -> None:
+            if self.enough:
+                return
+            opening = openings[run.conversations % len(openings)]
             self.moves += opening
             self.conversation = servers.begin(opening)
+            if run.conversations % 3 == 1:  # some answers have a seed in every run
+                self.step(Sampling(seed=run.conversations))
 
         @rule(move=moves)
         def step(self, move: Any) -> None:
+            if self.enough:
+                return
             self.moves.append(move)
             self._run(self.conversation.play(move))
 

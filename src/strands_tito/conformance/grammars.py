@@ -1,4 +1,4 @@
-"""Moves under a grammar: forced tool calls, and structured outputs."""
+"""Moves under a grammar: forced tool calls, several calls in one answer, and structured outputs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from strands_tito.conformance.agents import TOOLS, SimulatedAgent, tool_uses
 from strands_tito.testing import moves as m
 from tito_core.backend.errors import BadRequestError
+from tito_core.backend.sampling import Grammar
 from tito_core.ledger import Finish
 from tito_core.turn.inputs import UnsupportedToolChoiceError
 
@@ -31,6 +32,9 @@ class Shaped(BaseModel):
 async def play_forced_call(player: Player, agent: SimulatedAgent, move: m.Force) -> None:
     """Force a call, and check it against the tool's schema."""
     tally = player.tally
+    if not player.server.tools:
+        tally.skip("forced", "The context is too short for tools.")
+        return
     agent.add_input(move.text)
     tool = TOOLS[len(move.text) % len(TOOLS)]
     choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
@@ -41,21 +45,48 @@ async def play_forced_call(player: Player, agent: SimulatedAgent, move: m.Force)
         tally.skip("forced", _first_line(error))
         agent.messages.pop()
         return
-    draft = player.model.ledger[-1].draft
-    if answer is None or draft.finish == Finish.LENGTH:
+    if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
         tally.skip("forced", "The call was longer than the token limit.")
         return
     uses = tool_uses(answer.message)
     names = [each["name"] for each in TOOLS]
-    index = len(player.model.ledger) - 1
-    problem = f"turn {index} was forced to call {choice}, but its content is {answer.message['content']}."
-    tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem)
+    where = player.where(len(player.model.ledger) - 1)
+    problem = f"the turn was forced to call {choice}, but its content is {answer.message['content']}."
+    tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem, 1, where)
     if move.named:
-        tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem)
+        tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem, 1, where)
     for use in uses:
         schema = TOOLS[names.index(use["name"])]["inputSchema"]["json"]
         valid = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
-        tally.require("forced", valid, problem)
+        tally.require("forced", valid, problem, 1, where)
+
+
+async def play_calls(player: Player, agent: SimulatedAgent, move: m.Call) -> None:
+    """Make the policy write calls, some of them malformed; `Player.run_turn` checks the result.
+
+    The grammar is a sampling parameter here, so the client reads the answer like any other.
+    """
+    tags = player.calls.tags
+    agent.add_input(move.text)
+    if tags is None or not player.server.tools:
+        player.tally.skip("calls", "The format is not a JSON object between two tags, or there are no tools.")
+        await player.sample(agent)
+        return
+    added = player.server.policy.tokenizer.get_added_vocab()
+    elements: list[dict[str, Any]] = []
+    for call in move.calls:
+        parts = (tags[0], f"\n{call}\n", tags[1])
+        elements += [
+            {"type": "token", "token": added[part]} if part in added else {"type": "const_string", "value": part}
+            for part in parts
+        ]
+    form = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    grammar = Grammar(kind="structural_tag", value=json.dumps(form))
+    try:
+        await player.sample(agent, max_new_tokens=MAX_TOKENS, ignore_eos=False, grammar=grammar)
+    except BadRequestError as error:
+        await player.sample(agent)  # raises again if it is not the grammar that the server refuses
+        player.tally.skip("calls", _first_line(error))
 
 
 async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.Shape) -> None:
@@ -78,7 +109,8 @@ async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.
         valid = True
     except ValueError:
         valid = False
-    tally.require("shaped", valid, f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}.")
+    problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
+    tally.require("shaped", valid, problem, 1, player.where(len(player.model.ledger) - 1))
 
 
 def _first_line(error: Exception) -> str:

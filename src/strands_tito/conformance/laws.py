@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LAWS = {
     1: "Prefix",
@@ -49,13 +51,16 @@ _ALL = (
     Check("echo", 4, "The server read the prompt that was sent."),
     Check("output", 4, "The ledger holds the ids of the response."),
     Check("logprobs", 4, "The ledger holds the response's logprobs, each of its own token."),
+    Check("images", 4, "Each picture's bytes, name and placeholders are the ledger's, on the wire and in the echo."),
+    Check("looked", 4, "Scores depend on the pixels of each picture before a token, and on nothing else about it."),
     Check("usage", 4, "The server's token counts are correct."),
-    Check("cached", 4, "The cached tokens are at most the prompt's tokens."),
+    Check("cached", 4, "Fewer tokens are cached than the prompt has, since the last one must be computed."),
     Check("finish", 4, "The finish reason agrees with the last tokens and with the request."),
     Check("top", 4, "The top logprobs are the response's and contain the sampled token, unless it is less likely."),
     Check("scored", 4, "Prompt logprobs are the response's, of the prompt's tokens, and equal the server's score."),
     Check("routed", 4, "Each token but the last has the response's experts, and the same ones on a second read."),
     Check("left", 4, "A sampling mask is the response's, at most top_k large, and contains the sampled token."),
+    Check("asked", 4, "Sampling parameters are sent and recorded as the agent asked for them."),
     Check("text", 4, "The response's text is what its ids decode to."),
     Check("refused", 4, "The client refuses no response of the server."),
     Check("stopped", 4, "An answer that ends with a stop string contains it once, at its end."),
@@ -73,12 +78,15 @@ _ALL = (
     Check("rendering", 7, "The delta is the end of the template's own rendering of the history."),
     Check("tokens", 7, "The delta's ids are the tokenizer's own, where messages spell no control token."),
     Check("parent", 8, "A turn's parent is the latest turn whose history its own history starts with."),
+    Check("branch", 8, "A branch has the reason that the agent's move gives it."),
     Check("forced", 9, "A forced call is well formed, of the forced tool, and valid by its schema."),
+    Check("calls", 9, "The agent executes exactly the calls that the policy sampled, unrepaired and in order."),
     Check("shaped", 9, "A structured output matches its schema."),
     Check("constrained", 9, "Exactly the turns that were sampled under a grammar are marked as constrained."),
     Check("versions", 10, "Weight versions tile each completion as the server reports them."),
     Check("changed", 10, "After a weight update during an answer, each token has the version that sampled it."),
     Check("live", 10, "After a weight update, new answers report the new version alone."),
+    Check("fresh", 10, "After a weight update, pictures that the server saw before are read by the new weights."),
     Check("semantics", 11, "The meaning of the logprobs was measured."),
     Check("saved", 12, "A ledger that is written to JSON or a file and read again is unchanged."),
     Check("ledgers", 13, "Two servers give equal ledgers, except the engine's record and the logprobs' last digits."),
@@ -87,8 +95,10 @@ _ALL = (
 )
 PARITY_CHECKS = ("ledgers", "greedy", "agreed")
 """Checks that need a second server."""
-WEIGHT_CHECKS = ("changed", "live")
+WEIGHT_CHECKS = ("changed", "live", "fresh")
 """Checks that need permission to change the server's weights."""
+IMAGE_CHECKS = ("images", "looked", "fresh")
+"""Checks that need a server and a template that take images."""
 COLUMN_CHECKS = {
     "top": "top_logprobs",
     "scored": "prompt_logprobs",
@@ -97,7 +107,7 @@ COLUMN_CHECKS = {
 }
 """Checks of optional outputs, each with the output that it needs."""
 SINGLE_SERVER_CHECKS = (
-    *("semantics", "sampler", "long", "aborted", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
+    *("semantics", "looked", "sampler", "long", "aborted", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
     *COLUMN_CHECKS,
     *WEIGHT_CHECKS,
 )
@@ -108,18 +118,54 @@ CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place of a finding. What does not apply is None.
+
+    Attributes:
+        turn: Index of the turn in the ledger.
+        position: Index of the token in the output.
+        token: Its id.
+        sampling: Sampling parameters of the request.
+        streamed: Whether the answer was streamed.
+    """
+
+    turn: int | None = None
+    position: int | None = None
+    token: int | None = None
+    sampling: Mapping[str, Any] | None = None
+    streamed: bool | None = None
+
+    def __str__(self) -> str:
+        """Return it as it begins a sentence; an empty text if nothing applies."""
+        given = {name: value for name, value in (self.sampling or {}).items() if value not in (None, [], ())}
+        parts = (
+            None if self.turn is None else f"turn {self.turn}",
+            None if self.position is None else f"output token {self.position}",
+            None if self.token is None else f"id {self.token}",
+            None if self.sampling is None else f"sampled with {given or 'the defaults'}",
+            None if self.streamed is None else "streamed" if self.streamed else "not streamed",
+        )
+        return ", ".join(part for part in parts if part is not None)
+
+
+NOWHERE = Where()
+
+
 class BrokenLawError(AssertionError):
     """A check failed.
 
     Attributes:
         check: The check.
         problem: What was expected and found, as a sentence.
+        where: The place.
     """
 
-    def __init__(self, check: str, problem: str) -> None:
+    def __init__(self, check: str, problem: str, where: Where = NOWHERE) -> None:
         self.check = CHECKS[check]
-        self.problem = problem
-        super().__init__(f"Law {self.check.law} ({LAWS[self.check.law]}), {check}: {problem}")
+        self.where = where
+        self.problem = f"{where}: {problem}" if str(where) else problem
+        super().__init__(f"Law {self.check.law} ({LAWS[self.check.law]}), {check}: {self.problem}")
 
 
 @dataclass
@@ -142,7 +188,7 @@ class Tally:
     apart_nats: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def require(self, check: str, condition: bool, problem: str, cases: int = 1) -> None:
+    def require(self, check: str, condition: bool, problem: str, cases: int = 1, where: Where = NOWHERE) -> None:
         """Count a check as passed, or raise.
 
         Raises:
@@ -150,7 +196,7 @@ class Tally:
         """
         if not condition:
             self.failed[check] += 1
-            raise BrokenLawError(check, problem)
+            raise BrokenLawError(check, problem, where)
         self.passed[check] += cases
 
     def skip(self, check: str, reason: str, cases: int = 1) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
 import numpy as np
 
-from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.draws import Draw, draw_of
+from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.sampler import LEAST_TOP, QUESTIONS, top_of
 from strands_tito.conformance.target import ConnectedServer
+from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate, score
 from tito_core.backend.protocol import TokenRequest
-from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
 
@@ -19,6 +22,10 @@ PROMPTS = (600, 1_100, 2_100)
 """Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs, pages)."""
 ANSWER = 300
 """Tokens of the long answer."""
+SAMPLES = 4
+"""Long answers after a long prompt, which show the sampler, and what it makes of tokens that come again."""
+SHORT_ANSWER = 48
+"""Tokens of the answers to longer prompts."""
 LARGEST_CONTEXT = 4_096
 """A larger context is not filled: on a CPU that takes minutes."""
 ROOM = 40
@@ -32,34 +39,51 @@ LEAST_FOR_BIAS = 100
 _WORDS = "The ship sails past the island while the crew counts gulls, barrels, ropes and stars until morning. "
 
 
-async def check(server: ConnectedServer, tally: Tally) -> None:
-    """Ask with prompts of each length that the context has room for, and let the server score the answers."""
+async def check(server: ConnectedServer, tally: Tally) -> list[Draw]:
+    """Ask with prompts of each length that the context has room for, and let the server score the answers.
+
+    Returns:
+        The answers with their likeliest tokens, if the server reports any.
+    """
     limit = server.policy.info.max_model_len
-    differences = []
-    for length, answer in [(PROMPTS[0], ANSWER), *((length, 32) for length in PROMPTS[1:])]:
+    requests: list[tuple[int, int]] = []
+    for length, answer in [(PROMPTS[0], ANSWER), *((length, SHORT_ANSWER) for length in PROMPTS[1:])]:
         if limit is None or length + answer + 1 <= limit:
-            differences.append(await _asked(server, tally, length, answer))
+            requests.append((length, answer))
         else:
             tally.skip("long", f"A prompt of {length} tokens does not fit into the context of {limit}.")
     if limit is not None and ROOM + 40 < limit <= LARGEST_CONTEXT:
-        differences.append(await _asked(server, tally, limit - ROOM, ROOM - SPARE))
+        requests.append((limit - ROOM, ROOM - SPARE))
     else:
         tally.skip("long", f"A context of {limit} tokens was not filled.")
+    differences = await asyncio.gather(*(_scored(server, tally, *each) for each in requests))
     signed = np.concatenate([np.zeros(0), *differences])
     if len(signed) >= LEAST_FOR_BIAS:
-        mean, bound = float(np.mean(signed)), BIAS_SHARE * server.target.tolerance_nats
+        mean, bound = float(np.mean(signed)), BIAS_SHARE * server.tolerance_nats
         problem = (
             f"{len(signed)} sampled tokens' logprobs are {mean:+.4g} nats from the server's own scores in the mean, "
             f"more than {bound:.2g}: noise has no direction."
         )
         tally.require("rescored", abs(mean) <= bound, problem, len(signed))
+    k = top_of(server)
+    if (PROMPTS[0], ANSWER) not in requests or k < LEAST_TOP or server.needs_top_k:
+        return []
+    prompt = _prompt(server, PROMPTS[0])
+    return list(await asyncio.gather(*(_draw(server, prompt, k) for _ in range(SAMPLES))))
 
 
-async def _asked(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
+async def _draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:
+    """Sample a long answer. It may end by itself: some servers never sample an end of turn that they must ignore."""
+    sampling = server.sampling(max_new_tokens=ANSWER, temperature=1.0)
+    request = TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
+    return draw_of(await generate(server.policy.backend, request))
+
+
+async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
     """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
     backend = server.policy.backend
     prompt = _prompt(server, length)
-    sampling = server.policy.sampling(SamplingParams(max_new_tokens=answer, temperature=1.0, ignore_eos=True))
+    sampling = server.sampling(max_new_tokens=answer, temperature=1.0, ignore_eos=True)
     response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
     if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
         tally.skip("long", "The server's logprobs and its scores mean different things.")
@@ -67,16 +91,18 @@ async def _asked(server: ConnectedServer, tally: Tally, length: int, answer: int
     scores = (await score(backend, np.concatenate([prompt, response.output_ids])))[length:]
     signed = response.logprobs.astype(np.float64) - scores
     worst = float(np.max(np.abs(signed), initial=0.0))
+    at = int(np.argmax(np.abs(signed))) if len(signed) else 0
     problem = (
-        f"after a prompt of {length} tokens, output token {int(np.argmax(np.abs(signed))) if len(signed) else 0} has a "
-        f"logprob {worst:.4g} nats from the server's own score, more than {server.target.tolerance_nats:g}."
+        f"after a prompt of {length} tokens, the logprob is {worst:.4g} nats from the server's own score, more than "
+        f"{server.tolerance_nats:g}."
     )
-    tally.require("long", worst <= server.target.tolerance_nats, problem, len(signed))
+    where = Where(None, at, int(response.output_ids[at]), {"temperature": 1.0}, streamed=False)
+    tally.require("long", worst <= server.tolerance_nats, problem, len(signed), where)
     return signed
 
 
 def _prompt(server: ConnectedServer, length: int) -> TokenIds:
     """Return a prompt of exactly this many tokens: a long question, whose beginning is cut off."""
-    text = _WORDS * (length // 8 + 1)
+    text = _WORDS * (length // 8 + 1) + QUESTIONS[0]
     messages: list[Any] = [{"role": "user", "content": [{"text": text}]}]
     return server.policy.template.first_prompt(messages, None, None).ids[-length:]

@@ -6,13 +6,15 @@ result with the ledger, which it gets as plain lists.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from strands_tito.conformance.column_oracle import compare_columns
-from strands_tito.conformance.oracle_turn import OracleTurn, Problem, float32
+from strands_tito.conformance.image_oracle import collapsed, compare_images
+from strands_tito.conformance.oracle_turn import OracleImage, OracleTurn, Problem, float32
 from strands_tito.conformance.wire_reading import WireGeneration
 
 
@@ -35,8 +37,8 @@ class OracleTrajectory:
 
 def compare(
     turns: Sequence[OracleTurn], generations: Sequence[WireGeneration], stop_ids: Sequence[int]
-) -> Iterator[Problem]:
-    """Compare each turn with its generation on the wire.
+) -> Iterator[tuple[str, str, int]]:
+    """Compare each turn with its generation on the wire. Yield the check, the problem and the turn's index.
 
     Args:
         turns: The ledger's turns, in commit order.
@@ -47,30 +49,47 @@ def compare(
     for generation in generations:
         by_id.setdefault(generation.request_id, []).append(generation)
     paths: list[list[int]] = []
+    live, replaced = None, set[str]()
+    images: list[list[OracleImage]] = []
     for turn in turns:
         answers = by_id.get(turn.request_id, [])
         before = [] if turn.parent is None else paths[turn.parent]
         paths.append(before + turn.delta_ids + turn.output_ids)
+        images.append(([] if turn.parent is None else images[turn.parent]) + turn.images)
         if len(answers) != 1:
             yield (
                 "answers",
-                f"turn {turn.index} has the request id {turn.request_id!r}, which was answered {len(answers)} times.",
+                f"the request id {turn.request_id!r} was answered {len(answers)} times.",
+                turn.index,
             )
             continue
-        for check, problem in _compare_turn(turn, before, answers[0], set(stop_ids)):
-            yield check, f"turn {turn.index}: {problem}"
+        problems = itertools.chain(
+            compare_images(before + turn.delta_ids, images[-1], answers[0]),
+            _compare_turn(turn, before, images[-1], answers[0], set(stop_ids)),
+        )
+        for check, problem in problems:
+            yield check, problem, turn.index
+        for _, _, version in turn.versions:
+            if version in replaced:
+                yield "versions", f"the weight version {version!r} comes back after {live!r}.", turn.index
+            if version is not None and version != live:
+                replaced |= set() if live is None else {live}
+                live = version
 
 
-def _compare_turn(turn: OracleTurn, before: list[int], answer: WireGeneration, stop_ids: set[int]) -> Iterator[Problem]:
-    sent, output = answer.prompt_ids, answer.output_ids
-    if before + turn.delta_ids != sent:
-        at = _first_difference(before + turn.delta_ids, sent)
+def _compare_turn(
+    turn: OracleTurn, before: list[int], images: list[OracleImage], answer: WireGeneration, stop_ids: set[int]
+) -> Iterator[Problem]:
+    prompt, output = before + turn.delta_ids, answer.output_ids
+    sent = collapsed(prompt, images)
+    if sent != answer.prompt_ids:
+        at = _first_difference(sent, answer.prompt_ids)
         yield "prompt", f"the parent's path and the delta differ from the sent prompt at token {at}."
     if answer.echoed_ids is None:
         yield "echo", "the server did not echo the prompt."
-    elif answer.echoed_ids != sent:
-        at = _first_difference(answer.echoed_ids, sent)
-        yield "echo", f"the echoed prompt differs from the sent prompt at token {at}."
+    elif answer.echoed_ids != prompt:
+        at = _first_difference(answer.echoed_ids, prompt)
+        yield "echo", f"the echoed prompt differs from the ledger's at token {at}."
     if turn.output_ids != output:
         at = _first_difference(turn.output_ids, output)
         yield "output", f"the ledger's output differs from the response at token {at}."
@@ -80,15 +99,15 @@ def _compare_turn(turn: OracleTurn, before: list[int], answer: WireGeneration, s
         yield "logprobs", "the ledger's logprobs differ from the response's."
     if any(not math.isfinite(value) or value > 1e-4 or value <= -9999 for value in turn.logprobs):
         yield "logprobs", "a logprob is not finite, positive, or a sentinel."
-    if answer.prompt_tokens is not None and answer.prompt_tokens != len(sent):
-        yield "usage", f"the server counted {answer.prompt_tokens} prompt tokens, {len(sent)} were sent."
+    if answer.prompt_tokens is not None and answer.prompt_tokens != len(prompt):
+        yield "usage", f"the server counted {answer.prompt_tokens} prompt tokens, the ledger has {len(prompt)}."
     if answer.completion_tokens is not None and answer.completion_tokens != len(output):
         yield "usage", f"the server counted {answer.completion_tokens} completion tokens, the output has {len(output)}."
-    yield from compare_columns(turn, answer, len(before))
-    if turn.cached_tokens != answer.cached_tokens or not 0 <= (answer.cached_tokens or 0) <= len(sent):
+    yield from compare_columns(turn, answer, prompt, len(before))
+    if turn.cached_tokens != answer.cached_tokens or not 0 <= (answer.cached_tokens or 0) < len(prompt):
         yield (
             "cached",
-            f"the server reports {answer.cached_tokens} cached tokens of {len(sent)}, the ledger {turn.cached_tokens}.",
+            f"the server has {answer.cached_tokens} cached tokens of {len(prompt)}, the ledger {turn.cached_tokens}.",
         )
     yield from _compare_finish(turn, answer, stop_ids)
     yield from _compare_versions(turn, answer)
@@ -119,6 +138,8 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
         yield "finish", f"the finish reason is length, but the last token {last} is a stop id."
     if answer.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
         yield "finish", f"the finish reason is stop, but the last token {last} is not a stop id."
+    if answer.finish == "stop" and last in ends and turn.stop is None:
+        yield "finish", f"the last token {last} is a stop id, but the ledger records no stop."
     if isinstance(turn.stop, int) and turn.stop != last:
         yield "finish", f"the stop token is {turn.stop}, but the last token is {last}."
     if limit is not None and len(output) > limit:

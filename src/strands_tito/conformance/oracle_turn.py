@@ -10,6 +10,15 @@ Problem = tuple[str, str]
 """Name of a check, and a sentence that says what is wrong."""
 
 
+@dataclass(frozen=True)
+class OracleImage:
+    """An image of a path: the offset and number of its placeholders, counted from the path's start, and its digest."""
+
+    offset: int
+    length: int
+    sha256: str
+
+
 @dataclass
 class OracleTurn:
     """One turn of the ledger.
@@ -30,6 +39,7 @@ class OracleTurn:
         max_new_tokens: Limit of the request.
         optional_outputs: Names of the columns that were requested.
         columns: Optional columns by name: the position of the first row, and the rows.
+        images: The images of the delta.
     """
 
     index: int
@@ -47,6 +57,7 @@ class OracleTurn:
     max_new_tokens: int
     optional_outputs: list[str] = field(default_factory=list)
     columns: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
+    images: list[OracleImage] = field(default_factory=list)
 
 
 def float32(value: float | None) -> float | None:

@@ -11,7 +11,7 @@ import numpy as np
 from strands_tito.conformance import final_checks
 from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.player import Player
-from strands_tito.conformance.servers import Conversation
+from strands_tito.conformance.servers import Conversation, takes_images
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.testing.moves import Move, Opening, Want
 from tito_core import store
@@ -46,6 +46,11 @@ class ServerPair:
     def can_stream(self) -> bool:
         """Whether answers may be streamed."""
         return all(can_stream(each.policy.backend) for each in (self.server, self.against))
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether messages and tool results may have pictures."""
+        return all(takes_images(each) for each in (self.server, self.against))
 
     def begin(self, opening: Sequence[Opening]) -> Conversation:
         """Begin a conversation with the given opening moves."""
@@ -138,7 +143,7 @@ class _PairedConversation:
             self._tally.skip("agreed", GRAMMAR_MASKS if one.draft.constrained else DIFFERENT_SEMANTICS, n)
             return
         worst = float(np.max(np.abs(one.draft.logprobs[:n] - other.draft.logprobs[:n]), initial=0.0))
-        tolerance = self._one.server.target.tolerance_nats
+        tolerance = self._one.server.tolerance_nats
         problem = (
             f"turn {one.index}: the tokens are equal, but logprobs are {worst:.4g} nats apart, more than {tolerance:g}."
         )
@@ -166,7 +171,7 @@ class _PairedConversation:
         where = (
             f"turn {one.index}, token {at}: {ids[0]} here by {margins[0]:.3g} nats, {ids[1]} there by {margins[1]:.3g}"
         )
-        near = 2 * self._one.server.target.tolerance_nats
+        near = 2 * self._one.server.tolerance_nats
         problem = f"{where}, more than a near-tie of {near:g} nats."
         self._tally.require("greedy", max(margins) <= near, problem, max(at, 1))
         self._tally.notes.append(f"Near-tie: {where}.")

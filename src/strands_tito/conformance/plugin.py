@@ -24,10 +24,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tito-against-url", help="address of a second server to compare with")
     group.addoption(
         "--tito-tolerance",
-        default=0.05,
+        default=None,
         type=float,
-        help="largest difference between a logprob and a score, in nats (default: 0.05)",
+        help="largest difference between a logprob and a score, in nats (default: by the dtype)",
     )
+    group.addoption("--tito-dtype", default="auto", help="dtype of the server's logits (default: measured)")
+    group.addoption("--tito-require", action="append", default=[], help="name of a check that must run, too")
+    group.addoption("--tito-not-require", action="append", default=[], help="name of a check that need not run")
+
+
+@pytest.fixture(scope="session")
+def tito_required(request: pytest.FixtureRequest) -> frozenset[str]:
+    """The checks that must run; none where two servers are compared, as with `tito conformance`."""
+    from strands_tito.conformance.laws import CHECKS, REQUIRED
+
+    more, fewer = (request.config.getoption(f"--tito-{name}") for name in ("require", "not-require"))
+    if unknown := sorted({*more, *fewer} - CHECKS.keys()):
+        pytest.fail(f"Unknown check {unknown[0]!r}. Available: {', '.join(CHECKS)}.", pytrace=False)
+    if request.config.getoption("--tito-against-url"):
+        return frozenset(more)
+    return frozenset({*REQUIRED, *more} - set(fewer))
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +63,7 @@ def tito_outcome(request: pytest.FixtureRequest) -> Outcome:
         options["tokenizer"],
         request.config.getoption("--tito-parser"),
         tolerance_nats=request.config.getoption("--tito-tolerance"),
+        dtype=request.config.getoption("--tito-dtype"),
         seed=request.config.getoption("--tito-seed"),
     )
     url = request.config.getoption("--tito-against-url")

@@ -13,13 +13,20 @@ class Profile:
         name: Value of `--profile`.
         conversations: Number of random conversations.
         moves: Largest number of moves in each.
-        repeats: Number of fixed prompts.
+        repeats: Number of fixed prompts; the number of samples grows with it, too.
     """
 
     name: str
     conversations: int
     moves: int
     repeats: int
+
+    def most_requests(self, *, weights: bool = False, both: bool = False) -> int:
+        """Return how many generations and scores a run sends at most; see `describe`."""
+        playing = self.conversations * self.moves * REQUESTS_OF_A_MOVE
+        if both:
+            return 2 * playing
+        return playing + REQUESTS_OF_A_REPEAT * self.repeats + OTHER_REQUESTS + WEIGHT_REQUESTS * weights
 
     def describe(self, tokens: int, *, weights: bool = False, both: bool = False) -> str:
         """Return a sentence that says how much will be sent.
@@ -29,15 +36,25 @@ class Profile:
             weights: Whether the server's weights will change.
             both: Whether two servers are compared.
         """
-        turns = self.conversations * self.moves
+        requests = self.most_requests(weights=weights, both=both)
+        longest = "" if both else ", and a few long prompts of up to 4,096 tokens"
         return (
-            f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} turns: at most "
-            f"about {turns} generations of up to {tokens} tokens (up to 200 under a grammar), and a score of "
-            f"each rollout{', on both servers' if both else ''}."
+            f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} moves, at most "
+            f"{requests:,} requests{' on both servers together' if both else ''}: generations of up to {tokens} tokens "
+            f"(96 where calls may come, 200 under a grammar), scores of them{longest}. The search for a "
+            f"smaller conversation after a failure comes on top."
             + (" The server's weights are changed, and are not restored." if weights else "")
         )
 
 
+REQUESTS_OF_A_MOVE = 2
+"""Generations and scores of a move: the mean is 1.3, so no run of dozens of moves has more."""
+REQUESTS_OF_A_REPEAT = 140
+"""Of a fixed prompt in all its ways, and of the samples that are judged."""
+OTHER_REQUESTS = 140
+"""Of the checks that no profile repeats."""
+WEIGHT_REQUESTS = 40
+"""Of weight updates between fixed prompts."""
 PROFILES = {
     profile.name: profile
     for profile in (

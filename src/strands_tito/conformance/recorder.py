@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from strands_tito.conformance.wire_reading import WireGeneration
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import SAME_ECHO
-from tito_core.backend.protocol import Backend, Integers, OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.images import PromptImages, expanded
+from tito_core.backend.protocol import Backend, ImageScorer, Integers, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 Recorded = tuple[TokenRequest, RawResponse]
@@ -26,12 +27,16 @@ class Recorder:
     Attributes:
         inner: The backend under test.
         recorded: Its generations, in the order of the responses.
+        requests: Generations and scores that were requested so far.
+        on_request: Called before each of them.
     """
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.name = inner.name
         self.recorded: list[Recorded] = []
+        self.requests = 0
+        self.on_request: Callable[[], None] = lambda: None
 
     async def connect(self) -> EngineInfo:
         """See `Backend.connect`."""
@@ -39,13 +44,20 @@ class Recorder:
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """See `Backend.generate`."""
+        self._count()
         raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
         self.recorded.append((request, raw))
         return raw
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """See `Backend.score`."""
+        self._count()
         return await self.inner.score(token_ids)
+
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+        """See `ImageScorer`; only for a backend that is one."""
+        self._count()
+        return await cast(ImageScorer, self.inner).score_with_images(token_ids, images)
 
     async def tokenize(self, text: str) -> Integers | None:
         """See `Backend.tokenize`."""
@@ -59,6 +71,10 @@ class Recorder:
         """See `Backend.aclose`."""
         await self.inner.aclose()
 
+    def _count(self) -> None:
+        self.requests += 1
+        self.on_request()
+
 
 def generations(recorded: Iterable[Recorded]) -> list[WireGeneration]:
     """Convert raw responses to what the oracle reads."""
@@ -66,13 +82,18 @@ def generations(recorded: Iterable[Recorded]) -> list[WireGeneration]:
 
 
 def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
-    output, prompt = _as_list(raw.output_ids), request.input_ids.tolist()
+    output, prompt, images = _as_list(raw.output_ids), request.input_ids.tolist(), request.images
+    echo = prompt if images is None else expanded(request.input_ids, images.placeholder, images.lengths).tolist()
     top = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
     return WireGeneration(
         request_id=raw.request_id or request.request_id,
         prompt_ids=prompt,
+        images=[] if images is None else [image.data for image in images.images],
+        image_names=[] if images is None else [None] * len(images.images),
+        image_spans=None if images is None or raw.media is None else [(int(o), int(n)) for o, n in raw.media],
+        image_tokens=raw.image_tokens,
         sampling=request.sampling.model_dump(mode="json"),
-        echoed_ids=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME_ECHO else _ids(raw.echoed),
+        echoed_ids=echo if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME_ECHO else _ids(raw.echoed),
         output_ids=output,
         logprobs=_as_list(raw.logprobs),
         logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),

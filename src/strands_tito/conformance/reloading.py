@@ -7,7 +7,7 @@ import contextlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -97,7 +97,7 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
         return 0
     answers = 0
     for tokens in (TOKENS, *LONGER):
-        sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+        sampling = server.sampling(max_new_tokens=tokens, ignore_eos=True)
         prompt = server.policy.template.first_prompt(
             [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
         ).ids
@@ -113,7 +113,7 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     update = WeightUpdate(
         server.live_version, f"tito-{server.weight_updates}", before=counter.tokens, finished=answer.done()
     )
-    await _load(backend, weights, update.new)
+    await _load(backend, weights, update.new, images=server.policy.info.images.accepted)
     server.live_version = update.new
     await asyncio.sleep(TRANSFER_S)
     update.after = counter.tokens
@@ -129,9 +129,11 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     return answers
 
 
-async def _load(backend: EngineAdmin, weights: str, version: str) -> None:
+async def _load(backend: EngineAdmin, weights: str, version: str, *, images: bool) -> None:
+    """Load weights. Whether a server that takes images kept old features of them, `check_after_update` finds out."""
+    more: dict[str, Any] = {"images_uncached": True} if images else {}  # other backends may lack the option
     try:
-        await backend.load_weights(weights, version)
+        await backend.load_weights(weights, version, **more)
     except WeightsNotLoadedError:
         with contextlib.suppress(BackendError):
             await backend.resume()  # other clients' requests may be waiting
@@ -178,7 +180,7 @@ async def _check_scores(
     if response.versions[-1].version != update.new or not len(own):
         return
     apart = float(np.max(np.abs((await score(server.policy.backend, ids))[len(ids) - len(own) :] - own)))
-    tolerance = server.target.tolerance_nats
+    tolerance = server.tolerance_nats
     problem = (
         f"a token's logprob under weights {update.new!r} differs by {apart:.4g} nats from their own score, more than "
         f"{tolerance:g}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -55,6 +56,11 @@ class Renderer:
             )
         except Exception:  # a template is a program and may raise anything
             return None
+
+    def pictures(self, messages: Sequence[Any], system: str | None) -> list[str]:
+        """Return the sha256 (hex) of each picture of a history, in the order in which the template shows them."""
+        contents = [message["content"] for message in to_template_messages(messages, system)]
+        return [part["sha256"] for parts in contents if isinstance(parts, list) for part in parts if "sha256" in part]
 
     def reasoning_tags(self, closer: str) -> tuple[str, str, str] | None:
         """Find the text that opens reasoning, the text that closes it, and all text between reasoning and `closer`.
@@ -117,7 +123,7 @@ class Renderer:
 
     def survives(self, messages: Sequence[Any], system: str | None) -> bool:
         """Return whether a history's text survives encoding and decoding; some vocabularies lack bytes."""
-        text = json.dumps([system, messages], ensure_ascii=False)
+        text = json.dumps([system, messages], ensure_ascii=False, default=bytes.hex)
         return self.decode(self.encode(text)) == text
 
     def is_plain(self, messages: Sequence[Any], system: str | None) -> bool:
@@ -161,16 +167,30 @@ def to_template_messages(messages: Sequence[Any], system: str | None) -> list[di
             continue
         results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
         for result in sorted(results, key=lambda each: order.index(each["toolUseId"])):
-            content = [_result_text(item) for item in result["content"]]
+            content = _content(result["content"])
             name, identity = names[result["toolUseId"]], result["toolUseId"]
-            translated.append({"role": "tool", "name": name, "tool_call_id": identity, "content": "\n".join(content)})
-        if texts or not results:
-            translated.append({"role": "user", "content": "\n".join(texts)})
+            translated.append({"role": "tool", "name": name, "tool_call_id": identity, "content": content})
+        own = [block for block in message["content"] if "toolResult" not in block]
+        if own or not results:
+            translated.append({"role": "user", "content": _content(own)})
     return translated
 
 
-def _result_text(item: Any) -> str:
-    return str(item["text"]) if "text" in item else json.dumps(item["json"], ensure_ascii=False)
+def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
+    """Return the texts of blocks as one text, or as a list of parts with each picture in its place."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        if "image" in block:
+            parts.append({"type": "image", "sha256": sha256(block["image"]["source"]["bytes"]).hexdigest()})
+            continue
+        text = str(block["text"]) if "text" in block else json.dumps(block["json"], ensure_ascii=False)
+        if parts and "text" in parts[-1]:
+            parts[-1]["text"] += "\n" + text
+        else:
+            parts.append({"type": "text", "text": text})
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return str(parts[0]["text"]) if parts else ""
 
 
 def _assistant_message(message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:

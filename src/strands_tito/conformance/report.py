@@ -69,6 +69,7 @@ def _server(server: ConnectedServer) -> dict[str, Any]:
         "endpoints": list(info.endpoints),
         "processed_logprobs": info.processed_logprobs,
         "truncated_logprobs": info.truncated_logprobs,
+        "raw_before_penalties": info.raw_before_penalties,
         "capabilities": {**asdict(replace(info.capabilities, options={})), "options": dict(info.capabilities.options)},
     }
 
@@ -86,16 +87,19 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "parser": server.policy.detected.name,
         "profile": outcome.profile.name,
         "seed": target.seed,
-        "tolerance_nats": target.tolerance_nats,
+        "tolerance_nats": server.tolerance_nats,
+        "dtype": server.dtype,
         "weights": target.weights,
         "against": None if outcome.against is None else _server(outcome.against) | {"apart_nats": apart},
         "notes": outcome.tally.notes,
         "conversations": outcome.conversations,
         "turns": outcome.turns,
+        "requests": outcome.requests,
         "seconds": round(outcome.seconds, 1),
         "interrupted": outcome.interrupted,
         "error": outcome.error,
         "broken": None if outcome.broken is None else str(outcome.broken),
+        "where": None if outcome.broken is None else asdict(outcome.broken.where),
         "moves": json.loads(msgspec.json.encode(outcome.moves)),
         "checks": [
             {
@@ -138,7 +142,8 @@ def print_report(outcome: Outcome, console: Console, replay: str, required: Coll
     info = outcome.server.policy.info
     console.print(
         f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
-        f"{outcome.turns} turns in {outcome.seconds:.0f} s, seed {outcome.server.target.seed}.",
+        f"{outcome.turns} turns, {outcome.requests} requests in {outcome.seconds:.0f} s, seed "
+        f"{outcome.server.target.seed}.",
         markup=False,
         highlight=False,
     )
@@ -223,7 +228,8 @@ tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b0
 <h1>{% if result.sound %}Every law that applies holds{% else %}
 {{- "Not conformant" if result.broken else "Not finished" }}{% endif %}</h1>
 <p>{{ result.backend }} {{ result.server.version or "of unknown version" }}, {{ result.server.model }}:
-{{ result.conversations }} conversations, {{ result.turns }} turns in {{ result.seconds }} s;
+{{ result.conversations }} conversations, {{ result.turns }} turns, {{ result.requests }} requests in
+{{ result.seconds }} s;
 profile {{ result.profile }}, seed {{ result.seed }}, tolerance {{ result.tolerance_nats }} nats.
 {% if result.against %}Compared with {{ result.against.backend }} {{ result.against.version or "of unknown version" }}:
 logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.{% endif %}

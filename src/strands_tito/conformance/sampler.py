@@ -1,9 +1,7 @@
 """Check that the server samples from the distribution that it reports, with a known rate of false alarms.
 
-Each test is on the ranks that the server's own likeliest tokens give: under the stated distribution the mass of all
-likelier tokens, plus a random share of the token's own, is uniform on [0, 1] (the probability integral transform), and
-independent from token to token, whatever was sampled before. A greedy server, another temperature, a smaller `top_k` or
-`top_p`, a uniform sampler, or answers that repeat without a seed break this.
+Answers are sampled in many ways: without a seed and with one, whole and streamed, after short and long prompts, at
+several temperatures, under truncations and penalties. `bets` judges them, all in one go.
 """
 
 from __future__ import annotations
@@ -11,54 +9,36 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from strands_tito.conformance.laws import Tally
-from strands_tito.conformance.target import ConnectedServer
+from strands_tito.conformance import bets, truncation
+from strands_tito.conformance.bets import FALSE_ALARM, Places
+from strands_tito.conformance.draws import Draw, draw_of
+from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate
-from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.errors import BadRequestError
+from tito_core.backend.protocol import TokenRequest
 from tito_core.ledger.columns import TokenIds
 
-FALSE_ALARM = 1e-6
-"""Probability with which one test calls a sound server broken."""
 MOST_TOP = 20
 """Likeliest tokens that are asked for at most: vLLM's default limit."""
+MASS_SLACK = 1e-3
+"""How far probabilities may sum to more than 1, from float32 rounding."""
+LEAST_TOP = 4
+"""Likeliest tokens with which samples can be judged."""
 AT_ONCE = 8
+"""Samples of one prompt that are in progress at a time; all prompts are sampled at once."""
 TOKENS = 32
 """Tokens of each sample."""
 LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to say anything."""
-MASS_SLACK = 0.01
-"""How far a truncation by mass may be off: engines sum probabilities in float32, in another order."""
-TAILS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
-"""Ranks up to which sampled tokens are counted."""
-MIXTURES = (0.002, 0.01, 0.05)
-"""Shares of uniformly sampled tokens that are bet on."""
 QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One sampled answer with the likeliest tokens in each place.
-
-    Attributes:
-        ids: int64, shape (n,).
-        logprobs: Reported for the ids, float64, shape (n,).
-        top_ids: int64, shape (n, k), likeliest first, -1 where there are fewer.
-        top_logprobs: float64, shape (n, k), -inf where there are fewer.
-    """
-
-    ids: NDArray[np.int64]
-    logprobs: NDArray[np.float64]
-    top_ids: NDArray[np.int64]
-    top_logprobs: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -72,12 +52,34 @@ class Question:
     """
 
     name: str
-    sampling: dict[str, Any]
+    sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     seeded: bool = False
 
+    @property
+    def temperature(self) -> float:
+        """The temperature."""
+        return float(self.sampling["temperature"])
 
-FREE = Question("temperature 1", {"temperature": 1.0})
-SEEDED = Question("temperature 1 with seeds", {"temperature": 1.0}, seeded=True)
+    @property
+    def cuts(self) -> bool:
+        """Whether it truncates."""
+        return any(name in self.sampling for name in ("top_k", "top_p", "min_p"))
+
+    def offsets(self, output: Sequence[int]) -> dict[int, float]:
+        """Return what its penalties add to the logits of some tokens, by id."""
+        presence, frequency = (self.sampling.get(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
+        if not presence and not frequency:
+            return {}
+        return {token: -presence - frequency * output.count(token) for token in output}
+
+
+FREE = Question("temperature 1")
+SEEDED = Question("temperature 1 with seeds", seeded=True)
+PENALISED = (
+    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}),
+    Question("frequency_penalty -1.5", {"temperature": 1.0, "frequency_penalty": -1.5}),
+)
+"""Negative ones, which show in fewer tokens: what was sampled once becomes likely."""
 RESTRICTED = (
     Question("temperature 0.5", {"temperature": 0.5}),
     Question("temperature 1.5", {"temperature": 1.5}),
@@ -85,39 +87,97 @@ RESTRICTED = (
     Question("top_p 0.5", {"temperature": 1.0, "top_p": 0.5}),
     Question("min_p 0.3", {"temperature": 1.0, "min_p": 0.3}),
 )
+KINDS = (("top_k", "top_p"), ("top_k",), ("top_p", "min_p"), ("top_k", "min_p"), ("top_p",), ("min_p",))
+"""Parameters that are combined."""
+DRAWN = 3
+"""Combinations with values that are drawn from the seed."""
 
 
-async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
+def drawn_questions(random: np.random.Generator, count: int = DRAWN) -> Iterator[Question]:
+    """Draw combinations of sampling parameters, with values that no list in this file has."""
+    for number in range(count):
+        sampling: dict[str, Any] = {"temperature": round(float(random.uniform(0.4, 1.6)), 2)}
+        kinds = KINDS[number % len(KINDS)]
+        if kinds == ("top_k",):  # the least likely token that is left shows best in a flat distribution
+            sampling = {"temperature": 1.6}
+        if "top_k" in kinds:
+            sampling["top_k"] = int(random.integers(3, 7 if len(kinds) == 1 else 13))
+        if "top_p" in kinds:
+            sampling["top_p"] = round(float(random.uniform(0.4, 0.95)), 2)
+        if "min_p" in kinds:
+            sampling["min_p"] = round(float(random.uniform(0.02, 0.4)), 2)
+        yield Question(", ".join(f"{name} {value:g}" for name, value in sampling.items()), sampling)
+
+
+async def check(
+    server: ConnectedServer, tally: Tally, repeats: int, *, penalised: bool | None, long: Sequence[Draw] = ()
+) -> None:
     """Sample, and compare the samples with the distribution that the server reports.
 
     Args:
         server: The server.
         tally: Counts the checks.
         repeats: Scales the number of samples: 8 of each prompt and repeat.
+        penalised: Whether reported logprobs include penalties; None if that was not measured.
+        long: Samples at temperature 1 after long prompts.
     """
-    limit = server.policy.info.capabilities.top_logprobs
-    k = MOST_TOP if limit is None else min(MOST_TOP, limit)
-    if k < 2:
-        tally.skip("sampler", "The server reports no top logprobs to compare samples with.")
+    k = top_of(server)
+    if k < LEAST_TOP:
+        tally.skip("sampler", "The server reports too few top logprobs to compare samples with.")
+        return
+    if server.needs_top_k:
+        tally.skip("sampler", "The server samples only with a finite top_k, whose effect on logprobs was not measured.")
         return
     prompts = [_prompt(server, question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
-    free = [await _draws(server, prompt, FREE, k, AT_ONCE * repeats) for prompt in prompts]
-    for group in free:
-        _repeated(tally, group)
-    seeded = [await _draws(server, prompt, SEEDED, k, AT_ONCE) for prompt in prompts]
-    for group in seeded:
-        _repeated(tally, group)
-    of_seeds = [draw for group in seeded for draw in group]
-    _held(tally, SEEDED, of_seeds, [draw.top_logprobs for draw in of_seeds], 1.0, random)
-    flat = [draw for group in free for draw in group]
-    _held(tally, FREE, flat, [draw.top_logprobs for draw in flat], 1.0, random)
-    _not_uniform(server, tally, flat)
-    for question in RESTRICTED:
-        drawn: list[Draw] = []
-        for prompt in prompts:
-            drawn += await _draws(server, prompt, question, k, 2 * repeats)
-        _restricted(server, tally, question, drawn, random)
+    groups = await asyncio.gather(*(_draws(server, tally, each, FREE, k, AT_ONCE * repeats) for each in prompts))
+    seeded = await asyncio.gather(*(_draws(server, tally, each, SEEDED, k, AT_ONCE) for each in prompts))
+    for group in (*groups, *seeded):
+        repeated(tally, group)
+    flat = [draw for group in groups for draw in group]
+    parts = [
+        _places(server, FREE, [each for each in flat if not each.streamed], "not streamed"),
+        _places(server, FREE, [each for each in flat if each.streamed], "streamed"),
+        _places(server, SEEDED, [draw for group in seeded for draw in group]),
+        _places(server, FREE, list(long), "after long prompts"),
+    ]
+    free = bets.joined(parts)
+    apart, bound, count = bets.shape_distance(free, random)
+    problem = (
+        f"At temperature 1, {count} sampled tokens do not follow the distribution that the server states: their ranks "
+        f"lie {apart:.3f} from it (Kolmogorov-Smirnov), more than {bound:.3f}, which chance exceeds once in "
+        f"{1 / FALSE_ALARM:,.0f} runs."
+    )
+    tally.require("sampler", apart <= bound, problem, 0)
+    others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
+    parts += [await _restricted(server, tally, each, prompts, k, 2 * repeats, penalised) for each in others]
+    judge(tally, bets.joined(parts), server.policy.info.vocab_size or len(server.policy.tokenizer))
+
+
+def top_of(server: ConnectedServer) -> int:
+    """Return how many of the likeliest tokens to ask for."""
+    limit = server.policy.info.capabilities.top_logprobs
+    return MOST_TOP if limit is None else min(MOST_TOP, limit)
+
+
+def judge(tally: Tally, places: Places, vocabulary: int) -> None:
+    """Let every bet run on all samples, and count each question that says something."""
+    win = bets.richest(places, vocabulary)
+    problem = (
+        f"{win.subset}: {win.count} sampled tokens do not follow the distribution that the server states. A bet on "
+        f"{win.alternative} won {shown(win.log_fortune)} to 1, where chance gives {shown(win.log_bar)} to 1 to any bet "
+        f"once in {1 / FALSE_ALARM:,.0f} runs."
+    )
+    tally.require("sampler", not win.convicts, problem, 0)
+    for name, mask in places.subsets.items():
+        count = int(mask.sum())
+        if not name.startswith("At "):
+            continue
+        uncertain = float(np.sum(1 - places.stated[mask].max(axis=1, initial=0.0)))
+        if uncertain >= LEAST_UNCERTAIN:
+            tally.require("sampler", True, "", count)
+        elif count:
+            tally.skip("sampler", f"{name}: too few sampled tokens tell anything, the policy is too certain.")
 
 
 def _prompt(server: ConnectedServer, question: str) -> TokenIds:
@@ -125,28 +185,29 @@ def _prompt(server: ConnectedServer, question: str) -> TokenIds:
     return server.policy.template.first_prompt(messages, None, None).ids
 
 
-async def _draws(server: ConnectedServer, prompt: TokenIds, question: Question, k: int, count: int) -> list[Draw]:
-    """Sample a prompt `count` times, `AT_ONCE` concurrently, each with its own seed or without one."""
-    limit = asyncio.Semaphore(AT_ONCE)
-    sampling = server.policy.sampling(SamplingParams(max_new_tokens=TOKENS, **question.sampling))
+async def _draws(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, question: Question, k: int, count: int
+) -> list[Draw]:
+    """Sample a prompt `count` times, `AT_ONCE` at once. Half of the answers at temperature 1 are streamed."""
+    limit, streams = asyncio.Semaphore(AT_ONCE), question is FREE and can_stream(server.backend)
+    sampling = server.sampling(max_new_tokens=TOKENS, **question.sampling)
 
-    async def one(number: int) -> TokenResponse:
+    async def one(number: int) -> Draw:
         own = sampling.model_copy(update={"seed": number}) if question.seeded else sampling
         request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
+        streamed = streams and number % 2 == 1
         async with limit:
-            return await generate(server.policy.backend, request)
+            response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
+        return draw_of(response, streamed=streamed)
 
-    return [_draw(response) for response in await asyncio.gather(*(one(number) for number in range(count)))]
-
-
-def _draw(response: TokenResponse) -> Draw:
-    top_ids, top = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
-    logprobs = np.where(top_ids == -1, -math.inf, np.nan_to_num(top.astype(np.float64), nan=-math.inf))
-    ids = response.output_ids.astype(np.int64)
-    return Draw(ids, response.logprobs.astype(np.float64), top_ids.astype(np.int64), logprobs)
+    found = list(await asyncio.gather(*(one(number) for number in range(count))))
+    most = max(float(draw.mass.max(initial=0.0)) for draw in found)
+    problem = f"At {question.name}, the {k} likeliest tokens of a place have a total probability of {most:.4g}."
+    tally.require("top", most <= 1 + MASS_SLACK, problem)
+    return found
 
 
-def _repeated(tally: Tally, draws: Sequence[Draw]) -> None:
+def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
     """Refuse answers to one prompt that agree more often than chance allows."""
     groups: dict[tuple[int, ...], list[Draw]] = {}
     for draw in draws:
@@ -157,185 +218,86 @@ def _repeated(tally: Tally, draws: Sequence[Draw]) -> None:
         chance = ways + (len(group) - 1) * float(np.minimum(group[0].logprobs, 0).sum())
         problem = (
             f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, of no or other seeds, are the "
-            f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {_shown(chance)}."
+            f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {shown(chance)}."
         )
-        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem)
+        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0)
 
 
-def _held(
+def _places(server: ConnectedServer, question: Question, draws: Sequence[Draw], *names: str) -> Places:
+    """Return samples of the whole distribution."""
+    ends = list(server.policy.stop_token_ids)
+    parts = (draw.places(draw.top_logprobs, question.name, names, ends) for draw in draws)
+    return bets.joined([_empty(), *parts])
+
+
+def _empty() -> Places:
+    nothing = np.zeros((0, LEAST_TOP))
+    return Places(
+        nothing, np.zeros(0, np.intp), nothing > 0, nothing > 0, np.zeros(0), {"All samples": np.zeros(0, bool)}
+    )
+
+
+async def _restricted(
+    server: ConnectedServer,
     tally: Tally,
     question: Question,
-    draws: Sequence[Draw],
-    logits: Iterable[NDArray[np.float64]],
-    total: float | None,
-    random: np.random.Generator,
-) -> None:
-    """Hold sampled tokens to a distribution over the likeliest ones.
+    prompts: Sequence[TokenIds],
+    k: int,
+    count: int,
+    penalised: bool | None,
+) -> Places:
+    """Sample at a temperature, under a truncation or penalties, and return what is left of the listed tokens.
 
-    Args:
-        tally: Counts the check.
-        question: What was asked for.
-        draws: The samples.
-        logits: For each sample the logarithm of each likeliest token's weight, shape (n, k), -inf where it is left out.
-        total: The weight of all tokens, 1 where the logits are logprobs; None judges among the likeliest alone.
-        random: Spreads a token over its own mass.
+    Raises:
+        BrokenLawError: A sampled token lies outside of the truncation.
     """
-    places: list[NDArray[np.float64]] = []
-    uncertain = 0.0
-    for draw, each in zip(draws, logits, strict=True):
-        found, others = _transformed(draw, each, total, random)
-        places.append(found)
-        uncertain += others
-    spread = np.concatenate(places) if places else np.zeros(0)
-    if uncertain < LEAST_UNCERTAIN:
-        tally.skip("sampler", f"At {question.name} too few sampled tokens tell anything: the policy is too certain.")
-        return
-    apart = _furthest(spread)
-    bound = math.sqrt(math.log(2 / FALSE_ALARM) / 2 / len(spread))
-    problem = (
-        f"At {question.name}, {len(spread)} sampled tokens do not follow the distribution that the server states: "
-        f"their ranks lie {apart:.3f} from it (Kolmogorov-Smirnov), more than {bound:.3f}, which chance exceeds once "
-        f"in {1 / FALSE_ALARM:,.0f} runs."
-    )
-    tally.require("sampler", apart <= bound, problem, len(spread))
-    at, share, surprise = _most_surprising(spread)
-    problem = (
-        f"At {question.name}, {share:.1%} of {len(spread)} sampled tokens have a rank up to {at:g}, where the "
-        f"distribution that the server states has {at:.1%}: a smaller or larger tail than chance allows."
-    )
-    tally.require("sampler", surprise <= math.log(2 * len(TAILS) / FALSE_ALARM), problem)
+    info = server.policy.info
+    unknown = {
+        "the temperature": question.temperature != 1.0 and info.processed_logprobs is None,
+        "a truncation": question.cuts and info.truncated_logprobs is None,
+        "penalties": bool(question.offsets([0])) and penalised is None,
+    }
+    for what, is_unknown in unknown.items():
+        if is_unknown:
+            tally.skip("sampler", f"It was not measured whether logprobs include {what}.")
+            return _empty()
+    try:
+        groups = await asyncio.gather(*(_draws(server, tally, each, question, k, count) for each in prompts))
+    except BadRequestError as error:
+        tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
+        return _empty()
+    ends = list(server.policy.stop_token_ids)
+    vocabulary = info.vocab_size or len(server.policy.tokenizer)
+    parts = [_empty()]
+    for draw in (draw for group in groups for draw in group):
+        logs = draw.top_logprobs if penalised else draw.moved(draw.top_logprobs, question)
+        weights = truncation.tempered(logs, 1.0 if info.processed_logprobs else question.temperature, vocabulary)
+        logs = weights.logs
+        if question.cuts and not info.truncated_logprobs:
+            near = 2 * server.tolerance_nats
+            may, must = truncation.left(question.sampling, weights, near)
+            _inside(tally, question, draw, may)
+            certain = (may == must).all(axis=1, keepdims=True)  # near-ties at the edge may fall either way
+            logs = np.where(may & certain, logs, -math.inf)
+        parts.append(draw.places(logs, question.name, (), ends, alone=True))
+    return bets.joined(parts)
 
 
-def _most_surprising(places: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return the threshold at which a share of uniform numbers is least likely, that share, and -log of a bound on it.
-
-    By Chernoff's bound a share s of n numbers is at least as far from x with probability exp(-n KL(s, x)) at most. The
-    tails, which a truncation cuts off, show here sooner than in the Kolmogorov-Smirnov distance.
-    """
-    found = [(at, float(np.mean(places <= at))) for at in TAILS]
-    return max(((at, share, len(places) * _divergence(share, at)) for at, share in found), key=lambda each: each[2])
-
-
-def _divergence(share: float, at: float) -> float:
-    """Return the Kullback-Leibler divergence of two coins, in nats."""
-    pairs = ((share, at), (1 - share, 1 - at))
-    return sum(one * math.log(one / other) for one, other in pairs if one > 0)
-
-
-def _transformed(
-    draw: Draw, logits: NDArray[np.float64], total: float | None, random: np.random.Generator
-) -> tuple[NDArray[np.float64], float]:
-    """Return the probability integral transform of a sample's tokens, and how many were expected not to be the first.
-
-    Tokens that are not among the likeliest lie in what those leave; where `total` is None they are left out, and so are
-    places in which one token alone is left.
-    """
-    weights = np.exp(logits)
-    mass = weights.sum(axis=1) if total is None else np.maximum(weights.sum(axis=1), total)
-    own = draw.top_ids == draw.ids[:, None]
-    listed = (own & (weights > 0)).any(axis=1)
-    chosen = np.where(listed, np.where(own, logits, -math.inf).max(axis=1, initial=-math.inf), -math.inf)
-    above = np.where(listed, (weights * (logits > chosen[:, None])).sum(axis=1), weights.sum(axis=1))
-    share = np.where(listed, (weights * (logits == chosen[:, None])).sum(axis=1), mass - above)
-    kept = (mass > 0) & (share > 0) & (listed if total is None else np.ones(len(mass), bool))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = (above + random.random(len(mass)) * share) / mass
-        first = weights.max(axis=1, initial=0.0) / mass
-    return found[kept], float(np.sum(1 - first[kept]))
-
-
-def _furthest(places: NDArray[np.float64]) -> float:
-    """Return the Kolmogorov-Smirnov distance of numbers from the uniform distribution on [0, 1]."""
-    ordered, n = np.sort(places), len(places)
-    steps = np.arange(n)
-    return float(max(np.max((steps + 1) / n - ordered), np.max(ordered - steps / n)))
-
-
-def _not_uniform(server: ConnectedServer, tally: Tally, draws: Sequence[Draw]) -> None:
-    """Bet that some tokens are sampled uniformly from the vocabulary: a martingale, which chance seldom makes rich.
-
-    Under the stated distribution p, the mean of (1/V)/p(token) is at most 1, so by Ville's inequality a fortune of
-    1/alpha is ever reached with probability alpha at most.
-    """
-    size = server.policy.info.vocab_size or len(server.policy.tokenizer)
-    ratios = np.exp(-np.concatenate([draw.logprobs for draw in draws])) / size
-    for share in MIXTURES:
-        fortune = np.cumsum(np.log1p(share * (ratios - 1)))
-        richest = float(np.max(fortune, initial=0.0))
-        rare = int(np.count_nonzero(ratios > 1))
-        problem = (
-            f"{rare} of {len(ratios)} tokens sampled at temperature 1 are less likely than a token drawn blindly from "
-            f"the vocabulary: a bet on it won {_shown(richest)} to 1, where chance allows {1 / FALSE_ALARM:,.0f} to 1."
-        )
-        tally.require("sampler", richest < math.log(len(MIXTURES) / FALSE_ALARM), problem)
-
-
-def _restricted(
-    server: ConnectedServer, tally: Tally, question: Question, draws: Sequence[Draw], random: np.random.Generator
-) -> None:
-    """Hold samples to a temperature or a truncation: no token outside of it, and those inside as often as stated."""
-    info, temperature = server.policy.info, float(question.sampling["temperature"])
-    cuts = len(question.sampling) > 1
-    if temperature != 1.0 and info.processed_logprobs is None:
-        tally.skip("sampler", "It was not measured whether logprobs include the temperature.")
-        return
-    if cuts and info.truncated_logprobs is None:
-        tally.skip("sampler", "It was not measured whether logprobs include a truncation.")
-        return
-    logits = []
-    for draw in draws:
-        stated = draw.top_logprobs if info.processed_logprobs else draw.top_logprobs / temperature
-        if cuts and not info.truncated_logprobs:
-            near = 2 * server.target.tolerance_nats
-            most, least = (_left(question.sampling, stated, sign * near, sign * MASS_SLACK) for sign in (1, -1))
-            _inside(tally, question, draw, near)
-            certain = (most == least).all(axis=1, keepdims=True)  # near-ties at the edge may fall either way
-            stated = np.where(most & certain, stated, -math.inf)
-        logits.append(stated)
-    _held(tally, question, draws, logits, None, random)
-
-
-def _left(sampling: dict[str, Any], stated: NDArray[np.float64], near: float, slack: float) -> NDArray[np.bool_]:
-    """Return which of the likeliest tokens a truncation leaves, by the stated logprobs.
-
-    Args:
-        sampling: The parameters, one of them a truncation.
-        stated: Logprobs, shape (n, k).
-        near: Tokens this much less likely than the last one are left, too, in nats.
-        slack: So are tokens after this much more mass.
-    """
-    others = ~np.eye(stated.shape[1], dtype=bool)
-    before = (stated[:, None, :] > stated[:, :, None] + near) & others  # by place, token, and token before it
-    left: NDArray[np.bool_] = np.isfinite(stated)
-    if k := sampling.get("top_k"):
-        left &= before.sum(axis=2) < k
-    if p := sampling.get("top_p"):
-        left &= (before * np.exp(stated)[:, None, :]).sum(axis=2) < p + slack
-    if share := sampling.get("min_p"):
-        left &= stated >= math.log(share) + stated.max(axis=1, keepdims=True, initial=-math.inf) - near
-    return left
-
-
-def _inside(tally: Tally, question: Question, draw: Draw, near: float) -> None:
+def _inside(tally: Tally, question: Question, draw: Draw, may: truncation.Bools) -> None:
     """Refuse a sampled token that a truncation leaves out; it need not be among the likeliest that are listed."""
-    sampling, own = question.sampling, draw.logprobs[:, None]
-    before = draw.top_logprobs > own + near
-    inside = np.ones(len(draw.ids), bool)
-    if k := sampling.get("top_k"):
-        inside &= before.sum(axis=1) < k
-    if p := sampling.get("top_p"):
-        inside &= (before * np.exp(draw.top_logprobs)).sum(axis=1) < p + MASS_SLACK
-    if share := sampling.get("min_p"):
-        inside &= draw.logprobs >= math.log(share) + draw.top_logprobs.max(axis=1, initial=-math.inf) - near
+    listed = (draw.top_ids == draw.ids[:, None]) & np.isfinite(draw.top_logprobs)
+    full = (may | ~np.isfinite(draw.top_logprobs)).all(axis=1)  # then unlisted tokens may be left, too
+    inside = np.where(listed.any(axis=1), (listed & may).any(axis=1), full)
     for at in np.flatnonzero(~inside):
         likeliest = list(zip(draw.top_ids[at][:4].tolist(), draw.top_logprobs[at][:4].round(3).tolist(), strict=True))
         problem = (
-            f"At {question.name}, output token {at} is {draw.ids[at]} with logprob {draw.logprobs[at]:.4g}, which "
-            f"{question.name} leaves out; the likeliest tokens there are {likeliest}."
+            f"the token has the logprob {draw.logprobs[at]:.4g}, and {question.name} leaves it out; the likeliest "
+            f"tokens there are {likeliest}."
         )
-        tally.require("sampler", False, problem)
-    tally.require("sampler", True, "", len(draw.ids))
+        where = Where(None, int(at), int(draw.ids[at]), question.sampling, draw.streamed)
+        tally.require("sampler", False, problem, 1, where)
 
 
-def _shown(log: float) -> str:
+def shown(log: float) -> str:
+    """Return a number by its logarithm, as a power of ten."""
     return f"1e{log / math.log(10):.0f}"

@@ -11,6 +11,7 @@ from strands_tito.conformance.laws import Tally
 from strands_tito.conformance.player import Player
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.testing.moves import Move, Opening, Want
+from tito_core.backend.protocol import ImageScorer
 from tito_core.parsing.grammar import NoCallGrammarError
 
 
@@ -44,6 +45,10 @@ class Servers(Protocol):
         """Whether answers may be streamed."""
 
     @property
+    def takes_images(self) -> bool:
+        """Whether messages and tool results may have pictures."""
+
+    @property
     def available_outputs(self) -> Want:
         """All optional outputs that a conversation may request."""
 
@@ -69,6 +74,11 @@ class SingleServer:
     def can_stream(self) -> bool:
         """Whether answers may be streamed."""
         return can_stream(self.server.backend)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether messages and tool results may have pictures."""
+        return takes_images(self.server)
 
     @property
     def available_outputs(self) -> Want:
@@ -109,6 +119,12 @@ def available_outputs(server: ConnectedServer, tally: Tally) -> Want:
         routed_experts=not absent["routed"],
         sampling_mask=not absent["left"],
     )
+
+
+def takes_images(server: ConnectedServer) -> bool:
+    """Return whether the server takes images and scores prompts that have some, and the template shows them."""
+    accepted = server.policy.info.images.accepted and isinstance(server.backend, ImageScorer)
+    return accepted and "user messages" in server.policy.template.certificate.images
 
 
 NOT_AVAILABLE = "The server does not offer this output."

@@ -7,12 +7,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strands_tito.conformance import aborting, fixed_prompts, lengths, reloading, sampler
+from strands_tito.conformance import aborting, fixed_prompts, lengths, pictures, reloading, sampler, transforms
 from strands_tito.conformance.generation import Failure, RandomConversations, as_broken_law, shrink_moves
-from strands_tito.conformance.laws import PARITY_CHECKS, SINGLE_SERVER_CHECKS, WEIGHT_CHECKS, BrokenLawError, Tally
+from strands_tito.conformance.laws import (
+    IMAGE_CHECKS,
+    PARITY_CHECKS,
+    SINGLE_SERVER_CHECKS,
+    WEIGHT_CHECKS,
+    BrokenLawError,
+    Tally,
+)
 from strands_tito.conformance.parity import ServerPair
 from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.servers import Conversation, Servers, SingleServer
+from strands_tito.conformance.servers import Conversation, Servers, SingleServer, takes_images
 from strands_tito.conformance.target import ConnectedServer, Target, connect
 from strands_tito.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
@@ -20,10 +27,11 @@ from tito_core.interrupt import StoppableRunner, in_thread
 
 Checks = Callable[[ConnectedServer, Tally, int], Coroutine[Any, Any, None]]
 """Runs checks on a server; the number says how often each request is repeated."""
-Progress = Callable[[int], None]
-"""Called after each conversation with the number of conversations so far."""
+Progress = Callable[[int, int], None]
+"""Called at each request and after each conversation, with the number of conversations and of requests so far."""
 NEEDS_SECOND_SERVER = "Needs a second server: pass --against-backend and --against-url."
 NEEDS_SINGLE_SERVER = "Runs on one server at a time: omit --against-url."
+NO_IMAGES = "The server takes no images, the template shows none, or the backend cannot score prompts with images."
 NEEDS_WEIGHTS = "Weights change only on request: pass --weights."
 
 
@@ -61,6 +69,11 @@ class Outcome:
         return self.tally.turns
 
     @property
+    def requests(self) -> int:
+        """Generations and scores that were requested, except those of measurements at the connection."""
+        return sum(server.recorder.requests for server in (self.server, self.against) if server is not None)
+
+    @property
     def sound(self) -> bool:
         """Whether the run is complete and no law is broken."""
         return self.broken is None and self.error is None and not self.interrupted
@@ -72,7 +85,7 @@ class Run:
     Args:
         target: The server.
         profile: How much to play.
-        progress: Called after each conversation.
+        progress: Called at each request and after each conversation.
         shrink: Whether to search for a smaller conversation that breaks the same law.
         against: A second server of the same weights, to compare with; None tests one server.
         moves: The only conversation to play, as a report writes it; None plays random ones.
@@ -85,7 +98,7 @@ class Run:
         self,
         target: Target,
         profile: Profile,
-        progress: Progress = lambda count: None,
+        progress: Progress = lambda conversations, requests: None,
         *,
         shrink: bool = True,
         against: Target | None = None,
@@ -107,6 +120,8 @@ class Run:
         with self._runner as runner:
             outcome = self.outcome = runner.run(_connect(self._target, self._against, self._profile))
             try:
+                for server in filter(None, (outcome.server, outcome.against)):
+                    server.recorder.on_request = self._show
                 if self._moves is not None:
                     _replay(outcome, runner, self._moves)
                 else:
@@ -114,13 +129,17 @@ class Run:
                     if single:
                         _run_checks(outcome, runner, _first_checks)
                     if outcome.broken is None:
-                        _play_random(outcome, runner, self._progress, shrink=self._shrink)
+                        _play_random(outcome, runner, self._show, shrink=self._shrink)
                     if single and outcome.sound:
                         _run_checks(outcome, runner, _last_checks)
             finally:
                 outcome.seconds = time.monotonic() - self._started
                 runner.close(_disconnect(outcome))
         return outcome
+
+    def _show(self) -> None:
+        if self.outcome is not None:
+            self._progress(self.outcome.conversations, self.outcome.requests)
 
     def stop(self) -> None:
         """End the run soon, and abort requests in flight. Any thread may call this."""
@@ -136,7 +155,7 @@ class Run:
 def run(
     target: Target,
     profile: Profile,
-    progress: Progress = lambda count: None,
+    progress: Progress = lambda conversations, requests: None,
     *,
     shrink: bool = True,
     against: Target | None = None,
@@ -171,6 +190,9 @@ async def _connect(target: Target, against: Target | None, profile: Profile) -> 
     else:
         for check in PARITY_CHECKS:
             outcome.tally.skip(check, NEEDS_SECOND_SERVER)
+    if not all(takes_images(each) for each in (outcome.server, outcome.against) if each is not None):
+        for check in IMAGE_CHECKS:
+            outcome.tally.skip(check, NO_IMAGES)
     if target.weights is None and against is None:
         for check in WEIGHT_CHECKS:
             outcome.tally.skip(check, NEEDS_WEIGHTS)
@@ -199,15 +221,20 @@ def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) ->
 
 async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     await fixed_prompts.check_fixed_prompts(server, tally, repeats)
+    if takes_images(server):
+        await pictures.check_pictures(server, tally)
     if server.target.weights is not None:
         await reloading.update_weights(server, tally)
+        if takes_images(server):
+            await pictures.check_after_update(server, tally)
 
 
 async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
-    await lengths.check(server, tally)
+    long = await lengths.check(server, tally)
     await aborting.check(server, tally)
-    await sampler.check(server, tally, repeats)
+    penalised = await transforms.check(server, tally)
+    await sampler.check(server, tally, repeats, penalised=penalised, long=long)
 
 
 def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> None:
@@ -220,10 +247,10 @@ def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> No
         outcome.broken = broken
 
 
-def _play_random(outcome: Outcome, runner: StoppableRunner, progress: Progress, *, shrink: bool) -> None:
+def _play_random(outcome: Outcome, runner: StoppableRunner, show: Callable[[], None], *, shrink: bool) -> None:
     def count(conversations: int) -> None:
         outcome.conversations = conversations
-        progress(conversations)
+        show()
 
     servers = _servers(outcome)
     failure = RandomConversations(servers, outcome.profile, outcome.server.target.seed, runner, count).play()

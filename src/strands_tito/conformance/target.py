@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import functools
 import inspect
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from strands_tito.conformance import recorder, wire_reading
+from strands_tito.conformance import precision, recorder, wire_reading
+from strands_tito.conformance.agents import TOOLS
 from strands_tito.conformance.recorder import Recorder
 from strands_tito.conformance.wire_log import TransportFactory, WireLog
 from strands_tito.conformance.wire_reading import WireGeneration
 from strands_tito.testing.wire import WireKit, find_wire, installed_wires
+from tito_core.backend import OptionalOutputs
+from tito_core.backend.calls import generate
+from tito_core.backend.errors import BackendError, BadRequestError
 from tito_core.backend.http.address import Address
 from tito_core.backend.http.connections import ConnectionPool
-from tito_core.backend.protocol import Backend
+from tito_core.backend.protocol import Backend, TokenRequest
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
+from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.columns import TokenIds
 from tito_core.model import Policy
+
+FINITE_TOP_K = 20
+"""`top_k` on a server that refuses requests without a finite one."""
+LEAST_ROOM = 64
+"""Tokens that the agents' tools must leave for a conversation; in a smaller context they have none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,8 @@ class Target:
         parser: The tool-call format.
         transport: Makes the transport of the requests; aiohttp's when None. Scripted engines bring their own.
         options: Options of the backend, such as `model`, `api_key` and `timeout_s`.
-        tolerance_nats: Largest allowed difference between a score and a reported logprob.
+        tolerance_nats: Largest allowed difference between a score and a reported logprob; None chooses it by the dtype.
+        dtype: Dtype of the server's logits, a key of `precision.TOLERANCES`, or "auto" to measure it.
         seed: Seed of everything that is drawn at random.
         seeds: Whether the server must obey a request's seed. SGLang does so only in its deterministic mode.
         experts: Layers and experts a token of a mixture-of-experts model, for a server that does not report them.
@@ -46,7 +59,8 @@ class Target:
     parser: str = "auto"
     transport: TransportFactory | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    tolerance_nats: float = 0.05
+    tolerance_nats: float | None = None
+    dtype: str = "auto"
     seed: int = 0
     seeds: bool = False
     experts: tuple[int, int] | None = None
@@ -73,6 +87,10 @@ class ConnectedServer:
         live_version: The weight version that the suite loaded last; None before the first update.
         weight_updates: Number of weight updates so far.
         reports_versions: Whether answers report weight versions; False after one that did not.
+        needs_top_k: Whether every request needs a temperature and a finite `top_k`, as with vLLM's
+            `--return-sampling-mask`.
+        tools: Specs of the agents' tools.
+        dtype: Dtype of the server's logits, as given or measured.
     """
 
     target: Target
@@ -82,6 +100,15 @@ class ConnectedServer:
     live_version: str | None = None
     weight_updates: int = 0
     reports_versions: bool = True
+    needs_top_k: bool = False
+    tools: list[Any] = field(default_factory=lambda: TOOLS)
+    dtype: str = precision.UNKNOWN
+
+    @property
+    def tolerance_nats(self) -> float:
+        """Largest allowed difference between a score and a reported logprob, in nats."""
+        given = self.target.tolerance_nats
+        return precision.TOLERANCES[self.dtype] if given is None else given
 
     @functools.cached_property
     def wire(self) -> WireKit[WireGeneration] | None:
@@ -94,6 +121,18 @@ class ConnectedServer:
     def backend(self) -> Backend:
         """The backend under test, without the recorder."""
         return self.recorder.inner
+
+    def accepted(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return sampling parameters in a form that the server accepts."""
+        if not self.needs_top_k:
+            return dict(wanted)
+        if wanted.get("temperature", 1.0) == 0:
+            return {**wanted, "temperature": 1.0, "top_k": 1}
+        return {**wanted, "top_k": wanted["top_k"] if wanted.get("top_k", -1) > 0 else FINITE_TOP_K}
+
+    def sampling(self, **wanted: Any) -> SamplingParams:
+        """Return sampling parameters that the server accepts, with the policy's stop ids."""
+        return self.policy.sampling(SamplingParams(**self.accepted(wanted)))
 
     def log_position(self) -> LogPosition:
         """Return the current length of the logs."""
@@ -124,7 +163,38 @@ async def connect(target: Target) -> ConnectedServer:
         options["http_transport"] = log.transport
     recording = Recorder(create_backend(target.backend, target.base_url, **options))
     policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
-    return ConnectedServer(target, policy, recording, log)
+    server = ConnectedServer(target, policy, recording, log)
+    start = server.log_position()
+    question: list[Any] = [{"role": "user", "content": [{"text": "Hi"}]}]
+    prompt = policy.template.first_prompt(question, None, None).ids
+    try:
+        await generate(recording, TokenRequest(prompt, server.sampling(max_new_tokens=1), uuid.uuid4().hex))
+    except BadRequestError:
+        server.needs_top_k = True
+    limit = policy.info.max_model_len
+    with_tools = policy.template.first_prompt(question, None, TOOLS).ids
+    if limit is not None and len(with_tools) + LEAST_ROOM > limit:
+        server.tools = []
+    server.dtype = target.dtype if target.dtype != precision.AUTO else await _measured_dtype(server, prompt)
+    server.truncate_logs(start)
+    return server
+
+
+async def _measured_dtype(server: ConnectedServer, prompt: TokenIds) -> str:
+    limit = server.policy.info.capabilities.top_logprobs
+    k = precision.TOP if limit is None else min(precision.TOP, limit)
+    if k < precision.LEAST_TOP or server.needs_top_k:
+        return precision.UNKNOWN
+    sampling, outputs = (
+        server.sampling(max_new_tokens=precision.TOKENS, temperature=1.0),
+        OptionalOutputs(top_logprobs=k),
+    )
+    request = TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=outputs)
+    try:
+        response = await generate(server.recorder, request)
+    except BackendError:  # the checks report it
+        return precision.UNKNOWN
+    return precision.dtype_of(response.columns["top_logprobs"].values)
 
 
 def _pool(target: Target) -> TransportFactory:

@@ -20,9 +20,11 @@ def test_the_run_is_complete(tito_outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_law_holds(check: str, tito_outcome: Outcome) -> None:
+def test_the_law_holds(check: str, tito_outcome: Outcome, tito_required: frozenset[str]) -> None:
     """The check passed wherever it applied."""
     [row] = [each for each in rows(tito_outcome) if each.check == check]
     if row.verdict in ("not applicable", "not reached"):
-        pytest.skip("; ".join(row.left_out) or "No conversation reached it.")
+        why = "; ".join(row.left_out) or "No conversation reached it."
+        assert check not in tito_required, f"This required check did not run: {why} Pass --tito-not-require={check}."
+        pytest.skip(why)
     assert row.verdict == "holds", str(tito_outcome.broken)

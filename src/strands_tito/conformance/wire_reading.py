@@ -5,6 +5,7 @@ Each engine's reader is in the engine's own package, and is found through the en
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class WireGeneration:
 
     Attributes:
         request_id: The request's id, as the client sent it.
-        prompt_ids: The prompt as sent.
+        prompt_ids: The prompt as sent, with one placeholder for each picture.
         sampling: Sampling parameters as sent, under the wire's names.
         echoed_ids: The prompt as the server read it.
         output_ids: Sampled ids.
@@ -43,11 +44,19 @@ class WireGeneration:
         prompt_logprobs: (id, logprob) of the prompt's last tokens, up to its end.
         routed_experts: Base64, as on the wire.
         sampling_masks: For each output id, the ids that the sampler could choose from.
+        images: The pictures as sent, in order; None for one that was sent by name only.
+        image_names: The client's name of each picture, by which a server may keep it, or None.
+        image_spans: (offset, length) of each picture's placeholders in the prompt, as the server reports them.
+        image_tokens: The server's count of all placeholders.
     """
 
     request_id: str
     prompt_ids: list[int]
     sampling: dict[str, Any]
+    images: list[bytes | None] = field(default_factory=list)
+    image_names: list[str | None] = field(default_factory=list)
+    image_spans: list[tuple[int, int]] | None = None
+    image_tokens: int | None = None
     echoed_ids: list[int] | None = None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -78,6 +87,11 @@ def generations(read: ReadExchange, exchanges: Iterable[WireExchange]) -> list[W
     """
     complete = [exchange for exchange in exchanges if exchange.status == 200 and exchange.whole and exchange.sent]
     return [generation for exchange in complete if (generation := read(exchange)) is not None]
+
+
+def data_of(url: str | None) -> bytes | None:
+    """Decode a data URL; None without one."""
+    return base64.b64decode(url.partition(",")[2]) if url else None
 
 
 def documents(exchange: WireExchange) -> list[Any]:

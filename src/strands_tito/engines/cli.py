@@ -27,7 +27,9 @@ app = typer.Typer(help="Install and run engines on this machine's CPU.", no_args
 Name = Annotated[
     str, typer.Argument(metavar="ENGINE", help=f"Name of the engine: {', '.join(names())}.", show_default=False)
 ]
-Model = Annotated[str, typer.Option(help="Model: smollm2, qwen3-tiny, qwen3-moe-tiny, a folder or org/name.")]
+Model = Annotated[
+    str, typer.Option(help="Model: smollm2, qwen3-tiny, qwen3-moe-tiny, qwen3-vl-tiny, a folder or org/name.")
+]
 TorchIndex = Annotated[
     str | None,
     typer.Option(envvar=installation.TORCH_INDEX_VARIABLE, help="URL of a package index with CPU builds of torch."),
@@ -76,7 +78,7 @@ def start(
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait until the server is healthy.")] = None,
     arg: Annotated[list[str] | None, typer.Option(help="Extra argument for the server; repeatable.")] = None,
 ) -> None:
-    """Start a server in the background and print its URL."""
+    """Start a server in the background. Print its URL, and on standard error the line that connects a model to it."""
     with _progress() as report:
         spec = find(name)
         state_dir().mkdir(parents=True, exist_ok=True)
@@ -94,6 +96,7 @@ def start(
                     f"run `tito engine stop {name}` first."
                 )
     typer.echo(engine.url)
+    typer.echo(f"{name} serves {engine.model}. In Python:\n    {_example(engine)}", err=True)
 
 
 @app.command()
@@ -120,6 +123,8 @@ def status(
     for spec in specs:
         engine = state.load(spec.name)
         typer.echo(f"{spec.name}: {_describe(engine) if engine else 'not running'}; {_installation(spec)}")
+        if engine:
+            typer.echo(f"    {_example(engine)}")
     if name is not None and state.load(name) is None:
         raise typer.Exit(1)
 
@@ -145,6 +150,12 @@ def logs(
 def _describe(engine: RunningEngine) -> str:
     minutes = (time.time() - engine.created) / 60
     return f"running {engine.model} at {engine.url} for {minutes:.0f} min (pid {engine.pid}, log {engine.log})"
+
+
+def _example(engine: RunningEngine) -> str:
+    """Return the Python line that connects a model to a server."""
+    tokenizer = f'"{visible(engine.tokenizer)}"' if engine.tokenizer else "..."
+    return f'model = TITOModel(backend="{engine.name}", base_url="{engine.url}", tokenizer={tokenizer})'
 
 
 def _installation(spec: EngineSpec) -> str:

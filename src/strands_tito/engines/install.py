@@ -152,10 +152,10 @@ def _install(
 
 def _add_standins(spec: EngineSpec, root: Path, minor: str) -> None:
     """Copy the stand-ins into the environment and put them on the path of every Python started in it."""
-    if spec.standins is None:
+    if not spec.standins:
         return
-    for path in standin_files(spec.standins):
-        target = root / "standins" / path.relative_to(spec.standins)
+    for name, path in standin_files(spec.standins):
+        target = root / "standins" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     lines = [str(root / "standins"), f"import {spec.standin_startup}" if spec.standin_startup else ""]

@@ -63,6 +63,8 @@ class RunningEngine:
     """Seconds that the server may take to end after SIGTERM."""
     mark: str
     """The value of `MARK` in the environment of each of its processes."""
+    tokenizer: str = ""
+    """Name or folder of the model's tokenizer; empty for a server that an older version started."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
 
 
@@ -132,7 +134,8 @@ def _start_on(
         process = child_process.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
     engine = RunningEngine(
         spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
-        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark, process,
+        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark,
+        str(model_path) if launch.model_name == model_path.name else launch.model_name, process,
     )  # fmt: skip
     try:
         warm_up = spec.warm_up(launch) if spec.warm_up else None

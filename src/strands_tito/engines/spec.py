@@ -16,6 +16,9 @@ from strands_tito.engines.errors import UnknownEngine
 
 GROUP = "tito.engines"
 
+TORCHVISION_STANDIN = Path(__file__).with_name("standins")
+"""A folder for `EngineSpec.standins`: its `tito_torchvision_ops` lets torchvision be imported without its operators."""
+
 RECIPE = 1
 """Version of the installation procedure. It is part of each environment's key; raise it to install everything again."""
 
@@ -35,6 +38,11 @@ class Launch:
     """Extra arguments for the server, after ours, so that they override them."""
     dev_mode: bool = False
     """Enable the endpoints that pause the server and load weights, if they are disabled by default."""
+
+    @property
+    def images(self) -> bool:
+        """Whether the model reads images: its folder holds the settings of an image processor."""
+        return (self.model_path / "preprocessor_config.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +65,10 @@ class EngineSpec:
     """A statement that checks the finished environment."""
     check_env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for `import_check`."""
-    standins: Path | None = None
-    """A folder of replacement modules to put on the environment's path."""
+    standins: Sequence[Path] = ()
+    """Folders of replacement modules to put on the environment's path."""
     standin_startup: str = ""
-    """A module of that folder that every Python of the environment imports at its start, or empty."""
+    """A module of those folders that every Python of the environment imports at its start, or empty."""
     systems: frozenset[tuple[str, str]] = frozenset({("Linux", "x86_64")})
     """Supported (system, machine) pairs, named as by `platform`."""
     health_path: str = "/health"
@@ -76,8 +84,8 @@ class EngineSpec:
         """Return twelve hex digits that identify the environment's contents for a Python minor version."""
         lock = "\n".join(pins(self.locks[minor]))
         digest = hashlib.sha256(f"{RECIPE}\0{minor}\0{lock}\0{self.standin_startup}\0".encode())
-        for path in standin_files(self.standins):
-            digest.update(f"{path.relative_to(self.standins or path)}\0".encode() + path.read_bytes() + b"\0")
+        for name, path in standin_files(self.standins):
+            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
 
 
@@ -92,11 +100,10 @@ def megabytes(lock: str, what: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def standin_files(folder: Path | None) -> list[Path]:
-    """Return the Python files of a stand-in folder, in a fixed order."""
-    if folder is None:
-        return []
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix == ".py")
+def standin_files(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """Return the Python files of stand-in folders in a fixed order: the path below its folder, and the path."""
+    found = [(path.relative_to(folder), path) for folder in folders for path in folder.rglob("*.py")]
+    return sorted((name, path) for name, path in found if path.is_file())
 
 
 def names() -> list[str]:

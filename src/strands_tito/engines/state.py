@@ -41,7 +41,7 @@ def forget(name: str) -> None:
     _path(name).unlink(missing_ok=True)
 
 
-_FIELDS = ("name", "url", "model", "port", "pid", "created", "grace_s", "mark")
+_FIELDS = ("name", "url", "model", "port", "pid", "created", "grace_s", "mark", "tokenizer")
 
 
 def _path(name: str) -> Path:

@@ -21,6 +21,8 @@ To add an exporter for the trainer "acme":
    quantity that the trainer computes (law 11).
 4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. For a trainer
    that takes one prompt and one response per rollout, `prompt_response.prompt_response_of` does steps 3 and 4.
+   For images it needs `takes_images=True`, and puts `images` where the trainer takes them; an exporter for a trainer
+   that does not calls `images.refuse_images`: tokens are never trained without their images.
 5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
    `tests/export/real/`, and add a row to the table in `docs/trainers.md`. Nothing has to be registered.
 
@@ -28,6 +30,7 @@ An exporter to files knows no trainer: keep null, semantics and termination, as 
 sample, and steps 3 and 4 do not apply. Logprobs are null on tokens that the engine did not sample.
 """
 
+from strands_tito.export.images import ImageGridError, ImagesNotSupportedError, SampledPlaceholderError, SampleImage
 from strands_tito.export.logprobs import LogprobMismatchError, logprobs_for
 from strands_tito.export.optional_dependency import MissingPackageError, import_optional
 from strands_tito.export.sample import (
@@ -42,8 +45,12 @@ from strands_tito.export.sample import (
 __all__ = [
     "BranchedRolloutError",
     "Identity",
+    "ImageGridError",
+    "ImagesNotSupportedError",
     "LogprobMismatchError",
     "MissingPackageError",
+    "SampleImage",
+    "SampledPlaceholderError",
     "TrainingSample",
     "import_optional",
     "logprobs_for",

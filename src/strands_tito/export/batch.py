@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from strands_tito.export.images import refuse_images
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import TrainingSample, sampled_mask
 
@@ -73,11 +74,14 @@ def padded(
         multiple_of: Round the length up to a multiple of this.
 
     Raises:
+        ImagesNotSupportedError: A sample has images. Take them out first: `replace(sample, images=())`.
         TooLongError: A sample is longer than `length`. Samples are never truncated.
         ValueError: `samples` is empty, or `side` or `multiple_of` is out of range.
     """
     if not samples:
         raise ValueError("A batch needs at least one sample.")
+    for sample in samples:
+        refuse_images(sample.images, "a batch of tokens", sample.identity.rollout_id)
     if side not in ("left", "right") or multiple_of < 1:
         raise ValueError(f"side must be 'left' or 'right' and multiple_of at least 1, not {side!r} and {multiple_of}.")
     longest = max(len(sample) for sample in samples)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_tito.export.batch import Ints, TooLongError, known_logprobs, rewards_of
+from strands_tito.export.images import refuse_images
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import TrainingSample
 
@@ -74,11 +75,14 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> Pa
         length: Length of a row.
 
     Raises:
+        ImagesNotSupportedError: A sample has images. Take them out first: `replace(sample, images=())`.
         TooLongError: A sample is longer than a row.
         ValueError: `samples` is empty.
     """
     if not samples:
         raise ValueError("A batch needs at least one sample.")
+    for sample in samples:
+        refuse_images(sample.images, "a batch of tokens", sample.identity.rollout_id)
     placed = _places([len(sample) for sample in samples], length)
     shape = (max(place.row for place in placed) + 1, length)
     ids = np.full(shape, pad_id, np.int64)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strands_tito.export.images import SampleImage
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import Identity, TrainingSample, sampled_mask
+from tito_core.ledger.image import Image
 from tito_core.ledger.turn import Finish, Semantics, VersionSpan
 from tito_core.termination import Termination
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = b"strands-tito/samples"
-SCHEMA = 1
+SCHEMA = 2
+"""Schema 1 had no images."""
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 
@@ -45,6 +48,16 @@ def schema() -> pa.Schema:
     experts = arrow.struct(
         [("dtype", arrow.string()), ("layers", arrow.int32()), ("experts", arrow.int32()), ("rows", arrow.binary())]
     )
+    image = arrow.struct(
+        [
+            ("offset", arrow.int32()),
+            ("length", arrow.int32()),
+            ("format", arrow.string()),
+            ("width", arrow.int32()),
+            ("height", arrow.int32()),
+            ("data", arrow.binary()),
+        ]
+    )
     found: pa.Schema = arrow.schema(
         [
             arrow.field("rollout_id", arrow.string(), nullable=False),
@@ -64,6 +77,7 @@ def schema() -> pa.Schema:
             arrow.field("finish", arrow.string(), nullable=False),
             arrow.field("reward", arrow.float64()),
             arrow.field("turns", arrow.int32(), nullable=False),
+            arrow.field("images", arrow.list_(image), nullable=False),
         ],
         metadata={b"format": FORMAT, b"schema": str(SCHEMA).encode()},
     )
@@ -183,6 +197,11 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "finish": sample.finish.value,
         "reward": sample.reward,
         "turns": sample.turns,
+        "images": [
+            {"offset": each.offset, "length": each.length}
+            | {name: getattr(each.image, name) for name in ("format", "width", "height", "data")}
+            for each in sample.images
+        ],
     }
 
 
@@ -213,4 +232,12 @@ def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
         finish=Finish(row["finish"]),
         reward=row["reward"],
         turns=row["turns"],
+        images=tuple(
+            SampleImage(
+                each["offset"],
+                each["length"],
+                Image(each["data"], each["format"], each["width"], each["height"]),
+            )
+            for each in row.get("images", ())
+        ),
     )

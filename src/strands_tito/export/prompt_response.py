@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from strands_tito.export.images import SampleImage, refuse_images, refuse_stray_placeholders, whole_images
 from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
 from strands_tito.export.sample import TrainingSample, experts_of
 
@@ -25,6 +26,7 @@ class PromptResponse:
         logprobs: Logprobs of trained tokens, 0.0 on others; None with `logprobs="omit"`.
         experts: Routed experts, shape (tokens - 1, layers, experts), or None.
         truncated: Number of tokens cut from the end of the response.
+        images: The images of prompt and response, in order.
     """
 
     prompt_ids: list[int]
@@ -33,6 +35,7 @@ class PromptResponse:
     logprobs: list[float] | None
     experts: npt.NDArray[np.int16] | None
     truncated: int
+    images: tuple[SampleImage, ...] = ()
 
 
 def prompt_response_of(
@@ -43,6 +46,7 @@ def prompt_response_of(
     logprobs: LogprobPolicy = "checked",
     max_prompt_length: int | None = None,
     max_response_length: int | None = None,
+    takes_images: bool = False,
 ) -> PromptResponse:
     """Split a sample into prompt and response.
 
@@ -54,15 +58,23 @@ def prompt_response_of(
         temperature: The temperature by which the trainer divides its logits.
         logprobs: See `LogprobPolicy`.
         max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained.
-        max_response_length: Longest response. A longer one is cut at its end, with a warning.
+        max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.
+        takes_images: Whether the trainer trains with the images.
 
     Raises:
+        ImagesNotSupportedError: The sample has images, and the trainer takes none.
+        SampledPlaceholderError: The policy sampled the placeholder of images: they would be put in other places.
         LogprobMismatchError: The logprobs are not the quantity that the trainer computes.
         ValueError: The engine reported experts for some tokens only.
     """
+    if not takes_images:
+        refuse_images(sample.images, trainer, sample.identity.rollout_id)
     values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs)
     start = sample.prompt_length if max_prompt_length is None else min(sample.prompt_length, max_prompt_length)
     stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
+    stop = whole_images(sample.images, stop)
+    images = tuple(each for each in sample.images if each.stop <= stop)
+    refuse_stray_placeholders(sample.token_ids[:stop], images, trainer, sample.identity.rollout_id)
     truncated = len(sample) - stop
     if truncated:
         logger.warning(
@@ -78,6 +90,7 @@ def prompt_response_of(
         None if values is None else values[start:stop].tolist(),
         None if experts is None else experts[:stop].astype(np.int16),
         truncated,
+        images,
     )
 
 

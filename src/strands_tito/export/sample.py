@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from strands_tito.export.images import SampleImage, images_of
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance, Provenances
@@ -63,6 +64,7 @@ class TrainingSample:
         finish: Why the last answer of this path ended.
         reward: The ledger's annotation "reward" if it is a number, else None.
         turns: Number of turns on the path.
+        images: The images of the path, in order; their placeholders are prompt tokens.
     """
 
     identity: Identity
@@ -78,6 +80,7 @@ class TrainingSample:
     finish: Finish
     reward: float | None
     turns: int
+    images: tuple[SampleImage, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -159,7 +162,7 @@ def sample_of(
             f"{ledger.tree()}"
         )
     path = ledger.path(len(ledger) - 1)
-    trajectory = assemble(path, context=frozenset(), train_constrained=train_constrained)
+    trajectory = assemble(path, context=frozenset(), train_constrained=train_constrained, images=ledger.images)
     return _sample(ledger, trajectory, len(leaves) - 1, len(leaves))
 
 
@@ -191,6 +194,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         finish=trajectory.path[-1].draft.finish,
         reward=_reward(ledger),
         turns=len(trajectory.path),
+        images=images_of(trajectory),
     )
 
 

@@ -8,14 +8,24 @@ sample that slime passes, or copies of it. Field names and meanings are those of
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from strands_tito.export.images import (
+    SampledPlaceholderError,
+    pictures_of,
+    processed,
+    refuse_images,
+    refuse_stray_placeholders,
+)
 from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
 from strands_tito.export.sample import TrainingSample, experts_of, sample_of, samples_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
+
+logger = logging.getLogger(__name__)
 
 STATUS = MappingProxyType(
     {
@@ -54,6 +64,9 @@ def fields_of(
     decode: Decode,
     temperature: float,
     logprobs: LogprobPolicy = "checked",
+    processor: Any = None,
+    placeholder: int | None = None,
+    images: bool = True,
 ) -> dict[str, Any]:
     """Return the fields of slime's `Sample` for a trajectory, except `status`.
 
@@ -62,13 +75,21 @@ def fields_of(
         decode: Returns the text of token ids, special tokens included.
         temperature: slime's `--rollout-temperature`, by which it divides its logits.
         logprobs: See `LogprobPolicy`; with "omit" `rollout_log_probs` is None.
+        processor: The model's processor of transformers; needed for images.
+        placeholder: The id of images' placeholder, with which a trajectory without images is checked: slime packs
+            trajectories into one sequence, so that a sampled placeholder would take a neighbour's image.
+        images: Whether to return and check what slime needs to train images; False for an evaluation.
 
     Returns:
         `tokens` of prompt and response; `response`, its text; `response_length`; `loss_mask` and `rollout_log_probs`
         of the response only, 0 and 0.0 on untrained tokens; `weight_versions` of the trained tokens, without unknown
-        ones; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `reward`; `remove_sample`.
+        ones; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `reward`; `remove_sample`; with
+        images `multimodal_inputs`, Pillow's pictures, and `multimodal_train_inputs`, the processor's tensors.
 
     Raises:
+        ImagesNotSupportedError: The trajectory has images, but there is no processor: slime trains with its tensors.
+        SampledPlaceholderError: The policy sampled the placeholder of images.
+        ImageGridError: The processor makes another number of tokens of an image than the engine did.
         LogprobMismatchError: The logprobs are not the quantity that slime computes.
         ValueError: The engine reported experts for some tokens only.
     """
@@ -85,7 +106,18 @@ def fields_of(
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "reward": sample.reward,
         "remove_sample": sample.ended_outside,
+        **(_image_fields(sample, processor, placeholder) if images else {}),
     }
+
+
+def _image_fields(sample: TrainingSample, processor: Any, placeholder: int | None) -> dict[str, Any]:
+    if processor is None:
+        refuse_images(sample.images, "slime without a processor", sample.identity.rollout_id)
+    refuse_stray_placeholders(sample.token_ids, sample.images, "slime", sample.identity.rollout_id, placeholder)
+    if not sample.images:
+        return {}
+    tensors = processed(sample.images, processor)
+    return {"multimodal_inputs": {"images": pictures_of(sample.images)}, "multimodal_train_inputs": tensors}
 
 
 def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "error", **options: Any) -> S:
@@ -95,7 +127,11 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
         sample: slime's sample.
         rollout: The rollout. Without turns, the sample becomes `ABORTED` and has no tokens.
         branches: See `sample_of`.
-        **options: `decode`, `temperature` and `logprobs` of `fields_of`, and `train_constrained`.
+        **options: `decode`, `temperature`, `logprobs`, `processor`, `placeholder` and `images` of `fields_of`,
+            and `train_constrained`.
+
+    A trajectory whose policy sampled the placeholder of images becomes `ABORTED`, has no tokens and is not trained; a
+    warning is logged, and `sample.metadata["tito"]["refused"]` has the reason.
 
     Raises:
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `fields_of`.
@@ -114,7 +150,7 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     Args:
         sample: slime's sample; it is not changed.
         rollout: The rollout. Without turns, the result is one `ABORTED` sample.
-        **options: As `fill`.
+        **options: As `fill`, also for a trajectory whose policy sampled the placeholder of images.
 
     Raises:
         LogprobMismatchError, ValueError: As `samples_of` and `fields_of`.
@@ -168,22 +204,41 @@ def reset_reward(sample: Any) -> None:
 
 
 def _filled(sample: S, trajectory: TrainingSample, options: dict[str, Any]) -> S:
-    fields = fields_of(trajectory, **options)
+    try:
+        fields = fields_of(trajectory, **options)
+    except SampledPlaceholderError as error:
+        return _without_tokens(sample, trajectory, str(error))
     if fields["reward"] is None:
         del fields["reward"]  # slime then calls its reward model
     for name, value in fields.items():
         setattr(sample, name, value)
+    sample.metadata = {**(sample.metadata or {}), **metadata_of(trajectory)}
+    return _with_status(sample, STATUS[trajectory.termination])
+
+
+def _without_tokens(sample: S, trajectory: TrainingSample, reason: str) -> S:
+    """Return the sample without tokens, aborted, and with the reason in its metadata: slime cannot train them."""
+    logger.warning("rollout=<%s> | not trained: %s", trajectory.identity.rollout_id, reason)
+    empty: dict[str, Any] = {"tokens": [], "response": "", "response_length": 0, "loss_mask": [], "weight_versions": []}
+    unset = ("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs")
+    for name, value in {**empty, **dict.fromkeys(unset), "remove_sample": True}.items():
+        setattr(sample, name, value)  # a sample that slime passes again holds those of its last run
+    found = metadata_of(trajectory)
+    sample.metadata = {**(sample.metadata or {}), "tito": {**found["tito"], "refused": reason}}
+    return _with_status(sample, "ABORTED")
+
+
+def metadata_of(trajectory: TrainingSample) -> dict[str, Any]:
+    """Return what slime has no field for: the rollout, its termination and what its logprobs mean."""
     identity = trajectory.identity
-    sample.metadata = {
-        **(sample.metadata or {}),
+    return {
         "tito": {
             "rollout": identity.rollout_id,
             "trajectory": identity.trajectory,
             "termination": trajectory.termination.value,
             "logprobs": [str(semantics) for semantics in trajectory.semantics],
-        },
+        }
     }
-    return _with_status(sample, STATUS[trajectory.termination])
 
 
 def _with_status(sample: S, name: str) -> S:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from strands_tito.export.images import refuse_images
 from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import TrainingSample
@@ -26,9 +27,11 @@ def datum_of(
         logprobs: See `LogprobPolicy`. These losses need logprobs, so that "omit" serves other losses only.
 
     Raises:
+        ImagesNotSupportedError: The sample has images.
         MissingPackageError: tinker is not installed.
         LogprobMismatchError: The logprobs are not the quantity that Tinker computes.
     """
+    refuse_images(sample.images, "Tinker", sample.identity.rollout_id)
     tinker = import_optional("tinker", "tinker")
     values = logprobs_for(sample, temperature=temperature, trainer="Tinker", policy=logprobs)
     trained = np.zeros(len(sample), np.float32) if sample.ended_outside else sample.loss_mask.astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from strands_tito.export.images import refuse_ledger_images
 from strands_tito.export.logprobs import LogprobPolicy, check_semantics
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.ledger import Ledger
@@ -36,9 +37,11 @@ def trained_turns(
     Without `train_constrained`, turns under a grammar are skipped; their tokens are part of later prompts only.
 
     Raises:
+        ImagesNotSupportedError: The rollout has images.
         LogprobMismatchError: With `logprobs="checked"`: a turn's logprobs are not the quantity that the trainer
             computes.
     """
+    refuse_ledger_images(rollout, trainer)
     for path, earlier in rollout.iter_paths():
         for turn in path:
             if turn.index in earlier or (turn.draft.constrained and not train_constrained):

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
+from strands_tito.export.images import (
+    SampleImage,
+    images_of,
+    processed,
+    refuse_ledger_images,
+    refuse_stray_placeholders,
+)
 from strands_tito.export.logprobs import check_semantics
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import sample_of
+from tito_core.backend.images import data_url
+from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Finish, Turn
 from tito_core.termination import Termination
@@ -47,6 +56,7 @@ def trace_of(
     task: Mapping[str, Any] | None = None,
     logprobs: Literal["checked", "as-recorded"] = "checked",
     train_constrained: bool = False,
+    processor: Any = None,
 ) -> WireTrace:
     """Return a rollout as a trace: for each turn, its delta as a user node and its answer as an assistant node.
 
@@ -60,9 +70,17 @@ def trace_of(
         task: More fields of the task; its `id` is the ledger's `task_id`.
         logprobs: See `LogprobPolicy`. "omit" is not accepted, because verifiers reads missing logprobs as 0.
         train_constrained: Whether to train tokens that were sampled under a grammar.
+        processor: The model's processor of transformers, with which the number of tokens of each image is checked.
+            verifiers before 0.4 needs it for images: its nodes hold the processor's tensors, which prime-rl trains.
+
+    Images are data URLs in the content of their user node, and tokens are expanded, as verifiers records a rollout
+    itself; from 0.4 on the trainer makes the tensors.
 
     Raises:
         MissingPackageError: verifiers is not installed.
+        ImagesNotSupportedError: The rollout has images, verifiers is older than 0.4, and there is no processor.
+        ImageGridError: The processor makes another number of tokens of an image than the engine did.
+        SampledPlaceholderError: The policy sampled the placeholder of images.
         LogprobMismatchError: A trained turn's logprobs are not the quantity that the trainer computes.
         ValueError: The engine reported experts for some of a turn's tokens only, or `logprobs` is out of range.
     """
@@ -70,13 +88,22 @@ def trace_of(
         raise ValueError(f"logprobs must be 'checked' or 'as-recorded' for verifiers, not {logprobs!r}.")
     vf = import_optional("verifiers.v1", "verifiers")
     nodes: list[dict[str, Any]] = []
+    tensors = bool(rollout.images) and _takes_tensors(vf)
+    if tensors and processor is None:
+        refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
+    for trajectory in rollout.trajectories():
+        refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), "verifiers", rollout.uuid)
     for turn in rollout:
         trained = train_constrained or not turn.draft.constrained
         if trained and logprobs == "checked":
             semantics = turn.draft.engine.semantics
             check_semantics(semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
-        nodes += _nodes(turn, decode, trained)
+        nodes += _nodes(turn, decode, trained, rollout.images)
         _attach_experts(nodes, turn)
+        if turn.draft.media and processor is not None:
+            found = _image_items(turn, rollout.images, processor)
+            if tensors:
+                nodes[-2]["multi_modal_data"] = found
     last = sample_of(rollout, branches="last") if len(rollout) else None
     reward = None if last is None else last.reward
     trace = {
@@ -87,6 +114,7 @@ def trace_of(
         "calls": [_call(turn) for turn in rollout],
         "rewards": {} if reward is None else {"reward": {"score": reward}},
         "info": {"tito": _info(rollout, last.termination if last is not None else None)},
+        **_token_types(rollout),
         "is_completed": True,
         "ok": last is not None and not last.ended_outside,
         "stop_condition": None if last is None else STOP[last.termination],
@@ -94,12 +122,54 @@ def trace_of(
     return cast("WireTrace", vf.WireTrace.model_validate(trace))
 
 
-def _nodes(turn: Turn, decode: Decode, trained: bool) -> list[dict[str, Any]]:
+def _takes_tensors(vf: Any) -> bool:
+    """Return whether nodes have tensors of images, from which prime-rl trained up to verifiers 0.3."""
+    (node,) = get_args(vf.WireTrace.model_fields["nodes"].annotation)
+    return "multi_modal_data" in node.model_fields
+
+
+def _image_items(turn: Turn, images: Mapping[bytes, Image], processor: Any) -> dict[str, Any]:
+    """Return the tensors of a turn's images as verifiers before 0.4 records them: one item an image, and its hash."""
+    spans = [SampleImage(span.offset, span.length, images[span.sha256]) for span in turn.draft.media]
+    items = [{name: _array(value) for name, value in processed([one], processor).items()} for one in spans]
+    return {"mm_items": {"image": items}, "mm_hashes": {"image": [one.image.sha256.hex() for one in spans]}}
+
+
+def _array(value: Any) -> dict[str, Any]:
+    """Return a tensor as verifiers writes one."""
+    array = np.ascontiguousarray(value)
+    return {"__nd__": True, "dtype": str(array.dtype), "shape": list(array.shape), "data": array.tobytes()}
+
+
+def _token_types(rollout: Ledger) -> dict[str, Any]:
+    """Return the map from the placeholder's id to verifiers' number of images, from which it marks their tokens."""
+    for turn in rollout:
+        for span in turn.draft.media:
+            start = turn.path_length - turn.own_length
+            return {"mm_token_type_id_map": {int(turn.draft.prompt_ids[span.offset - start]): 1}}
+    return {}
+
+
+def _content(turn: Turn, decode: Decode, images: Mapping[bytes, Image]) -> str | list[dict[str, Any]]:
+    """Return the text of a delta; with images the text between them, and each image as a data URL."""
+    ids, start = turn.draft.prompt_ids.tolist(), turn.path_length - turn.own_length
+    if not turn.draft.media:
+        return decode(ids)
+    parts: list[dict[str, Any]] = []
+    at = 0
+    for span in turn.draft.media:
+        parts.append({"type": "text", "text": decode(ids[at : span.offset - start])})
+        parts.append({"type": "image_url", "image_url": {"url": data_url(images[span.sha256])}})
+        at = span.offset - start + span.length
+    return [*parts, {"type": "text", "text": decode(ids[at:])}]
+
+
+def _nodes(turn: Turn, decode: Decode, trained: bool, images: Mapping[bytes, Image]) -> list[dict[str, Any]]:
     draft, first = turn.draft, 2 * turn.index
     prompt, output = draft.prompt_ids.tolist(), draft.output_ids.tolist()
     before = {
         "parent": None if turn.parent is None else 2 * turn.parent + 1,
-        "message": {"role": "user", "content": decode(prompt)},
+        "message": {"role": "user", "content": _content(turn, decode, images)},
         "token_ids": prompt,
         "mask": [False] * len(prompt),
     }

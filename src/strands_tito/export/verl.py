@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from strands_tito.export.images import pictures_of, processed
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.prompt_response import PromptResponse, empty_response, prompt_response_of
@@ -32,10 +33,15 @@ def output_of(
         branches: See `sample_of`.
         train_constrained: Whether to train tokens that were sampled under a grammar.
         **options: `logprobs` (see `LogprobPolicy`); `prompt_length` and `response_length` of verl's configuration;
-            `messages`, the number of messages, and `generating_s`, seconds of generation, for verl's metrics.
+            `messages`, the number of messages, and `generating_s`, seconds of generation, for verl's metrics;
+            `processor`, verl's own, with which the number of tokens of each image is checked.
+
+    Images are in `multi_modal_data["images"]`, as Pillow's pictures; verl computes their tensors itself.
 
     Raises:
-        MissingPackageError: verl is not installed.
+        MissingPackageError: verl is not installed, or Pillow for a rollout with images.
+        SampledPlaceholderError: The policy sampled the placeholder of images.
+        ImageGridError: verl's processor makes another number of tokens of an image than the engine did.
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
     """
     if not len(rollout):
@@ -62,29 +68,55 @@ def _of(sample: TrainingSample, temperature: float, options: dict[str, Any]) -> 
         logprobs=logprobs,
         max_prompt_length=options.get("prompt_length"),
         max_response_length=options.get("response_length"),
+        takes_images=True,
     )
     return _output(parts, sample, **options)
 
 
 def _output(
-    parts: PromptResponse, sample: TrainingSample | None, *, messages: int = 0, generating_s: float = 0.0, **_: Any
+    parts: PromptResponse,
+    sample: TrainingSample | None,
+    *,
+    messages: int = 0,
+    generating_s: float = 0.0,
+    processor: Any = None,
+    **_: Any,
 ) -> AgentLoopOutput:
     loops = import_optional("verl.experimental.agent_loop.agent_loop", "verl")
+    if parts.images and processor is not None:
+        processed(parts.images, processor)
+    fields = fields_of(parts, sample, messages=messages, generating_s=generating_s)
+    fields["metrics"] = loops.AgentLoopMetrics(**fields["metrics"])
+    output: AgentLoopOutput = loops.AgentLoopOutput(**fields)
+    return output
+
+
+def fields_of(
+    parts: PromptResponse, sample: TrainingSample | None, *, messages: int = 0, generating_s: float = 0.0
+) -> dict[str, Any]:
+    """Return the fields of verl's `AgentLoopOutput`; see `output_of`.
+
+    Args:
+        parts: The prompt and response.
+        sample: The trajectory that they come from, or None for a rollout without turns.
+        messages: Number of messages.
+        generating_s: Seconds of generation.
+    """
     extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], "termination": None, "rollout_id": None}
     if sample is not None:
         extra |= {"termination": sample.termination.value, "rollout_id": sample.identity.rollout_id}
         steps = [int(each) for each in sample.trained_versions if each is not None and each.isdigit()]
         if steps:
             extra |= {"min_global_steps": min(steps), "max_global_steps": max(steps)}
-    output: AgentLoopOutput = loops.AgentLoopOutput(
-        prompt_ids=parts.prompt_ids,
-        response_ids=parts.response_ids,
-        response_mask=parts.mask,
-        response_logprobs=parts.logprobs,
-        routed_experts=parts.experts,
-        reward_score=None if sample is None else sample.reward,
-        num_turns=messages,
-        metrics=loops.AgentLoopMetrics(generate_sequences=generating_s),
-        extra_fields={**extra, "cut": parts.truncated},
-    )
-    return output
+    return {
+        "prompt_ids": parts.prompt_ids,
+        "response_ids": parts.response_ids,
+        "response_mask": parts.mask,
+        "response_logprobs": parts.logprobs,
+        "routed_experts": parts.experts,
+        "multi_modal_data": {"images": pictures_of(parts.images)} if parts.images else None,
+        "reward_score": None if sample is None else sample.reward,
+        "num_turns": messages,
+        "metrics": {"generate_sequences": generating_s},
+        "extra_fields": {**extra, "cut": parts.truncated},
+    }

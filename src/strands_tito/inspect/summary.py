@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich import box
+import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from strands_tito.engines.errors import EngineError
+from strands_tito.inspect.columns import Column, FittedTable
 from strands_tito.inspect.verify import Rescored, merge, rescore
 from tito_core.backend.errors import BackendError, UnknownBackendError
 from tito_core.backend.typed_values import InvalidValueError
@@ -22,6 +21,7 @@ from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
+from tito_core.ledger.tree import count
 from tito_core.model import Policy
 from tito_core.parsing.parsed import CallStatus
 from tito_core.parsing.registry import UnknownParserError
@@ -41,9 +41,6 @@ EXPECTED_ERRORS = (
     UnknownParserError,
 )
 """Errors that the command line prints without a traceback."""
-
-ANSWER_WIDTH = 34
-"""Width of the table's answer column, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,75 +81,83 @@ class Counts:
         )
 
 
-def rollout_table(rollouts: Sequence[Rollout]) -> Table:
+def rollout_table(rollouts: Sequence[Rollout]) -> FittedTable:
     """Return a table with one row per rollout."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("#", justify="right", min_width=2)
-    table.add_column("question", no_wrap=True, min_width=20, max_width=36)
-    for name in ("turns", "prompt", "inserted", "sampled", "calls", "malformed"):
-        table.add_column(name, justify="right", min_width=len(name))
-    table.add_column("answer", no_wrap=True, overflow="ellipsis", max_width=ANSWER_WIDTH)
-    for number, rollout in enumerate(rollouts, 1):
-        count = Counts.of(rollout.ledger)
-        numbers = (count.turns, count.prompt, count.inserted, count.sampled, count.good_calls, count.malformed_calls)
-        answer = " ".join(rollout.answer.split()) or (rollout.stop_reason and f"({rollout.stop_reason})")
-        table.add_row(str(number), Text(rollout.question), *map(str, numbers), Text(answer))
-    return table
-
-
-def ledger_table(ledgers: Iterable[Ledger]) -> Table:
-    """Return a table with one row per ledger; columns without any value (task, reward, termination) are left out."""
-    rows = [_ledger_row(ledger) for ledger in ledgers]
-    shown = [name for name in _LEDGER_COLUMNS if name not in _OPTIONAL_COLUMNS or any(row[name] for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("#", justify="right", min_width=2)
-    for name in shown:
-        table.add_column(
-            name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True, min_width=len(name), max_width=36
-        )
-    for number, row in enumerate(rows, 1):
-        table.add_row(str(number), *(Text(row[name]) for name in shown))
-    return table
-
-
-_TEXT_COLUMNS = ("ledger", "task", "ended")
-_OPTIONAL_COLUMNS = ("task", "reward", "ended")
-_LEDGER_COLUMNS = (
-    "ledger",
-    "task",
-    "turns",
-    "leaves",
-    "prompt",
-    "inserted",
-    "sampled",
-    "calls",
-    "malformed",
-    "reward",
-    "ended",
-)
-
-
-def _ledger_row(ledger: Ledger) -> dict[str, str]:
-    count = Counts.of(ledger)
-    values = (
-        ledger.uuid[:8],
-        ledger.header.task_id or "",
-        count.turns,
-        len(ledger.leaves()),
-        count.prompt,
-        count.inserted,
-        count.sampled,
-        count.good_calls,
-        count.malformed_calls,
-        ledger.annotation("reward", default=""),
-        ledger.annotation("termination", default=""),
+    counts = [Counts.of(rollout.ledger) for rollout in rollouts]
+    return FittedTable(
+        [
+            Column("#", [str(number) for number in range(1, len(counts) + 1)]),
+            Column("question", [rollout.question for rollout in rollouts], is_text=True),
+            *_count_columns(counts),
+            Column("answer", [_answer(rollout) for rollout in rollouts], is_text=True),
+        ]
     )
-    return dict(zip(_LEDGER_COLUMNS, map(str, values), strict=True))
+
+
+def _answer(rollout: Rollout) -> str:
+    return " ".join(rollout.answer.split()) or (rollout.stop_reason and f"({rollout.stop_reason})")
+
+
+def ledger_table(ledgers: Iterable[Ledger]) -> FittedTable:
+    """Return a table with one row per ledger; columns without any value (task, reward, termination) are left out."""
+    rows, counts = [], []
+    for ledger in ledgers:  # one at a time: a file may hold thousands
+        rows.append(_LedgerRow.of(ledger))
+        counts.append(Counts.of(ledger))
+    columns = [
+        Column("#", [str(number) for number in range(1, len(rows) + 1)]),
+        Column("ledger", [row.ledger for row in rows], is_text=True),
+        Column("task", [row.task for row in rows], rank=1, is_text=True),
+        *_count_columns(counts),
+        Column("leaves", [row.leaves for row in rows], rank=4),
+        Column("logprob", [row.logprob for row in rows], rank=2),
+        Column("reward", [row.reward for row in rows], rank=1),
+        Column("ended", [row.ended for row in rows], rank=1, is_text=True),
+    ]
+    return FittedTable([column for column in columns if column.name not in _OPTIONAL or any(column.cells)])
+
+
+_OPTIONAL = ("task", "reward", "ended")
+
+
+def _count_columns(counts: Sequence[Counts]) -> list[Column]:
+    return [
+        Column("turns", [str(count.turns) for count in counts]),
+        Column("prompt", [str(count.prompt) for count in counts], rank=3),
+        Column("inserted", [str(count.inserted) for count in counts], rank=5),
+        Column("sampled", [str(count.sampled) for count in counts]),
+        Column("calls", [str(count.good_calls) for count in counts], rank=1),
+        Column("malformed", [str(count.malformed_calls) for count in counts], rank=1),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerRow:
+    """What the table shows of a ledger besides its counts, as text. `logprob` is the mean of its sampled tokens."""
+
+    ledger: str
+    task: str
+    leaves: str
+    logprob: str
+    reward: str
+    ended: str
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> _LedgerRow:
+        sampled = [turn.draft.logprobs for turn in ledger if len(turn.draft.logprobs)]
+        return cls(
+            ledger=ledger.uuid[:8],
+            task=ledger.header.task_id or "",
+            leaves=str(len(ledger.leaves())),
+            logprob=f"{np.concatenate(sampled).mean():.2f}" if sampled else "",
+            reward=str(ledger.annotation("reward", default="")),
+            ended=str(ledger.annotation("termination", default="")),
+        )
 
 
 def laws_line(ledgers: int, turns: int) -> str:
     """Return the line about the laws that were checked."""
-    return f"laws        1 to 4 and 8 to 10 hold on {ledgers} ledgers, {turns} turns"
+    return f"laws        1 to 4 and 8 to 10 hold on {count(ledgers, 'ledger')}, {count(turns, 'turn')}"
 
 
 async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:

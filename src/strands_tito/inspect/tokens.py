@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from math import exp
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from strands_tito.inspect.columns import Column, FittedTable
 from strands_tito.terminal import VISIBLE
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
@@ -42,6 +44,32 @@ def coloured(ledger: Ledger, show: Show) -> RenderableType:
         parts.append(Text(f"\ntrajectory {number} of {len(trajectories)}", style="bold"))
         parts += _trajectory(trajectory, show)
     return Group(*parts)
+
+
+def logprob_table(ledger: Ledger, show: Show) -> FittedTable:
+    """Return a row for each sampled token, with its offset in the first trajectory that holds it."""
+    rows = [
+        (f"{number}", f"{turn}", f"{at}", f"{token}", f"{logprob:.4f}", f"{exp(logprob):.3f}", _one_line(show(token)))
+        for number, trajectory in enumerate(ledger.iter_trajectories(), 1)
+        for turn, at, token, logprob in _sampled(trajectory)
+    ]
+    ranks = {"trajectory": 3, "turn": 2, "offset": 0, "id": 0, "logprob": 0, "probability": 1, "text": 0}
+    cells = list(zip(*rows, strict=True)) or [()] * len(ranks)
+    return FittedTable(
+        [Column(name, column, rank, name == "text") for (name, rank), column in zip(ranks.items(), cells, strict=True)]
+    )
+
+
+def _sampled(trajectory: Trajectory) -> Iterator[tuple[int, int, int, float]]:
+    """Yield turn, offset, id and logprob of each token that the engine sampled in no earlier trajectory."""
+    for turn, start, stop, is_output in trajectory.segments:
+        if is_output and turn not in trajectory.context_turns:
+            for at in range(start, stop):
+                yield turn, at, int(trajectory.token_ids[at]), float(trajectory.logprobs[at])
+
+
+def _one_line(text: str) -> str:
+    return text.translate(_VISIBLE).replace("\n", "")
 
 
 def _legend() -> Text:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tito_core.backend.calls import connected, score
 from tito_core.backend.errors import ContextLengthError
+from tito_core.backend.images import PromptImages, collapsed, stray_placeholders
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
 from tito_core.ledger.columns import Logprobs
@@ -25,13 +26,17 @@ class Rescored:
     Attributes:
         differences: |recorded - re-scored| in nats for each compared token, float32, shape (n,).
         not_comparable: Sampled tokens left out because their logprobs have other semantics than scores (law 11), or
-            because other weights sampled them.
+            because other weights sampled them, or because the server cannot score their path: it is too long, the
+            ledger holds no file of one of its images, or the policy sampled an image's placeholder.
         prompt_differences: The same for recorded `prompt_logprobs`, which are raw on every engine.
+        by_turn: For each compared turn its index, the compared tokens' positions in its output, and recorded minus
+            re-scored, float32, both of shape (n,).
     """
 
     differences: Logprobs
     not_comparable: int
     prompt_differences: Logprobs = field(default_factory=lambda: np.zeros(0, np.float32))
+    by_turn: tuple[tuple[int, npt.NDArray[np.intp], Logprobs], ...] = ()
 
     def quantile(self, q: float) -> float:
         """Return a quantile of the differences in nats; NaN if nothing was compared."""
@@ -56,6 +61,7 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
     """
     differences: list[Logprobs] = []
     prompt_differences: list[Logprobs] = []
+    by_turn: list[tuple[int, npt.NDArray[np.intp], Logprobs]] = []
     not_comparable = 0
     for trajectory in ledger.trajectories():
         scores = await _scores(trajectory, backend, version)
@@ -66,17 +72,23 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
             compared = np.zeros(len(draft.output_ids), bool)
             if scores is not None and draft.engine.semantics.comparable_with_scoring():
                 compared = _sampled_by(version, draft)
-                differences.append(np.abs(scores[segment.start : segment.stop] - draft.logprobs)[compared])
+                signed = (draft.logprobs - scores[segment.start : segment.stop])[compared]
+                differences.append(np.abs(signed))
+                by_turn.append((segment.turn, np.flatnonzero(compared), signed))
             not_comparable += int(np.count_nonzero(~compared))
             column = draft.extras.get("prompt_logprobs")
             if scores is not None and column is not None and version is None:
                 values = column.values.astype(np.float32)
-                prompt_differences.append(np.abs(scores[column.start : column.start + column.rows] - values))
-    return Rescored(_joined(differences), not_comparable, _joined(prompt_differences))
+                found = np.abs(scores[column.start : column.start + column.rows] - values)
+                prompt_differences.append(found[~np.isnan(values)])  # placeholders of images have no logprob
+    return Rescored(_joined(differences), not_comparable, _joined(prompt_differences), tuple(by_turn))
 
 
 async def _scores(trajectory: Trajectory, backend: Backend, version: str | None) -> Logprobs | None:
     """Return the scores of a path; None if none of its tokens can be compared or the server cannot score it."""
+    spans = [(span.offset, span.length) for span in trajectory.media]
+    if len(trajectory.images) != len(spans) or stray_placeholders(trajectory.token_ids, spans):
+        return None
     own = [turn.draft for turn in trajectory.path if turn.index not in trajectory.context_turns]
     if not any(
         (draft.engine.semantics.comparable_with_scoring() and _sampled_by(version, draft).any())
@@ -85,7 +97,11 @@ async def _scores(trajectory: Trajectory, backend: Backend, version: str | None)
     ):
         return None
     try:
-        return await score(backend, trajectory.token_ids)
+        if not spans:
+            return await score(backend, trajectory.token_ids)
+        placeholder = int(trajectory.token_ids[spans[0][0]])
+        images = PromptImages(trajectory.images, placeholder, tuple(length for _, length in spans))
+        return await score(backend, collapsed(trajectory.token_ids, spans), images)
     except ContextLengthError:  # vLLM needs room for one more token than it scores
         return None
 
@@ -108,4 +124,5 @@ def merge(parts: Sequence[Rescored]) -> Rescored:
         _joined([part.differences for part in parts]),
         sum(part.not_comparable for part in parts),
         _joined([part.prompt_differences for part in parts]),
+        tuple(each for part in parts for each in part.by_turn),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Any
 
 from strands import Agent
@@ -89,7 +90,14 @@ def generate_with(
             cleanup_agent(agent)
         logprob_policy: LogprobPolicy = "omit" if evaluation else logprobs
         temperature = float(sampling_params.get("temperature", 1.0))
-        options = {"decode": _decode(shared), "temperature": temperature, "logprobs": logprob_policy}
+        options = {
+            "decode": _decode(shared),
+            "temperature": temperature,
+            "logprobs": logprob_policy,
+            "placeholder": shared.template.placeholder_id,
+            "processor": _processor(str(args.hf_checkpoint)) if model.ledger.images and not evaluation else None,
+            "images": not evaluation,
+        }
         aborted_options: dict[str, Any] = {
             "logprobs": logprob_policy,
             "reward_key": _reward_key(args, evaluation),
@@ -98,7 +106,7 @@ def generate_with(
         if chosen == "list":
             return [complete_aborted(one, **aborted_options) for one in fan_out(sample, model.ledger, **options)]
         done = fill(sample, model.ledger, branches=chosen, **options)
-        if partial:
+        if partial and done.tokens:
             _keep(done, agent, model.ledger)
             _mask_earlier(args, done, model.ledger, earlier)
         # Also with partial rollouts: slime runs a sample again only if slime itself aborted it.
@@ -210,6 +218,14 @@ def _reward_key(args: Any, evaluation: bool) -> str | None:
 
 def _decode(policy: Policy) -> Callable[[Any], str]:
     return lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@cache
+def _processor(checkpoint: str) -> Any:
+    """Load the checkpoint's processor, whose tensors of images slime trains with."""
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(checkpoint)  # type: ignore[no-untyped-call]
 
 
 def _keep(sample: Any, agent: Agent, ledger: Ledger) -> None:

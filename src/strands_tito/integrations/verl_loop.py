@@ -81,6 +81,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             "prompt_length": int(config.prompt_length),
             "response_length": int(config.response_length),
             "messages": len(agent.messages),
+            "processor": self.processor,
             "generating_s": sum(turn.draft.engine.latency_s for turn in result.ledger),
         }
         if self._branches == "list":

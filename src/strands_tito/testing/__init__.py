@@ -23,6 +23,7 @@ from typing import Any, TypedDict, Unpack
 
 from strands_tito.testing.engine import Exchange, Latency, ScriptedEngine
 from strands_tito.testing.faults import THROTTLED, UNAVAILABLE, Fault, FaultPolicy, always, at, every, first
+from strands_tito.testing.images import ImageSettings, PlacedImage
 from strands_tito.testing.in_process import InProcessTransport
 from strands_tito.testing.policy import HashPolicy
 from strands_tito.testing.prefix_cache import PrefixCache
@@ -48,8 +49,10 @@ __all__ = [
     "Fault",
     "FaultPolicy",
     "HashPolicy",
+    "ImageSettings",
     "InProcessTransport",
     "Options",
+    "PlacedImage",
     "Replay",
     "Scorer",
     "Script",
@@ -91,13 +94,14 @@ class Options(TypedDict, total=False):
         scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` returns 403.
         raw_logprobs: None, the engine's default. Completions report raw logprobs (True, vLLM's default) or logprobs
             at the request's temperature (False, SGLang's default). Prompt logprobs are always raw.
-        truncated_logprobs: False. Whether logprobs are normalised over the tokens that a finite `top_k` keeps, as
-            vLLM's `processed_logprobs` are.
+        truncated_logprobs: False. Whether logprobs are normalised over the tokens that `top_k`, `top_p` and
+            `min_p` keep, as vLLM's `processed_logprobs` are.
         max_logprobs: 20. vLLM's `--max-logprobs`.
         experts: None. (layers, experts a token) of a mixture-of-experts model on a server with
             `--enable-return-routed-experts`.
         sampling_masks: False. vLLM's `--return-sampling-mask`; SGLang needs no option.
         priorities: False. SGLang's `--enable-priority-scheduling`.
+        images: None, a server of a text model. How the server reads images.
         fault: None. Chooses a fault for each request.
         latency: 0. Seconds that a generation takes; during them it can be aborted, and weights can be updated.
         max_running: None. Generations that run at once; further ones wait.
@@ -120,6 +124,7 @@ class Options(TypedDict, total=False):
     experts: tuple[int, int] | None
     sampling_masks: bool
     priorities: bool
+    images: ImageSettings | None
     fault: FaultPolicy | None
     latency: Latency
     max_running: int | None

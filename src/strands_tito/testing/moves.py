@@ -27,6 +27,20 @@ class Ask(Move, frozen=True):
     reverse: bool = False
 
 
+class Look(Move, frozen=True):
+    """Add a user text with pictures, or results of pending calls that each have them; then sample an answer.
+
+    Attributes:
+        text: The user's text, or a tool's result.
+        pictures: Seeds of the pictures (`strands_tito.testing.pictures`). All have one size.
+        form: Where they are: before, after, or around the text, or alone.
+    """
+
+    text: str = "Hi"
+    pictures: tuple[int, ...] = (0,)
+    form: Literal["before", "after", "around", "alone"] = "before"
+
+
 class Cut(Move, frozen=True):
     """Sample an answer of only a few tokens."""
 
@@ -46,6 +60,18 @@ class Force(Move, frozen=True):
 
     text: str = "Hi"
     named: bool = True
+
+
+class Call(Move, frozen=True):
+    """Sample an answer that consists of these calls, under a grammar. A policy seldom writes such answers by itself.
+
+    Attributes:
+        text: The user's text, or a tool's result.
+        calls: The text between the tags of each call. It may be malformed.
+    """
+
+    text: str = "Hi"
+    calls: tuple[str, ...] = ("{}",)
 
 
 class Shape(Move, frozen=True):
@@ -142,9 +168,11 @@ AnyMove = (
     Stream
     | Want
     | Ask
+    | Look
     | Cut
     | StopAt
     | Force
+    | Call
     | Shape
     | Cancel
     | Edit

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from strands_tito.testing.images import stamp_of, token_of
 from strands_tito.testing.script import Completion, ScriptedRequest, ScriptError, mix64
 
 _WINDOW = 4  # ids of context that the next token depends on
 _FAVOURED = 8  # likely ids of a context, one byte of hash each
 _CACHED = 100_000  # entries of `top` before the cache starts over
+_OUTSIDE = -40.0  # logit of an id outside the alphabet, which is never sampled: all of them together weigh nothing
 _SPREAD = 4.0  # nats between the most and the least likely of them
 _LOGITS = np.arange(256) / 255 * _SPREAD
 _SHIFTS = np.arange(0, 8 * _FAVOURED, 8, dtype=np.uint64)
@@ -20,19 +22,19 @@ _ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB866
 
 
 class HashPolicy:
-    """A script whose probabilities are a pure function of the last four ids.
+    """A script whose probabilities are a pure function of the last four ids, and of all images before them.
 
-    Each context favours eight ids of the alphabet, the eos ids have a fixed logit, and the rest of the vocabulary
+    Each context favours eight ids of the alphabet, the eos ids have a fixed logit, and the rest of the alphabet
     shares the weight `tail`. The distribution is a real softmax: temperature, top_k, top_p and min_p work as on an
     engine, greedy sampling is repeatable, and scoring a sequence gives exactly the float32 logprobs that sampling
     reported. Sampling is deterministic: without a seed it depends on the request's number.
 
     Args:
         vocab_size: Ids are in `[0, vocab_size)`.
-        alphabet: Ids that may be sampled besides the eos ids; all by default.
+        alphabet: Ids that may be sampled besides the eos ids; all by default. Others have a logprob below -40.
         eos_ids: Ids that end an answer; never part of the alphabet.
         eos_weight: Weight of each eos id. Favoured ids have weights of 1 to 55.
-        tail: Weight of all other ids together.
+        tail: Weight of all other ids of the alphabet together.
 
     Raises:
         ValueError: The alphabet is too small.
@@ -56,7 +58,8 @@ class HashPolicy:
         self._index[self._alphabet] = np.arange(len(self._alphabet))
         self._is_eos = np.zeros(vocab_size, dtype=bool)
         self._is_eos[list(self._eos)] = True
-        self._others = vocab_size - _FAVOURED - len(self._eos)
+        self._others = len(self._alphabet) - _FAVOURED
+        self._outside = vocab_size - len(self._alphabet) - len(self._eos)
         self._eos_logit = math.log(eos_weight)
         self._tail_logit = math.log(tail / self._others)
         self._top_cache: dict[tuple[tuple[int, ...], int, float], list[tuple[int, float]]] = {}
@@ -65,15 +68,17 @@ class HashPolicy:
         """Sample until a stop id or `max_new_tokens`."""
         if request.grammar is not None:
             raise ScriptError("HashPolicy does not support a grammar. Answer such requests in your own script.")
-        ids = list(request.prompt_ids[-_WINDOW:])
+        ids = list(request.context[-_WINDOW:])
+        stamp = stamp_of(ids[-1]) if ids else 0
         stops = request.stop_ids
         seed = mix64(request.number if request.seed is None else ~request.seed & _MASK)
         output: list[int] = []
         while len(output) < request.max_new_tokens:
             muted = request.ignore_eos or len(output) < request.min_new_tokens
-            token = self._sample(self._context(ids), request, mix64(seed ^ len(output)), () if muted else self._eos)
+            noise, eos = mix64(seed ^ len(output)), () if muted else self._eos
+            token = self._sample(self._context(ids), request, noise, eos, request.offsets(output))
             output.append(token)
-            ids.append(token)
+            ids.append(token + stamp)
             if token in stops and len(output) > request.min_new_tokens:
                 break
         return Completion(output)
@@ -84,13 +89,14 @@ class HashPolicy:
         seq = np.asarray(ids[begin:], dtype=np.int64)
         first = start - begin
         hashes = self._contexts(seq, first)
-        tokens = seq[first:]
+        tokens = token_of(seq[first:])
         levels = ((_mix(hashes)[:, None] >> _SHIFTS) & np.uint64(0xFF)).astype(np.intp)
         size = len(self._alphabet)
         offset = (self._index[tokens] - (hashes % np.uint64(size)).astype(np.int64)) % size
         favoured = (self._index[tokens] >= 0) & (offset < _FAVOURED)
         picked = _LOGITS[np.take_along_axis(levels, np.where(favoured, offset, 0)[:, None], axis=1)[:, 0]]
-        chosen = np.where(favoured, picked, np.where(self._is_eos[tokens], self._eos_logit, self._tail_logit))
+        tail = np.where(self._index[tokens] >= 0, self._tail_logit, _OUTSIDE)
+        chosen = np.where(favoured, picked, np.where(self._is_eos[tokens], self._eos_logit, tail))
         scores: list[float] = (chosen / temperature - self._log_z(levels, temperature)).astype(np.float32).tolist()
         return scores
 
@@ -114,13 +120,19 @@ class HashPolicy:
         scored = [(token, float(np.float32(logit / temperature - log_z))) for token, logit in pairs]
         return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
 
-    def _sample(self, context: int, request: ScriptedRequest, noise: int, eos: Sequence[int]) -> int:
-        pairs = sorted(self._candidates(context, eos), key=lambda pair: (-pair[1], pair[0]))
+    def _sample(
+        self, context: int, request: ScriptedRequest, noise: int, eos: Sequence[int], offsets: Mapping[int, float]
+    ) -> int:
+        candidates = dict(self._candidates(context, eos))
+        apart = {token for token in offsets if token not in candidates and self._index[token] >= 0}
+        candidates |= dict.fromkeys(apart, self._tail_logit)
+        moved = [(token, logit + offsets.get(token, 0.0)) for token, logit in candidates.items()]
+        pairs = sorted(moved, key=lambda pair: (-pair[1], pair[0]))
         if request.temperature == 0:
             return pairs[0][0]
         weights = [math.exp(logit / request.temperature) for _, logit in pairs]
         size, base = len(self._alphabet), context % len(self._alphabet)
-        spare = size - _FAVOURED
+        spare = size - _FAVOURED - len(apart)
         tail = spare * math.exp(self._tail_logit / request.temperature)
         keep = len(pairs) if request.top_k <= 0 else min(request.top_k, len(pairs))
         total, nucleus = sum(weights[:keep]), 0.0
@@ -139,7 +151,10 @@ class HashPolicy:
                 return token
         if nucleus < total or not spare:
             return pairs[kept - 1][0]
-        return int(self._alphabet[(base + _FAVOURED + mix64(noise) % spare) % size])
+        place = mix64(noise)
+        while (token := int(self._alphabet[(base + _FAVOURED + place % (size - _FAVOURED)) % size])) in apart:
+            place = mix64(place)
+        return token
 
     def _candidates(self, context: int, eos: Sequence[int]) -> list[tuple[int, float]]:
         """Return the favoured ids with their logits, then the eos ids."""
@@ -168,6 +183,7 @@ class HashPolicy:
         weight = np.exp(_LOGITS / temperature)[levels].sum(axis=1)
         weight += len(self._eos) * math.exp(self._eos_logit / temperature)
         weight += self._others * math.exp(self._tail_logit / temperature)
+        weight += self._outside * math.exp(_OUTSIDE / temperature)
         log_z: np.ndarray = np.log(weight)
         return log_z
 

@@ -25,11 +25,12 @@ class PrefixCache:
     def admit(self, prompt_ids: Sequence[int], output_ids: Sequence[int], salt: str = "") -> int:
         """Return the number of leading prompt tokens that were cached, and cache the finished sequence.
 
-        The last output token is left out: the engine sampled it but never computed its KV entry.
+        The last output token is left out: the engine sampled it but never computed its KV entry. Ids may be stamped,
+        see `ScriptedRequest.context`: another image is another prompt.
         """
         if self._held > _CAPACITY:
             self.clear()
-        sequence = array("i", prompt_ids)
+        sequence = array("q", prompt_ids)
         chain = list(_chain(sequence, 0, hash(salt)))
         found = self._match(sequence, chain)
         sequence.extend(output_ids[:-1])

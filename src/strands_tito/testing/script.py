@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
+
+from strands_tito.testing.images import PlacedImage, stamp_of, stamped, token_of
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -46,6 +49,8 @@ class ScriptedRequest:
     reported_truncated: bool = False
     """Whether reported logprobs are normalised over the ids that `top_k`, `top_p` and `min_p` keep, as vLLM's
     `processed_logprobs` are."""
+    reported_offsets: bool = False
+    """Whether reported logprobs include penalties and a `logit_bias`, as SGLang's and vLLM's processed ones do."""
     vocab_size: int = 0
     scoring: bool = False
     """Whether the request is for prompt logprobs, with at most one new token because engines require one."""
@@ -60,6 +65,29 @@ class ScriptedRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     """The decoded JSON body."""
+    images: tuple[PlacedImage, ...] = ()
+    """The images of the prompt, in order; `prompt_ids` is expanded."""
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The prompt as a distribution sees it: from an image on, each id carries a stamp of the images so far.
+
+        `token_of` takes the stamp off. Without images these are the prompt's ids.
+        """
+        return stamped(self.prompt_ids, self.images)
+
+    def whole(self, output_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return `context` and, after it, an output with the stamp of all images."""
+        return stamped((*self.prompt_ids, *output_ids), self.images)
+
+    def offsets(self, output: Sequence[int]) -> dict[int, float]:
+        """Return what penalties and a `logit_bias` add to logits after some output ids, by id, without zeros."""
+        params: Any = self.body.get("sampling_params") or self.body
+        presence, frequency = (float(params.get(f"{name}_penalty") or 0) for name in ("presence", "frequency"))
+        found = {int(token): float(bias) for token, bias in (params.get("logit_bias") or {}).items()}
+        for token, count in Counter(output).items() if presence or frequency else ():
+            found[token] = found.get(token, 0.0) - presence - frequency * count
+        return found
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -102,7 +130,11 @@ Script = Callable[[ScriptedRequest], Completion]
 
 @runtime_checkable
 class Scorer(Protocol):
-    """A script that is also a distribution: it can score a given sequence (teacher forcing)."""
+    """A script that is also a distribution: it can score a given sequence (teacher forcing).
+
+    The ids are those of `ScriptedRequest.whole`. Where a prompt has images they are stamped: `token_of` returns the
+    token, and the stamp is the same only after the same images.
+    """
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """Return logprobs of `ids[start:]`, each given all ids before it. Length `len(ids) - start`; `start` >= 1."""
@@ -137,14 +169,15 @@ class PositionScorer:
 
     def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
         """Return the id at `position` and invented ids that share the remaining probability, most likely first."""
-        chosen, logprob = ids[position], self._logprob(ids[position], position)
+        chosen, logprob = token_of(ids[position]), self._logprob(ids[position], position)
         rest = math.log(-math.expm1(logprob))
         rivals = [((chosen + j) % (chosen + k + 2), float32(rest - j * math.log(2))) for j in range(1, k + 1)]
         return sorted([(chosen, logprob), *rivals], key=lambda pair: -pair[1])[:k]
 
     @staticmethod
     def _logprob(token_id: int, position: int) -> float:
-        unit = (mix64(token_id << 32 ^ position) >> 41) + 1  # 1 .. 2**23, so that every value below is exact in float32
+        mixed = mix64(token_of(token_id) << 32 ^ position ^ stamp_of(token_id))
+        unit = (mixed >> 41) + 1  # 1 .. 2**23, so that every value below is exact in float32
         return -8.0 * unit / (1 << 23)
 
 
@@ -187,8 +220,8 @@ class Replay:
         """
         if request.scoring and not self._answer_scoring:
             return Completion(request.prompt_ids[-1:])
-        if self._by_prompt is not None and request.prompt_ids in self._by_prompt:
-            return self._by_prompt[request.prompt_ids]
+        if self._by_prompt is not None and request.context in self._by_prompt:
+            return self._by_prompt[request.context]
         if self._next >= len(self._answers) and not (self._cycle and self._answers):
             raise ScriptError(
                 f"All {len(self._answers)} answers of Replay are used up at request {request.number}. Add answers, or "
@@ -197,9 +230,9 @@ class Replay:
         answer = self._answers[self._next % len(self._answers)]
         self._next += 1
         if self._by_prompt is not None:
-            self._by_prompt[request.prompt_ids] = answer
+            self._by_prompt[request.context] = answer
         if answer.logprobs is not None:
-            self._reported.append(((*request.prompt_ids, *answer.output_ids), answer.logprobs))
+            self._reported.append((request.whole(answer.output_ids), answer.logprobs))
         return answer
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:

@@ -64,8 +64,7 @@ def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
     ids, finish, stop = _end(completion, ids, request, decode)
     scorer = scorer_of(script)
     if completion.logprobs is None:
-        whole = (*request.prompt_ids, *ids)
-        start = len(request.prompt_ids)
+        whole, start = request.whole(ids), len(request.prompt_ids)
         logprobs = tuple(reported(scorer, request, whole, start)) if ids else ()
     else:
         if len(completion.logprobs) != len(completion.output_ids):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_tito.testing import moves as m
 from strands_tito.testing.faults import THROTTLED, UNAVAILABLE, Fault
+from strands_tito.testing.pictures import picture
 from strands_tito.testing.script import Completion
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ def histories(
     text: st.SearchStrategy[str] | None = None,
     *,
     max_answers: int = 4,
+    images: st.SearchStrategy[bytes] | None = None,
 ) -> Messages:
-    """Draw a Strands history that ends with a user text or with tool results.
+    """Draw a Strands history that ends with a user message or with tool results.
 
     Every call has its result in the next message, in any order and form.
 
@@ -90,9 +92,15 @@ def histories(
         tools: Tools that the answers call; with none, no answer has calls.
         text: Strategy of all texts.
         max_answers: Largest number of answers.
+        images: Strategy of PNG files, such as `pictures()`; with None, no message has an image.
     """
     say = texts() if text is None else text
-    messages: Messages = [{"role": "user", "content": [{"text": draw(say)}]}]
+    shown = st.nothing() if images is None else images.map(_image_block)
+
+    def question() -> list[Any]:
+        return draw(st.lists(st.one_of(say.map(_text_block), shown), min_size=1, max_size=1 if images is None else 3))
+
+    messages: Messages = [{"role": "user", "content": question()}]
     for answer in range(draw(st.integers(0, max_answers))):
         chosen = draw(st.lists(st.sampled_from(list(tools)), max_size=3)) if tools else []
         calls = [
@@ -102,22 +110,39 @@ def histories(
         words: list[Any] = [{"text": draw(say)}] if not calls or draw(st.booleans()) else []
         words += [{"toolUse": call} for call in calls]
         messages.append({"role": "assistant", "content": words})
-        results: list[Any] = [{"toolResult": _result(draw, call["toolUseId"], say)} for call in calls]
-        blocks: list[Any] = draw(st.permutations(results)) if results else [{"text": draw(say)}]
+        results: list[Any] = [{"toolResult": _result(draw, call["toolUseId"], say, shown)} for call in calls]
+        blocks: list[Any] = draw(st.permutations(results)) if results else question()
         messages.append({"role": "user", "content": blocks})
     return messages
 
 
-def _result(draw: st.DrawFn, identity: str, say: st.SearchStrategy[str]) -> dict[str, Any]:
+def pictures(sizes: Sequence[tuple[int, int]] = ((32, 32), (64, 16), (48, 48))) -> st.SearchStrategy[bytes]:
+    """Draw a PNG of one of a few sizes, so that different pictures often become equally many tokens."""
+    return st.builds(lambda seed, size: picture(seed, *size), st.integers(0, 2**16), st.sampled_from(list(sizes)))
+
+
+def _image_block(data: bytes) -> dict[str, Any]:
+    """Return Strands' content block of a PNG."""
+    return {"image": {"format": "png", "source": {"bytes": data}}}
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+def _result(
+    draw: st.DrawFn, identity: str, say: st.SearchStrategy[str], shown: st.SearchStrategy[dict[str, Any]]
+) -> dict[str, Any]:
     text = draw(say)
-    content = {
+    content: dict[str, list[Any]] = {
         "text": [{"text": text}],
         "json": [{"json": {"value": text}}],
         "blocks": [{"text": text}] * 2,
         "empty": [],
     }
-    status = draw(st.sampled_from(["success", "error"]))
-    return {"toolUseId": identity, "status": status, "content": content[draw(st.sampled_from(_FORMS))]}
+    status, form = draw(st.sampled_from(["success", "error"])), draw(st.sampled_from(_FORMS))
+    images = [] if shown.is_empty else draw(st.lists(shown, max_size=2))
+    return {"toolUseId": identity, "status": status, "content": [*content[form], *images]}
 
 
 def completions(

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from strands_tito.testing.images import ImageSettings
 from strands_tito.testing.prefix_cache import PrefixCache
 from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.settle import Decode, Settled
@@ -50,6 +51,9 @@ class EngineState:
     experts: tuple[int, int] | None = None
     sampling_masks: bool = False
     priorities: bool = False
+    images: ImageSettings | None = None
+    known_images: dict[str, bytes] = field(default_factory=dict)
+    """Pictures that the server keeps, by the client's name for each."""
     cache: PrefixCache = field(default_factory=PrefixCache)
     weight_version: str = "default"
     paused_since: float | None = None
@@ -69,9 +73,10 @@ class EngineState:
         return self.paused_since is not None
 
     def pause(self) -> None:
-        """Let new generations wait, and clear the prefix cache, as both servers do."""
+        """Let new generations wait, and forget prefixes and pictures, as both servers do."""
         self.paused_since = time.monotonic()
         self.cache.clear()
+        self.known_images.clear()
 
     def resume(self) -> None:
         """Let the waiting generations continue."""
@@ -246,7 +251,9 @@ def sse_text(events: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def cached_tokens(state: EngineState, answer: Settled, salt: str = "", limit: int | None = None) -> int:
     """Return the cached prompt tokens, at most `limit`, and cache the finished sequence."""
-    found = state.cache.admit(answer.request.prompt_ids, answer.output_ids, salt)
+    request = answer.request
+    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
+    found = state.cache.admit(whole[:start], whole[start:], salt)
     if answer.completion.cached_tokens is not None:
         return answer.completion.cached_tokens
     return found if limit is None else min(found, limit)

@@ -27,7 +27,8 @@ Paths = Annotated[
 def view(
     paths: Paths,
     html: Annotated[
-        Path | None, typer.Option(help="Write one offline page to this file instead of starting a server.")
+        Path | None,
+        typer.Option(help="Write one rollout to this file as an offline page; among several, add --rollout."),
     ] = None,
     rollout: Annotated[
         list[int] | None, typer.Option(min=1, help="Number of the rollout to open; give it twice to compare two.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from strands_tito.viewer.page import page
+from strands_tito.viewer.pictures import urls_of
 from strands_tito.viewer.rollout import Evidence, ledger_data, trajectory_data
 from strands_tito.viewer.token_text import TokenTexts
 from tito_core.ledger.ledger import Ledger
@@ -20,12 +21,12 @@ def as_html(value: Ledger | Trajectory) -> str:
     """Return HTML for a notebook; for more than `MAX_TOKENS` tokens only the `repr`."""
     if isinstance(value, Ledger):
         tokens = sum(turn.own_length for turn in value)
-        evidence = Evidence(_texts.of(value.header.tokenizer))
-        title = f"Ledger {value.uuid[:8]}"
+        tokenizer, images, title = value.header.tokenizer, list(value.images.values()), f"Ledger {value.uuid[:8]}"
     else:
-        tokens, evidence, title = len(value), Evidence(), "Trajectory"
+        tokens, tokenizer, images, title = len(value), value.tokenizer, list(value.images), "Trajectory"
     if tokens > MAX_TOKENS:
         return f"<pre>{escape(repr(value))}\nTo see its tokens, append it to a file and run: tito view FILE</pre>"
+    evidence = Evidence(_texts.of(tokenizer), pictures=urls_of(images))
     data = ledger_data(value, evidence) if isinstance(value, Ledger) else trajectory_data(value, evidence)
     content = page("rollout", data | {"title": title}).decode()
     # The sandboxed frame has an origin of its own, so its script cannot reach the notebook or its kernel.

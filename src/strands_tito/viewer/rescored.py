@@ -51,7 +51,7 @@ async def differences(ledger: Ledger, engine: Backend) -> dict[int, Logprobs]:
 async def _path_differences(ledger: Ledger, path: list[Turn], engine: Backend) -> dict[int, Logprobs]:
     """Score one path as a ledger of its own, so that the differences come in the order of its turns."""
     drafts = [_with_parent(turn.draft, number - 1 if number else None) for number, turn in enumerate(path)]
-    scored = await rescore(Ledger.load(ledger.header, drafts, ()), engine)
+    scored = await rescore(Ledger.load(ledger.header, drafts, (), ledger.images.values()), engine)
     compared = [turn for turn in path if turn.draft.engine.semantics.comparable_with_scoring()]
     if len(scored.differences) != sum(turn.draft.columns.output for turn in compared):
         return {}  # the context is too long for the server

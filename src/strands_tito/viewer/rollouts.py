@@ -15,12 +15,17 @@ from strands_tito.collect.entry import Entry
 from strands_tito.collect.index import entries
 from strands_tito.viewer.token_text import TokenTexts
 from tito_core.ledger.ledger import Ledger
+from tito_core.parsing.parsed import CallStatus
 from tito_core.store import LedgerFile, SchemaError
 
 INDEXED = ("number", "ledger", "source", "task", "group", "reward", "turns", "tokens", "sampled", "termination")
 """Columns that need no ledger: a collection's index fills all but the group, a file only number, ledger and source."""
 READ = (*INDEXED[3:], "malformed", "logprob", "drift", "backend")
 """Columns that are filled from the ledger."""
+
+
+_DAMAGED = (CallStatus.MALFORMED, CallStatus.TRUNCATED)
+"""Statuses that the table counts as malformed. Lenient calls ran, and suspect texts are no calls."""
 
 
 class Place(NamedTuple):
@@ -92,16 +97,17 @@ class Rollouts:
             raise IndexError(f"Unknown rollout {number}: {self.title} holds {len(self._places)} rollouts.")
         return self._places[number - 1]
 
-    def load(self, number: int) -> Ledger:
-        """Read one ledger without checking the laws; its page reports a broken law.
+    def load(self, number: int, *, check: bool = False) -> Ledger:
+        """Read one ledger. The viewer does not check its laws: its page reports a broken law.
 
         Raises:
             IndexError: Unknown number.
             SchemaError: The file is damaged or lacks the ledger.
+            LawViolationError: With `check`, the ledger breaks a law.
         """
         place = self.place(number)
         try:
-            return self._file(place.file).load(place.ledger, check=False)
+            return self._file(place.file).load(place.ledger, check=check)
         except KeyError as error:
             raise SchemaError(
                 f"{place.file} does not hold ledger {place.ledger}: restore the file from a copy."
@@ -179,7 +185,7 @@ def _read_row(ledger: Ledger, texts: TokenTexts) -> list[Any]:
         sum(draft.columns.prompt for draft in turns) + sampled,
         sampled,
         _optional_text(ledger.annotation("termination")),
-        sum(call.status != "ok" for draft in turns for call in draft.calls),
+        sum(call.status in _DAMAGED for draft in turns for call in draft.calls),
         total / sampled if sampled else None,
         drifted / len(turns) if drifted is not None and turns else None,
         ", ".join(sorted({draft.engine.server.backend for draft in turns})),

@@ -8,166 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError, ProtocolViolationError
-from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import Backend, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend.images import PromptImages, check_images, expanded
+from tito_core.backend.protocol import Backend, ImageScorer, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers
-from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.request_check import check_input_ids, clamp_new_tokens, read_only, sendable
 from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
 
 
-def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenRequest:
-    """Check a request before it is passed to a backend, and clamp `max_new_tokens` to the context.
-
-    Args:
-        request: The request.
-        info: The server's properties.
-        backend: Name for errors.
-
-    Returns:
-        The request with read-only int32 ids, clamped `max_new_tokens`, a copy of `extra`, and the text of its ids.
-
-    Raises:
-        BadRequestError: Ids, parameters or the text cannot be sent.
-        ContextLengthError: The prompt leaves no room for a single token.
-        UnsupportedByServerError: The server does not support an optional output.
-    """
-    ids = _read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
-    check_sampling(request.sampling, info.vocab_size, backend=backend)
-    if not request.outputs_may_be_missing:
-        info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
-    room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=backend)
-    id_text = IdText.of(ids) if request.id_text is None else request.id_text
-    if not id_text.matches(ids):
-        raise BadRequestError(
-            f"Law 4: the request's cached text of {id_text.length} ids does not match its {len(ids)} input ids, so it "
-            "was not sent. Leave `id_text` out of the request: the core encodes the ids itself.",
-            backend=backend,
-            request_id=request.request_id,
-        )
-    return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), id_text=id_text)
-
-
-def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
-    """Check a prompt before it is sent: an id outside the vocabulary, or an empty prompt, crashes an SGLang server.
-
-    Args:
-        input_ids: The prompt.
-        vocab_size: Ids must be below it; None if unknown, then int32 is the bound.
-        backend: Name for the error.
-
-    Returns:
-        int32, shape (len(input_ids),).
-
-    Raises:
-        BadRequestError: Empty, not a list of integers, or an id outside `0 <= id < vocab_size`.
-    """
-    try:
-        ids = np.asarray(input_ids)
-    except ValueError:  # lists of different lengths
-        ids = np.asarray(input_ids, object)
-    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
-        raise BadRequestError(
-            f"A prompt must be a non-empty list of token ids, got shape {ids.shape} of {ids.dtype}.", backend=backend
-        )
-    highest = INT32_MAX if vocab_size is None else min(vocab_size - 1, INT32_MAX)
-    if not _all_below(ids, highest):
-        wrong = np.flatnonzero((ids < 0) | (ids > highest))
-        of = "" if vocab_size is None else f" of {vocab_size} tokens"
-        raise BadRequestError(
-            f"Prompt token {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
-            f"not sent. {OUT_OF_VOCABULARY}",
-            backend=backend,
-        )
-    return ids.astype(np.int32, copy=False)
-
-
-def _read_only(ids: TokenIds) -> TokenIds:
-    """Return ids that a backend cannot modify, since its answer is compared with them; a turn's ids already are."""
-    if ids.flags.writeable:
-        ids = ids.copy()
-        ids.flags.writeable = False
-    return ids
-
-
-def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
-    """Return whether all ids are in 0..highest; int32 in one pass, as negative ids are large when read as unsigned."""
-    if ids.dtype == np.int32:
-        return bool(np.maximum.reduce(ids.view(np.uint32)) <= highest)
-    return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) <= highest)
-
-
-def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend: str) -> None:
-    """Refuse parameters that crash an SGLang server, also in a copy that bypassed `SamplingParams`' own checks.
-
-    For `min_new_tokens` SGLang indexes the logits by the stop ids, and masks the only tokens that a complete grammar
-    allows.
-
-    Raises:
-        BadRequestError: A stop id outside `0 <= id < vocab_size`, or a grammar together with `min_new_tokens`.
-    """
-    wrong = [i for i in sampling.stop_token_ids if i < 0 or (vocab_size is not None and i >= vocab_size)]
-    if wrong:
-        of = "" if vocab_size is None else f" of {vocab_size} tokens"
-        raise BadRequestError(
-            f"Stop token {wrong[0]} is outside the vocabulary{of}, so the request was not sent. Check that the "
-            "tokenizer belongs to the model that the server runs.",
-            backend=backend,
-        )
-    if sampling.grammar is not None and sampling.min_new_tokens:
-        raise BadRequestError(
-            f"min_new_tokens={sampling.min_new_tokens} cannot be combined with a grammar, so the request was not sent: "
-            "leave min_new_tokens out.",
-            backend=backend,
-        )
-
-
-def clamp_new_tokens(
-    max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str, is_lower_bound: bool = False
-) -> int:
-    """Return how many tokens may be sampled: at most `max_new_tokens`, and at most the room left in the context.
-
-    Args:
-        max_new_tokens: Maximum number of tokens to sample.
-        prompt_length: Tokens of the prompt.
-        max_model_len: Length of the context in tokens, or None if unknown.
-        backend: Name for the error.
-        is_lower_bound: Whether `prompt_length` is a lower bound; the error then says so.
-
-    Raises:
-        ContextLengthError: The prompt leaves no room for a single token.
-    """
-    if max_model_len is None:
-        return max_new_tokens
-    room = max_model_len - prompt_length
-    if room < 1:
-        length = f"at least {prompt_length}" if is_lower_bound else prompt_length
-        raise ContextLengthError(
-            f"The prompt has {length} tokens and the server's context {max_model_len}, so there is no room for an "
-            "answer. Shorten the history or start the server with a longer context.",
-            backend=backend,
-        )
-    return min(max_new_tokens, room)
-
-
-def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
+def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder: int | None = None) -> Logprobs:
     """Check law 4 on teacher-forced scores: the ids equal those sent, and all but the first have a logprob.
 
     Args:
         raw: What `Backend.score` returned.
-        sent: The sequence, int32, shape (n,).
+        sent: The sequence, int32, shape (n,); expanded.
         info: The server's properties.
+        placeholder: Id of the placeholders of its images, for which servers report other ids and meaningless scores.
 
     Returns:
-        float32, shape (n,); the first is NaN.
+        float32, shape (n,); the first and placeholders are NaN.
 
     Raises:
         ProtocolViolationError: `raw` is not a `RawScores`, or contradicts the request.
@@ -181,7 +46,10 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
         if len(scored) != len(sent):
             raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(scored)}.")
         if raw.token_ids is not None:
-            _same_ids(reader, raw.token_ids, sent.tolist())
+            _same_ids(reader, raw.token_ids, sent.tolist(), placeholder)
+        inside = sent == placeholder if placeholder is not None else np.zeros(len(sent), np.bool_)
+        if inside.any():
+            scored = [0.0 if is_inside else score for score, is_inside in zip(scored, inside.tolist(), strict=True)]
         for offset, (token, logprob) in enumerate(zip(sent.tolist(), scored, strict=True)):
             absent = logprob is None or (offset == 0 and math.isnan(logprob))
             if absent != (offset == 0):
@@ -190,6 +58,7 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
                 )
         logprobs = reader.logprobs([0.0, *scored[1:]])
         logprobs[0] = np.nan
+        logprobs[inside] = np.nan
         return logprobs
 
 
@@ -209,12 +78,12 @@ def validated_ids(raw: object, info: EngineInfo) -> TokenIds | None:
         return reader.token_ids(reader.integers("ids of a text", raw), "id")
 
 
-def _same_ids(reader: RawReader, ids: object, sent: list[int]) -> None:
+def _same_ids(reader: RawReader, ids: object, sent: list[int], placeholder: int | None) -> None:
     found = list(ids) if isinstance(ids, Sequence | np.ndarray) else []
     if len(found) != len(sent):
         raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(found)}.")
     for offset, (token, other) in enumerate(zip(sent, found, strict=True)):
-        if integer(other) != token and not (offset == 0 and other is None):
+        if integer(other) != token and not (offset == 0 and other is None) and token != placeholder:
             raise reader.violation(
                 f"Law 4: id {token} at offset {offset} was sent, the server scored {short_repr(other)}."
             )
@@ -270,20 +139,42 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     return response
 
 
-async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logprobs:
+async def score(backend: Backend, token_ids: Sequence[int] | TokenIds, images: PromptImages | None = None) -> Logprobs:
     """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
 
+    Args:
+        backend: Any backend.
+        token_ids: The sequence; collapsed if it has images.
+        images: Its images, with all their lengths.
+
     Returns:
-        float32, shape (n,); the first is NaN, since no token precedes it.
+        float32, shape (n,) of the expanded sequence; NaN for the first, since no token precedes it, and for
+        placeholders of images, whose scores mean nothing.
 
     Raises:
         BackendError: The sequence cannot be sent, or scoring failed.
         ProtocolViolationError: The scores break law 4.
     """
     info = await connected(backend)
-    ids = _read_only(check_input_ids(token_ids, info.vocab_size, backend=backend.name))
-    clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)  # vLLM cannot score without sampling one
-    return validated_scores(await backend.score(ids), ids, info)
+    ids = read_only(check_input_ids(token_ids, info.vocab_size, backend=backend.name))
+    # vLLM cannot score without sampling one token.
+    if images is None:
+        clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)
+        return validated_scores(await backend.score(ids), ids, info)
+    check_images(images, ids, info.images, backend=backend.name)
+    if images.new:
+        raise BadRequestError(
+            f"Scoring needs the lengths of all {len(images.images)} images, but only {len(images.lengths)} are given.",
+            backend=backend.name,
+        )
+    if not isinstance(backend, ImageScorer):
+        raise UnsupportedByServerError(
+            f"The backend {backend.name!r} cannot score a sequence with images: it has no score_with_images().",
+            backend=backend.name,
+        )
+    whole = expanded(ids, images.placeholder, images.lengths)
+    clamp_new_tokens(1, len(whole), info.max_model_len, backend=backend.name)
+    return validated_scores(await backend.score_with_images(ids, images), whole, info, images.placeholder)
 
 
 async def tokenize(backend: Backend, text: str) -> TokenIds | None:

@@ -149,7 +149,11 @@ class ColumnValidation:
                 f"Law 2: prompt_logprobs of {len(sent)} tokens from offset {first} were requested, "
                 f"but the server returned {len(entries)}."
             )
+        placeholder = None if self.request.images is None else self.request.images.placeholder
+        inside = np.array([token == placeholder for token in sent], np.bool_)
         for offset, (token, (found, logprob)) in enumerate(zip(sent, entries, strict=True), first):
+            if token == placeholder:  # engines report another id here, and a number that means nothing
+                continue
             if found != token:
                 raise self.reader.violation(
                     f"Law 4: prompt id {token} at offset {offset} was sent, but the server scored {found}."
@@ -157,10 +161,12 @@ class ColumnValidation:
             if logprob is None:
                 raise self.reader.violation(f"Law 4: prompt token {offset} (id {token}) has no logprob.")
         values = np.asarray([logprob for _, logprob in entries], np.float32)
+        values[inside] = 0.0
         try:
             check_logprobs(values)
         except LawViolationError as error:
             raise self.reader.violation(str(error)) from error
+        values[inside] = np.nan
         return Column.of(first, values)
 
     def _experts(self, value: object) -> Column:

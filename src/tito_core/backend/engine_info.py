@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.images import NO_IMAGES, ImageSupport
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.typed_values import is_text, short_repr
 
@@ -32,6 +33,9 @@ class EngineInfo:
         capabilities: The optional outputs that the server supports.
         unreported: Fields of `RawResponse`, out of `MAY_BE_UNREPORTED`, that the server's API does not have. The core
             checks them only where they are present, and the suite reports their checks as not applicable.
+        images: Whether the server takes images.
+        raw_before_penalties: Whether raw logprobs are taken before penalties, `min_new_tokens` and engine parameters
+            such as a `logit_bias` change the logits. False also where that is unknown.
     """
 
     backend: str
@@ -45,6 +49,8 @@ class EngineInfo:
     truncated_logprobs: bool | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
     unreported: frozenset[str] = frozenset()
+    images: ImageSupport = NO_IMAGES
+    raw_before_penalties: bool = False
 
     def __post_init__(self) -> None:
         """Check every field once, so that turns need not.
@@ -81,6 +87,15 @@ def _are_capabilities(value: object) -> bool:
     )
 
 
+def _is_image_support(value: object) -> bool:
+    return (
+        isinstance(value, ImageSupport)
+        and type(value.accepted) is bool
+        and (value.most is None or (type(value.most) is int and value.most >= 0))
+        and is_text(value.remedy)
+    )
+
+
 _FLAGS = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority")
 _TEXT = ("a string that can be encoded as UTF-8", is_text)
 _TEXT_OR_NONE = ("a string that can be encoded as UTF-8, or None", lambda value: value is None or is_text(value))
@@ -94,6 +109,8 @@ _ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "truncated_logprobs": _MEASURED,
     "endpoints": ("a tuple of paths", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
     "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
+    "raw_before_penalties": ("True or False", lambda value: type(value) is bool),
+    "images": ("an ImageSupport, with a boolean, a count or None, and a sentence", _is_image_support),
     "unreported": (
         "a frozenset of names of MAY_BE_UNREPORTED",
         lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,

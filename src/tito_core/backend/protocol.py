@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import IdText
+from tito_core.backend.images import PromptImages
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
@@ -27,16 +28,19 @@ class TokenRequest:
     """One generation.
 
     Attributes:
-        input_ids: The whole prompt, int32, shape (p,).
+        input_ids: The whole prompt as it travels, int32, shape (p,): collapsed, with one placeholder for each image.
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Our unique id; the engine aborts by it.
         session_id: A router keeps all requests of a session on one worker, for its prefix cache; None for any worker.
         id_text: JSON text of `input_ids`, if it was cached. The core fills it in before it calls a backend.
         optional_outputs: Outputs besides sampled tokens and their logprobs.
-        delta_start: Offset of the turn's own prompt tokens. Optional outputs of the prompt cover only these.
+        delta_start: Offset of the turn's own prompt tokens in the expanded prompt. Optional outputs of the prompt cover
+            only these.
         outputs_may_be_missing: Whether optional outputs may be missing from the answer; used to measure what a server
             supports.
-        echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared.
+        echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared. With
+            a new image always True.
+        images: The images that its placeholders stand for; None for a prompt of text.
     """
 
     input_ids: TokenIds
@@ -48,6 +52,18 @@ class TokenRequest:
     delta_start: int = 0
     outputs_may_be_missing: bool = False
     echo: bool = True
+    images: PromptImages | None = None
+
+    @property
+    def echo_text(self) -> IdText | None:
+        """Text of the ids that the server should echo, if it is known: an equal echo need not be decoded."""
+        return self.id_text if self.images is None else self.images.echo_text
+
+    @property
+    def least_length(self) -> int:
+        """Number of tokens of the expanded prompt, where each new image counts as one token."""
+        images = self.images
+        return len(self.input_ids) + (0 if images is None else sum(images.lengths) - len(images.lengths))
 
     @property
     def first_scored(self) -> int:
@@ -98,6 +114,9 @@ class RawResponse:
         routed_experts: An integer array of shape (rows, layers, experts), or base64 of a `.npy` or of bare
             little-endian int32.
         sampling_mask: For each output token the ids that it was sampled from.
+        media: The server's own (offset, length) of each image's placeholders in the prompt that it read, in order; None
+            if it does not report them.
+        image_tokens: The server's count of placeholder tokens; None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
         request_id: Id under which the server ran the request; the request's own when None.
     """
@@ -117,6 +136,8 @@ class RawResponse:
     prompt_logprobs: ScoredTokens | None = None
     routed_experts: str | npt.NDArray[np.integer[Any]] | None = None
     sampling_mask: Sequence[Integers] | None = None
+    media: Sequence[tuple[int, int]] | None = None
+    image_tokens: int | None = None
     latency_s: float = 0.0
     request_id: str | None = None
 
@@ -147,7 +168,7 @@ class TokenResponse:
         logprobs: float32, shape (n,), as the engine reported them.
         finish: Why sampling stopped. After `ABORT` the output is partial or empty.
         stop: The stop token id or string that ended it, or None.
-        prompt_length: Prompt tokens as the engine counted them.
+        prompt_length: Prompt tokens as the engine counted them, placeholders included.
         cached_tokens: Prompt tokens served from the prefix cache, or None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
         request_id: Id under which the engine ran the answered attempt.
@@ -155,6 +176,7 @@ class TokenResponse:
         columns: The optional outputs by the name of their column, in offsets of `input_ids`.
         message: The engine's message about an abort, or None.
         responses: The spans of the responses that were joined; empty for a single response.
+        media: (offset, length) of the placeholders of each new image, in order, in the expanded prompt.
     """
 
     output_ids: TokenIds
@@ -169,6 +191,7 @@ class TokenResponse:
     columns: Mapping[str, Column] = field(default_factory=lambda: NO_COLUMNS)
     message: str | None = None
     responses: tuple[ResponseSpan, ...] = ()
+    media: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,6 +265,19 @@ class Backend(Protocol):
         """Close this event loop's connections."""
 
 
+@runtime_checkable
+class ImageScorer(Protocol):
+    """The optional method of a backend that can score a sequence with images."""
+
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+        """Score a sequence with images; see `Backend.score`.
+
+        Args:
+            token_ids: int32, shape (n,), checked; collapsed.
+            images: Its images, with all their lengths. The scores are those of the expanded sequence.
+        """
+
+
 Running = Literal["keep", "abort"]
 """Whether a pause keeps running generations, which continue afterwards, or aborts them."""
 
@@ -263,12 +299,22 @@ class EngineAdmin(Protocol):
     async def resume(self) -> None:
         """Continue generation after a pause."""
 
-    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
+    async def load_weights(
+        self, path: str, version: str, *, running: Running = "keep", images_uncached: bool = False
+    ) -> None:
         """Pause, load the weights from a folder that the server can read, set their version, and resume.
 
         A generation that continues after the change reports which tokens came from which version (law 10).
 
+        Args:
+            path: The folder.
+            version: Their name.
+            running: See `pause`.
+            images_uncached: The caller guarantees that the server keeps no features of images from before. Needed
+                where a server that takes images may keep them; others ignore it.
+
         Raises:
+            UnsupportedByServerError: The server may keep features of images that the old weights computed.
             WeightsNotLoadedError: The server failed to load them. It stays paused, as its weights may be incomplete.
         """
 

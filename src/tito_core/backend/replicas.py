@@ -20,9 +20,11 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ServerError,
 )
+from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import (
     Backend,
     EngineAdmin,
+    ImageScorer,
     OnChunk,
     RawResponse,
     RawScores,
@@ -103,7 +105,7 @@ class Replicas:
     def _check_equal(self, infos: Sequence[EngineInfo]) -> None:
         first = infos[0]
         for member, info in zip(self._members, infos, strict=True):
-            for name in ("model", "version", "vocab_size", "endpoints", "capabilities", "unreported"):
+            for name in ("model", "version", "vocab_size", "endpoints", "capabilities", "unreported", "images"):
                 one, other = getattr(first, name), getattr(info, name)
                 if one != other:
                     raise BadRequestError(
@@ -140,12 +142,19 @@ class Replicas:
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence on one of the servers; see `Backend.score`."""
+        return await self._scored(lambda backend: backend.score(token_ids))
+
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+        """Score a sequence with images on one of the servers; see `ImageScorer`."""
+        return await self._scored(lambda backend: cast(ImageScorer, backend).score_with_images(token_ids, images))
+
+    async def _scored(self, score: Callable[[Backend], Awaitable[RawScores]]) -> RawScores:
         await self.connect()
         tried: list[_Member] = []
 
         async def one_try(attempt: Attempt) -> RawScores:
             async with self._chosen(None, f"score-{id(tried)}-{attempt.number}", tried) as member:
-                return await member.backend.score(token_ids)
+                return await score(member.backend)
 
         return await self._retries(one_try)
 
@@ -235,9 +244,12 @@ class AdminReplicas(Replicas):
         """See `EngineAdmin.resume`."""
         await self._each(lambda member: _admin(member).resume())
 
-    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
+    async def load_weights(
+        self, path: str, version: str, *, running: Running = "keep", images_uncached: bool = False
+    ) -> None:
         """See `EngineAdmin.load_weights`; every server must see the folder. A server that fails stays paused."""
-        await self._each(lambda member: _admin(member).load_weights(path, version, running=running))
+        more = {"images_uncached": True} if images_uncached else {}  # a third party's backend may lack it
+        await self._each(lambda member: _admin(member).load_weights(path, version, running=running, **more))
 
     async def weight_version(self) -> str | None:
         """Return the version that all servers report, or None if they differ."""

@@ -16,6 +16,7 @@ import numpy as np
 from tito_core.backend.abort_policy import AbortPolicy
 from tito_core.backend.calls import generate
 from tito_core.backend.errors import GenerationAbortedError
+from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import Column
@@ -34,8 +35,9 @@ async def generate_resuming(
 ) -> TokenResponse:
     """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
 
-    A generation with a grammar or a stop string cannot be resumed, because engines start both anew with each request.
-    It is sampled again from its beginning, unless part of it was passed to `on_chunk`.
+    A generation with a grammar or a stop string cannot be resumed, because engines start both anew with each request;
+    nor one with images that sampled a placeholder, in whose place the server would put an image. It is sampled again
+    from its beginning, unless part of it was passed to `on_chunk`.
 
     Raises:
         GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
@@ -55,7 +57,7 @@ async def generate_resuming(
             return joined(parts)
         if abort_policy.on_abort != "resume":
             break
-        if not resumable(request.sampling):
+        if not resumable(request.sampling) or _sampled_placeholder(request, parts):
             if on_chunk is not None and len(part.output_ids):
                 break
             parts.clear()
@@ -69,6 +71,12 @@ async def generate_resuming(
 def resumable(sampling: SamplingParams) -> bool:
     """Return whether a completion can be resumed: no grammar and no stop string may span the cut."""
     return sampling.grammar is None and not sampling.stop
+
+
+def _sampled_placeholder(request: TokenRequest, parts: Sequence[TokenResponse]) -> bool:
+    """Return whether a generation with images sampled the placeholder of an image."""
+    images = request.images
+    return images is not None and any(bool(np.any(part.output_ids == images.placeholder)) for part in parts)
 
 
 def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: int) -> TokenRequest:
@@ -98,10 +106,19 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
         sampling=sampling.model_copy(update=remaining),
         request_id=f"{request.request_id}-part{number}",
         id_text=id_text,
+        images=_known_images(request, parts),
         optional_outputs=request.optional_outputs.model_copy(update={"prompt_logprobs": False})
         if before
         else request.optional_outputs,
     )
+
+
+def _known_images(request: TokenRequest, parts: Sequence[TokenResponse]) -> PromptImages | None:
+    """Return the images of the next request: a response with tokens has told how long the new ones are."""
+    first, images = next((part for part in parts if len(part.output_ids)), None), request.images
+    if images is None or first is None:
+        return images
+    return replace(images, lengths=(*images.lengths, *(length for _, length in first.media)), echo_text=None)
 
 
 def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
@@ -116,7 +133,8 @@ def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
         parts[-1],
         output_ids=np.concatenate([part.output_ids for part in nonempty]),
         logprobs=np.concatenate([part.logprobs for part in nonempty]),
-        prompt_length=parts[0].prompt_length,
+        prompt_length=(nonempty[0] if nonempty[0].media else parts[0]).prompt_length,
+        media=nonempty[0].media,
         cached_tokens=nonempty[0].cached_tokens,
         latency_s=sum(part.latency_s for part in parts),
         versions=_versions(spans),

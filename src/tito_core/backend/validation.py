@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -15,8 +15,8 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import SAME_ECHO
-from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
-from tito_core.backend.protocol import NO_COLUMNS, NOTHING, RawResponse, TokenRequest, TokenResponse
+from tito_core.backend.image_validation import ImageValidation, Span
+from tito_core.backend.protocol import NOTHING, RawResponse, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import RawReader, floats, integer
 from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.ledger.columns import Logprobs, TokenIds
@@ -67,29 +67,29 @@ class Validation:
         never_ran = (
             finish == Finish.ABORT and not ids
         )  # SGLang reports nothing for a request that it aborts in its queue
+        media: tuple[Span, ...] = ()
         if not never_ran:
-            self._echo(request, raw.echoed)
+            request, media = self._prompt(request, raw)
             self._count("prompt_tokens", raw.prompt_tokens, len(request.input_ids))
         output, logprobs = self._output(raw, ids, request, min_tokens=0 if never_ran else 1)
         self._count("completion_tokens", raw.completion_tokens, len(output))
         stop = self._stop(raw.stop) if finish == Finish.STOP else None
         self._end(finish, ids or [], stop, request)
-        columns = NO_COLUMNS
-        if not never_ran and request.optional_outputs is not NO_OPTIONAL_OUTPUTS:
-            columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
+        columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
         return TokenResponse(
             output_ids=output,
             logprobs=logprobs,
             finish=finish,
             stop=stop,
-            prompt_length=len(request.input_ids),
+            prompt_length=request.least_length if never_ran else len(request.input_ids),
             cached_tokens=self._cached(raw.cached_tokens),
             latency_s=self._seconds(raw.latency_s),
             request_id=self.reader.text("request_id", raw.request_id) or request.request_id,
             versions=self._versions(raw.versions, len(output)),
             message=message if finish == Finish.ABORT else None,
             columns=columns,
+            media=media,
         )
 
     def _finish(self, reason: object) -> Finish:
@@ -99,6 +99,25 @@ class Validation:
         raise self.reader.violation(
             f"Law 4: the server reported finish reason {short_repr(reason)}; expected 'stop', 'length' or 'abort'."
         )
+
+    def _prompt(self, request: TokenRequest, raw: RawResponse) -> tuple[TokenRequest, tuple[Span, ...]]:
+        """Check which prompt the server read; return the request with these ids, and the spans of its new images."""
+        if request.images is None:
+            self._echo(request, raw.echoed)
+            self._no_images(raw)
+            return request, ()
+        needs_echo = request.echo and "echoed" not in self.info.unreported
+        ids, media = ImageValidation(self.reader, request, request.images).read(raw, needs_echo=needs_echo)
+        return replace(request, input_ids=ids), media
+
+    def _no_images(self, raw: RawResponse) -> None:
+        """Check that the server does not report images of a prompt without any."""
+        spans = None if isinstance(raw.media, list) and not raw.media else raw.media
+        if spans is not None or (raw.image_tokens is not None and integer(raw.image_tokens) != 0):
+            raise self.reader.violation(
+                f"Law 4: the prompt has no images, but the server reports media={short_repr(spans)} and "
+                f"image_tokens={short_repr(raw.image_tokens)}."
+            )
 
     def _echo(self, request: TokenRequest, echoed: object) -> None:
         """Compare the echo with the ids sent; undecoded JSON is compared as text, and decoded only if it differs."""
@@ -169,7 +188,10 @@ class Validation:
             raise self.reader.violation(
                 f"Law 4: the server reported stop token {stop}, but the last output id is {output_ids[-1]}."
             )
-        if finish == Finish.LENGTH and len(output_ids) != sampling.max_new_tokens:
+        limit, context = sampling.max_new_tokens, self.info.max_model_len
+        if request.images is not None and context is not None:  # only the answer tells how long the prompt is
+            limit = min(limit, max(context - len(request.input_ids), 1))
+        if finish == Finish.LENGTH and len(output_ids) not in (limit, sampling.max_new_tokens):
             raise self.reader.violation(
                 f"Law 4: the output finished with 'length' after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )

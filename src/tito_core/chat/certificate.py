@@ -46,6 +46,9 @@ class Certificate:
         tools: Whether probes with tool results passed.
         needs_tools: Whether the template works only with tools.
         content_tokens: "inert", or "as-template" where content may become control tokens.
+        placeholder: The control token that the template writes for an image, or None if it takes no images.
+        images: Places where images are certified: "user messages", "tool results".
+        images_refused: The other places, each with the reason.
     """
 
     template: str
@@ -59,6 +62,9 @@ class Certificate:
     tools: bool
     content_tokens: ContentTokens = "inert"
     needs_tools: bool = False
+    placeholder: str | None = None
+    images: tuple[str, ...] = ()
+    images_refused: tuple[tuple[str, str], ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the certificate as `tito template check` prints it."""
@@ -68,6 +74,9 @@ class Certificate:
         yield f"probes     {len(self.passed)} equal to the template's own rendering, 0 different"
         only = ", and it works only with tools" if self.needs_tools else ""
         yield f"tools      {f'yes{only}' if self.tools else 'no: the template shows none'}"
+        yield f"images     {f'{self.placeholder} in ' + ' and '.join(self.images) if self.images else 'no'}"
+        for place, reason in self.images_refused if self.images else ():
+            yield f"           not in {place}: {reason}"
         for probe, reason in self.refused:
             yield f"refuses    {probe}: {reason}"
         for rewrite in self.rewrites:
@@ -93,6 +102,8 @@ class Certificate:
             fields["passed"] = tuple(fields["passed"])
             fields["refused"] = tuple((probe, reason) for probe, reason in fields["refused"])
             fields["rewrites"] = tuple(fields["rewrites"])
+            fields["images"] = tuple(fields["images"])
+            fields["images_refused"] = tuple((place, reason) for place, reason in fields["images_refused"])
             fields["thinking"] = Thinking(fields["thinking"])
             return cls(**fields)
         except (KeyError, TypeError) as error:

@@ -111,4 +111,10 @@ def _texts(message: Any) -> Iterator[str]:
 
 
 def _kinds(message: Any) -> tuple[str, ...]:
-    return (message["role"], *(next(iter(block), "") for block in message["content"]))
+    return (message["role"], *(_kind(block) for block in message["content"]))
+
+
+def _kind(block: Any) -> str:
+    kind, result = next(iter(block), ""), block.get("toolResult")
+    images = sum("image" in item for item in result["content"]) if isinstance(result, dict) else 0
+    return f"{kind} with {images} images" if images else str(kind)

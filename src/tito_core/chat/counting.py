@@ -12,11 +12,13 @@ from strands.types.content import Message, Messages
 
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.messages import MessageFormat, TemplateMessage, template_messages
+from tito_core.chat.messages import ImagePart, MessageFormat, TemplateMessage, template_messages
 from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
 
+USUAL_IMAGE_TOKENS = 256
+"""Tokens of an image in an estimate; only the server knows the number: that of a 512 x 512 picture in Qwen3-VL."""
 _AGAIN = "tool, again"
 """Pseudo-role of a tool result that follows another; templates group them."""
 _QUESTION, _LOOK, _RESULT = user_message("."), ("look", {"at": "it"}), [{"text": "."}]
@@ -76,7 +78,7 @@ class Counting:
             around = self.around.get(_AGAIN if role == before == "tool" else role)
             if around is None:
                 return None
-            count += around + self.encoder.count(_text(message))
+            count += around + self.encoder.count(_text(message)) + USUAL_IMAGE_TOKENS * _images(message)
             before = role
         return count
 
@@ -87,4 +89,9 @@ def _rendered(rendering: Rendering, prompt: bool) -> Traced:
 
 def _text(message: TemplateMessage) -> str:
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _images(message: TemplateMessage) -> int:
+    content = message["content"]
+    return 0 if isinstance(content, str) else sum(isinstance(part, ImagePart) for part in content)

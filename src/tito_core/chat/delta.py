@@ -283,6 +283,8 @@ def _mirror(message: Message) -> Message:
             blocks.append({"toolResult": {**block["toolResult"], "content": [{"text": "."}]}})
         elif "reasoningContent" in block:
             blocks.append({"reasoningContent": {"reasoningText": {"text": THOUGHT}}})
+        elif "image" in block:
+            blocks.append(block)
         elif "text" in block:
             blocks.append({"text": "." if block["text"].strip() else ""})
     return {"role": message["role"], "content": blocks}

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strands.types.content import ContentBlock
+from strands.types.tools import ToolResultContent
 
 from tito_core.chat.messages import UnsupportedContentError
 
 DEEPEST = 100
 """Deepest nesting of lists and mappings in a tool's arguments; the parsers' limit for sampled calls is the same."""
-_SUPPORTED = frozenset({"text", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
+_SUPPORTED = frozenset({"text", "image", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
 """Keys of the supported content blocks."""
 _KNOWN = _SUPPORTED | ContentBlock.__annotations__.keys()
+_RESULT_KINDS = ToolResultContent.__annotations__.keys() | {"video"}
+"""Keys of the content of tool results that Strands' models know; an item has one of them."""
 _LEAST, _BEYOND = -(2**63), 2**64
 """The range of integers that a ledger's file holds: `_LEAST <= n < _BEYOND`."""
 _SHOWN = 60
@@ -38,7 +41,7 @@ def check_messages(messages: Any, first: int = 0) -> int:
 
     Raises:
         InvalidMessageError: A message does not have Strands' form.
-        UnsupportedContentError: A message holds a block that cannot become tokens, such as an image.
+        UnsupportedContentError: A message holds a block that cannot become tokens, such as a video.
     """
     if not isinstance(messages, list | tuple):
         raise InvalidMessageError(
@@ -163,9 +166,13 @@ def _block(block: Any, role: str, where: str) -> int:
     if kind == "cachePoint":
         return 0
     if kind not in _SUPPORTED:
-        raise UnsupportedContentError(_unsupported(f"a block of kind {kind!r}", role, where))
+        raise UnsupportedContentError(unsupported(f"a block of kind {kind!r}", role, where))
     if not isinstance(value, dict):
         raise InvalidMessageError(f"{where}[{kind!r}] is {shown(value)}: give a dict.")
+    if kind == "image":
+        if role == "assistant":
+            raise UnsupportedContentError(unsupported("an image", role, where))
+        return _image(value, f"{where}['image']")
     if kind == "reasoningContent":
         return _reasoning(value, f"{where}['reasoningContent']")
     if (kind == "toolUse") != (role == "assistant"):
@@ -223,11 +230,19 @@ def _result(result: Mapping[str, Any], role: str, where: str) -> int:
 def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) -> int:
     if not isinstance(item, dict):
         raise InvalidMessageError(f"{where} is {shown(item)}: give {{'text': ...}} or {{'json': ...}}.")
+    of = f"in the tool result {result['toolUseId']!r}"
+    kinds = [key for key in item if key in _RESULT_KINDS]
+    if len(kinds) > 1:
+        why = "of which only one would become tokens: return an item for each from the tool"
+        raise UnsupportedContentError(
+            unsupported(f"{' and '.join(map(repr, kinds))} in one item {of}", role, where, why)
+        )
     if "text" in item:
         return _text(item["text"], f"{where}['text']")
-    of = f"in the tool result {result['toolUseId']!r}"
+    if "image" in item:
+        return _image(item["image"], f"{where}['image']")
     if "json" not in item:
-        raise UnsupportedContentError(_unsupported(f"a block of kind {next(iter(item), 'empty')!r} {of}", role, where))
+        raise UnsupportedContentError(unsupported(f"a block of kind {next(iter(item), 'empty')!r} {of}", role, where))
     try:
         fault = _bound_fault(item["json"], f"{where}['json']")
         size = 0 if fault else len(json.dumps(item["json"], ensure_ascii=False, allow_nan=False))
@@ -235,15 +250,31 @@ def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) ->
         fault = _fault_of(item["json"], f"{where}['json']", DEEPEST) or str(error)
     if fault is None:
         return size
-    raise UnsupportedContentError(_unsupported(f"a block of kind 'json' {of} that is not JSON ({fault})", role, where))
+    raise UnsupportedContentError(unsupported(f"a block of kind 'json' {of} that is not JSON ({fault})", role, where))
 
 
-def _unsupported(what: str, role: str, where: str) -> str:
+def _image(image: Any, where: str) -> int:
+    """Check an image's form; `image_content` reads its bytes."""
+    source = image.get("source") if isinstance(image, dict) else None
+    if not isinstance(source, dict) or not isinstance(image.get("format"), str):
+        raise InvalidMessageError(
+            f"{where} is {shown(image)}: give {{'format': 'png', 'source': {{'bytes': ...}}}}, with the image's bytes."
+        )
+    if not isinstance(source.get("bytes"), bytes) or source.get("location") is not None:
+        data = f", its 'bytes' of type {type(source['bytes']).__name__}" if "bytes" in source else ""
+        raise UnsupportedContentError(
+            f"{where}['source'] is {shown(source)}{data}. This provider reads only an object of type bytes, and no "
+            "location. Load the image and pass {'bytes': data}, with bytes(data) for another type."
+        )
+    return 0
+
+
+def unsupported(what: str, role: str, where: str, why: str = "which this provider cannot turn into tokens") -> str:
     """Return the error message for unsupported content, which would fail every later call until it is replaced."""
     index = where.partition("]")[0].removeprefix("messages[")
     return (
-        f"Message {index} ({role}) holds {what}, which this provider cannot turn into tokens. It stays in the agent's "
-        f"history. Replace it by text, agent.{where} = {{'text': '...'}}, and call agent() without a prompt."
+        f"Message {index} ({role}) holds {what}, {why.rstrip('.')}. It stays in the agent's history. Replace it by "
+        f"text, agent.{where} = {{'text': '...'}}, and call agent() without a prompt."
     )
 
 

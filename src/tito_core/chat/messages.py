@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import groupby
+from typing import Any, Literal, TypeAlias, cast
 
 from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
@@ -38,6 +39,24 @@ class UnsupportedContentError(ValueError):
     """A content block that this provider cannot put into a prompt."""
 
 
+class ImagePart(dict[str, str]):
+    """The part of a template message that stands for an image. The template writes a placeholder for it.
+
+    Attributes:
+        image: Strands' `ImageContent`, which the template does not see.
+    """
+
+    __slots__ = ("image",)
+
+    def __init__(self, image: Mapping[str, Any]) -> None:
+        super().__init__(type="image")
+        self.image = image
+
+
+Piece: TypeAlias = str | ImagePart
+"""A text or an image of a message."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
     """The format of the messages that a template family reads.
@@ -66,6 +85,19 @@ class MessageFormat:
         """Return a message's text as the template reads it."""
         return [{"type": "text", "text": text}] if self.parts else text
 
+    def content_of(self, pieces: Sequence[Piece], source: int) -> Any:
+        """Return a message's texts and images as the template reads them. Texts side by side are joined by newlines.
+
+        Content with an image is a list of parts for every template.
+        """
+        if not any(isinstance(piece, ImagePart) for piece in pieces):
+            return self.content(_joined([str(piece) for piece in pieces], source))
+        parts: list[Any] = []
+        for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
+            texts = list(group)
+            parts += [{"type": "text", "text": _joined(cast(list[str], texts), source)}] if is_text else texts
+        return parts
+
 
 _DEFAULT = MessageFormat()
 
@@ -75,8 +107,8 @@ def template_messages(
 ) -> list[TemplateMessage]:
     """Convert a history to template messages.
 
-    Text blocks of a message are joined by newlines. Tool results are sorted in the order of their calls, matched by
-    id, and come before the text of the same user message.
+    Text blocks of a message are joined by newlines, and images keep their places between them. Tool results are sorted
+    in the order of their calls, matched by id, and come before the text of the same user message.
 
     Args:
         messages: Strands messages.
@@ -85,7 +117,7 @@ def template_messages(
         message_format: The format that the template reads.
 
     Raises:
-        UnsupportedContentError: A block (image, document, ...) cannot become text.
+        UnsupportedContentError: A block (video, document, ...) cannot become text.
     """
     result: list[TemplateMessage] = []
     if system_prompt:
@@ -101,6 +133,23 @@ def template_messages(
         else:
             result += _user(message, calls, source, message_format)
     return result
+
+
+def image_blocks(messages: Messages, first: int = 0) -> list[Mapping[str, Any]]:
+    """Return the images of `messages[first:]`, Strands' `ImageContent`, in the order in which templates show them.
+
+    The message before them is the answer whose calls order their results.
+    """
+    if not any(map(_has_image, messages[first:])):
+        return []
+    contents: list[Any] = [message["content"] for message in template_messages(messages[max(first - 1, 0) :])]
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [part.image for part in parts if isinstance(part, ImagePart)]
+
+
+def _has_image(message: Message) -> bool:
+    results: list[Any] = [block["toolResult"]["content"] for block in message["content"] if "toolResult" in block]
+    return any("image" in block for blocks in (message["content"], *results) for block in blocks)
 
 
 def template_tools(tool_specs: Sequence[ToolSpec] | None) -> list[dict[str, Any]] | None:
@@ -187,13 +236,13 @@ def _user(
             "role": "tool",
             "tool_call_id": trace(message_format.call_id(sampled_id(result["toolUseId"])), source),
             "name": trace(_tool_name(by_id.get(result["toolUseId"], {"name": ""})), source),
-            "content": message_format.content(_joined(_shown(result, feedback.get(result["toolUseId"])), source)),
+            "content": message_format.content_of(_shown(result, feedback.get(result["toolUseId"])), source),
         }
         for result in results
     ]
-    texts = _texts(message["content"])
-    if texts or not results:
-        translated.append({"role": "user", "content": message_format.content(_joined(texts, source))})
+    pieces = _pieces(message["content"])
+    if pieces or not results:
+        translated.append({"role": "user", "content": message_format.content_of(pieces, source)})
     return translated
 
 
@@ -219,38 +268,47 @@ def _feedback(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return feedback
 
 
-def _shown(result: ToolResult, feedback: str | None) -> list[str]:
-    """Return a result's texts. For a malformed call, feedback replaces Strands' unknown-tool error."""
-    texts = _result_texts(result)
+def _shown(result: ToolResult, feedback: str | None) -> Sequence[Piece]:
+    """Return a result's texts and images. For a malformed call, feedback replaces Strands' unknown-tool error."""
+    pieces = _result_pieces(result)
     if feedback is None:
-        return texts
-    return [feedback, *(text for text in texts if text and MALFORMED_CALL not in text)]
+        return pieces
+    return [feedback, *(piece for piece in pieces if piece and MALFORMED_CALL not in piece)]
 
 
 def _texts(blocks: Sequence[ContentBlock]) -> list[str]:
-    texts = []
+    return [str(piece) for piece in _pieces([block for block in blocks if "image" not in block])]
+
+
+def _pieces(blocks: Sequence[ContentBlock]) -> list[Piece]:
+    pieces: list[Piece] = []
     for block in blocks:
         if "text" in block:
-            texts.append(block["text"])
+            pieces.append(block["text"])
+        elif "image" in block:
+            pieces.append(ImagePart(block["image"]))
         elif not {"toolUse", "toolResult", "reasoningContent", "cachePoint"} & set(block):
             raise UnsupportedContentError(
                 f"A message holds a {next(iter(block), 'empty')!r} block, which this provider cannot turn into tokens. "
-                "Send text, tool calls, tool results or reasoning."
+                "Send text, images, tool calls, tool results or reasoning."
             )
-    return texts
+    return pieces
 
 
-def _result_texts(result: ToolResult) -> list[str]:
-    texts = []
+def _result_pieces(result: ToolResult) -> list[Piece]:
+    pieces: list[Piece] = []
     for item in result["content"]:
+        if "image" in item:
+            pieces.append(ImagePart(item["image"]))
+            continue
         try:
-            texts.append(item["text"] if "text" in item else json.dumps(item["json"], ensure_ascii=False))
+            pieces.append(item["text"] if "text" in item else json.dumps(item["json"], ensure_ascii=False))
         except (KeyError, TypeError, ValueError) as error:  # not a JSON block, or not JSON
             raise UnsupportedContentError(
                 f"Tool result {result['toolUseId']!r} holds a {next(iter(item), 'empty')!r} block, which this provider "
-                f"cannot turn into tokens ({error}). Return text or JSON from the tool."
+                f"cannot turn into tokens ({error}). Return text, JSON or images from the tool."
             ) from error
-    return texts
+    return pieces
 
 
 def _joined(texts: Sequence[str], source: int) -> str:

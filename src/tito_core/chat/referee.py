@@ -53,6 +53,7 @@ class Conversion:
         calls: list[Any] = []
         for message in messages:
             texts = [block["text"] for block in message["content"] if "text" in block]
+            images = any("image" in block for block in message["content"])
             if message["role"] == "assistant":
                 calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
                 converted.append(self._answer(message, texts, calls))
@@ -61,19 +62,33 @@ class Conversion:
             names = {call["toolUseId"]: call["name"] for call in calls}
             order = {call_id: position for position, call_id in enumerate(names)}
             for result in sorted(results, key=lambda each: order.get(each["toolUseId"], len(order))):
-                texts_of_result = [b["text"] if "text" in b else _json(b["json"]) for b in result["content"]]
                 call_id = result["toolUseId"]
                 converted.append(
                     {
                         "role": "tool",
                         "tool_call_id": self._id(call_id),
                         "name": names.get(call_id, ""),
-                        "content": self._content("\n".join(texts_of_result)),
+                        "content": self._mixed(result["content"]),
                     }
                 )
-            if texts or not results:
-                converted.append({"role": "user", "content": self._content("\n".join(texts))})
+            if texts or images or not results:
+                converted.append({"role": "user", "content": self._mixed(message["content"])})
         return converted
+
+    def _mixed(self, blocks: Sequence[Any]) -> Any:
+        """Return the texts and images of a message or tool result; a list of parts if there is an image."""
+        runs: list[list[str] | None] = [[]]  # None is an image
+        for block in blocks:
+            if "image" in block:
+                runs += [None, []]
+            elif "text" in block or "json" in block:
+                run = runs[-1]
+                assert run is not None
+                run.append(block["text"] if "text" in block else _json(block["json"]))
+        if len(runs) == 1:
+            return self._content("\n".join(runs[0] or []))
+        shown = [run for run in runs if run is None or run]
+        return [{"type": "image"} if run is None else {"type": "text", "text": "\n".join(run)} for run in shown]
 
     def _answer(self, message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
         blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]

@@ -110,7 +110,7 @@ def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
     if isinstance(content, str):
         content = content.strip()
     elif message["role"] != "assistant":  # content in parts
-        content = [part for part in content or () if part["text"].strip()]
+        content = [part for part in content or () if part.get("text", "").strip()]
     return not content or not shown.isdisjoint({UNKNOWN, *sources(content)})
 
 

@@ -18,6 +18,7 @@ from tito_core.chat.counting import Counting
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
+from tito_core.chat.image_certificate import certify_images
 from tito_core.chat.message_check import shown
 from tito_core.chat.probes import assistant_message, user_message
 from tito_core.chat.referee import Referee
@@ -102,7 +103,8 @@ class ChatTemplate:
         certificate = store.load(key)
         referee = Referee(source, rendering.variables, lambda: rendering.now)
         if certificate is None:
-            certificate, delta = _certify(source, rendering, encoder, referee, content_tokens)
+            named = getattr(tokenizer, "image_token", None)
+            certificate, delta = _certify(source, rendering, encoder, referee, content_tokens, named)
             store.save(key, certificate)
         else:
             chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
@@ -114,6 +116,12 @@ class ChatTemplate:
         counting = Counting.of(delta)
         seen = Comparisons(referee, certificate)
         return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta, counting, seen)
+
+    @property
+    def placeholder_id(self) -> int | None:
+        """Id of the token that the template writes for an image, or None if it takes no images."""
+        placeholder = self.certificate.placeholder
+        return None if placeholder is None else self.encoder.added[placeholder]
 
     @classmethod
     def certify(
@@ -200,7 +208,7 @@ class ChatTemplate:
                 return False
             case Thinking.STRIPPED:
                 contents = (message["content"] for message in new if message["role"] == "user")
-                return any("text" in block for content in contents for block in content)
+                return any("text" in block or "image" in block for content in contents for block in content)
             case Thinking.ALWAYS_STRIPPED:
                 return bool(new)
             case Thinking.NOT_SHOWN:
@@ -227,9 +235,16 @@ class ChatTemplate:
 
 
 def _certify(
-    source: str, rendering: Rendering, encoder: ContentSafeEncoder, referee: Referee, content_tokens: ContentTokens
+    source: str,
+    rendering: Rendering,
+    encoder: ContentSafeEncoder,
+    referee: Referee,
+    content_tokens: ContentTokens,
+    image_token: str | None,
 ) -> tuple[Certificate, DeltaSource]:
-    trial = choose(rendering, encoder, judge_of(referee, encoder))
+    judge = judge_of(referee, encoder)
+    trial = choose(rendering, encoder, judge)
+    images = certify_images(trial.source, judge, named=image_token, tools=trial.tools)
     moved = [f"{MOVED}: it is written in another place ({name})" for name in trial.moved[:1]]
     certificate = Certificate(
         template=hashlib.sha256(source.encode()).hexdigest(),
@@ -243,6 +258,9 @@ def _certify(
         tools=trial.tools,
         needs_tools=trial.needs_tools,
         content_tokens=content_tokens,
+        placeholder=images.placeholder,
+        images=images.places,
+        images_refused=images.refused,
     )
     return certificate, trial.source
 

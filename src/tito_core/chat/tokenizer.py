@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
 
 HUB_TIMEOUT_S = 5.0
 """Seconds to wait for a first answer of the model hub."""
+GROUP = "tito.tokenizers"
+"""Entry-point group of tokenizers that packages offer by name.
+
+Each is a function `(name: str, *, local_files_only: bool) -> Path` that returns a folder. With `local_files_only` it
+raises instead of downloading.
+"""
 
 
 class TokenizerError(ValueError):
@@ -20,11 +27,12 @@ class TokenizerError(ValueError):
 def load_tokenizer(
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase, *, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer from a folder, the model hub's cache or the hub, or the given object itself.
+    """Return a tokenizer from a folder, an installed package, the model hub's cache or the hub, or the object itself.
 
     Args:
-        tokenizer: A model's name on the hub, a folder, or a tokenizer.
-        local_files_only: Whether to skip the hub.
+        tokenizer: A folder, a name that an installed package offers (see `GROUP`), a model's name on the hub, or a
+            tokenizer.
+        local_files_only: Whether to use only files on this machine.
 
     Raises:
         TokenizerError: No tokenizer loads from the name, or the object is not a tokenizer of `transformers`.
@@ -41,6 +49,8 @@ def load_tokenizer(
         ) from error
     if is_folder:
         return _load(name, local_files_only=True)
+    if (offered := _offered(name, local_files_only)) is not None:
+        return offered
     if os.path.isabs(name) or name.startswith((".", "~")):
         raise TokenizerError(f"There is no folder {name!r} to load a tokenizer from: check the path.")
     try:
@@ -50,6 +60,19 @@ def load_tokenizer(
             raise
         _check_hub(name)
         return _load(name, local_files_only=False)
+
+
+def _offered(name: str, local_files_only: bool) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer that an installed package offers by this name, or None if none does."""
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            folder = point.load()(name, local_files_only=local_files_only)
+        except Exception as error:  # another package's code
+            raise TokenizerError(f"Tokenizer {name!r} of {point.value} cannot be loaded ({error}).") from error
+        loaded = _load(os.fspath(folder), local_files_only=True)
+        loaded.name_or_path = name  # ledgers record it; the folder exists on this machine only
+        return loaded
+    return None
 
 
 def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

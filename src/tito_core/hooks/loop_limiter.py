@@ -36,7 +36,7 @@ class LoopLimitReachedError(EventLoopException):
 
     def __init__(self, allowed: int | str, reached: int | None = None) -> None:
         reached = reached if isinstance(allowed, str) or reached is not None else allowed
-        message = f"The agent's loop reached its limit: {reached} {self.counted}, {allowed} allowed."
+        message = f"Max {self.counted} ({allowed}) reached: the agent's loop has {reached}."
         super().__init__(Exception(allowed if isinstance(allowed, str) else message))
         self.original_exception = self
         self.allowed = allowed
@@ -147,7 +147,7 @@ class LoopLimiter(HookProvider):
         if _position(event.agent.messages, event.tool_use["toolUseId"]) >= allowed:
             with self._lock:
                 self.cancelled_tool_call_count += 1
-            event.cancel_tool = f"This tool call was not executed: at most {allowed} tool calls of one message are."
+            event.cancel_tool = f"Max parallel tool calls ({allowed}) reached: this call was not executed."
 
     def _end(self, event: BeforeModelCallEvent) -> None:
         """Raise when a limit is reached."""

@@ -5,6 +5,7 @@ from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger, Sink
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Segment, Trajectory
@@ -33,6 +34,7 @@ __all__ = [
     "EngineRecord",
     "Finish",
     "Header",
+    "Image",
     "LawViolationError",
     "Ledger",
     "MediaSpan",

@@ -19,6 +19,7 @@ from tito_core.ledger.invariants import (
     check_branch,
     check_facts,
     check_prefix,
+    check_stored,
     check_values,
 )
 from tito_core.ledger.provenance import is_output
@@ -44,6 +45,8 @@ def check_ledger(ledger: Ledger) -> None:
         check_prefix(ledger, turn)
         check_facts(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
         check_branch(turn, first=turn.parent not in extended)
+        if turn.draft.media:
+            check_stored(turn.draft.media, ledger.images, turn=turn.index)
         extended.add(turn.parent)
     trained: Counter[int] = Counter()
     for path, context in _tails(ledger):

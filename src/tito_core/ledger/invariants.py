@@ -5,13 +5,14 @@ Each function raises `LawViolationError` with the law, the turn, the offset, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.image import Image
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.turn import Draft, MediaSpan, ResponseSpan, Turn, VersionSpan
 
@@ -82,6 +83,7 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
             check_top(draft.extras["top_ids"], draft.extras["top_logprobs"], turn=turn)
     if draft.media:
         check_media(draft.media, start=path_length, stop=expected, turn=turn)
+        check_placeholders(draft, path_length=path_length, turn=turn)
 
 
 def check_counts(draft: Draft, *, turn: int) -> None:
@@ -192,6 +194,44 @@ def check_media(media: Sequence[MediaSpan], *, start: int, stop: int, turn: int)
         if len(span.sha256) != 32:
             raise LawViolationError(2, f"turn {turn}: a media digest has {len(span.sha256)} bytes, SHA-256 has 32.")
         end = span.offset + span.length
+
+
+def check_placeholders(draft: Draft, *, path_length: int, turn: int) -> None:
+    """Check laws 2 and 3 on the tokens of images: one repeated id, and provenance `PROMPT`.
+
+    Media of an unknown format are not checked.
+    """
+    ids, provenance = draft.columns.prompt_ids, draft.columns.prompt_provenance
+    for span in draft.media:
+        inside = slice(span.offset - path_length, span.offset - path_length + span.length)
+        if span.format and np.any(ids[inside] != ids[inside.start]):
+            raise LawViolationError(
+                2,
+                f"turn {turn}: the image at {span.offset} has the placeholders {ids[inside].tolist()[:8]}, not one id.",
+            )
+        if span.format and np.any(provenance[inside] != Provenance.PROMPT):
+            raise LawViolationError(
+                3, f"turn {turn}: a placeholder of the image at {span.offset} has a provenance other than PROMPT."
+            )
+
+
+def check_stored(media: Sequence[MediaSpan], images: Mapping[bytes, Image], *, turn: int) -> None:
+    """Check law 4 on images: the ledger holds their bytes, with the span's format and size.
+
+    Media of an unknown format are not checked.
+    """
+    for span in media:
+        if not span.format:
+            continue
+        image = images.get(span.sha256)
+        found = None if image is None else (image.format, image.width, image.height)
+        if found != (span.format, span.width, span.height):
+            raise LawViolationError(
+                4,
+                f"turn {turn}: the image at {span.offset}, digest {span.sha256.hex()[:12]}, is {span.format} of "
+                f"{span.width} x {span.height} pixels, but the ledger stores {found or 'no image with that digest'}. "
+                "Give it the images of its turns.",
+            )
 
 
 def check_prefix(ledger: Ledger, turn: Turn) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,11 +17,13 @@ from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.history_index import HistoryIndex, Match, Node
+from tito_core.ledger.image import Image
 from tito_core.ledger.interning import CallIds, Interner
 from tito_core.ledger.json_equality import strict
 from tito_core.ledger.notebook import as_html
 from tito_core.ledger.trajectory import Trajectory, assemble
-from tito_core.ledger.turn import Draft, Turn
+from tito_core.ledger.tree import count, draw
+from tito_core.ledger.turn import Draft, MediaSpan, Turn
 from tito_core.ledger.vocabulary import VocabularyCheck
 
 
@@ -33,8 +37,8 @@ class Sink(Protocol):
     def append(self, ledger: Ledger) -> None:
         """Write all turns and annotations that a ledger has so far."""
 
-    def turn(self, header: Header, turn: Turn) -> None:
-        """Write a turn that is about to be committed."""
+    def turn(self, header: Header, turn: Turn, images: Sequence[Image]) -> None:
+        """Write a turn that is about to be committed, after the images that it is the first to show."""
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
         """Write the ledger's annotation number `index`, which is about to be added."""
@@ -71,23 +75,28 @@ class Ledger:
         self._turns: list[Turn] = []
         self._annotations: list[Annotation] = []
         self._parents: set[int] = set()
+        self._images: dict[bytes, Image] = {}
         self._histories = HistoryIndex()
         self._interner = Interner()
         self._lock = threading.Lock()
         self.call_ids = CallIds(self.uuid)
 
     @classmethod
-    def load(cls, header: Header, drafts: Iterable[Draft], annotations: Iterable[Annotation]) -> Ledger:
-        """Rebuild a ledger from its parts. The laws are not checked; call `check_ledger`.
+    def load(
+        cls, header: Header, drafts: Iterable[Draft], annotations: Iterable[Annotation], images: Iterable[Image] = ()
+    ) -> Ledger:
+        """Rebuild a ledger from its parts. Of the laws, only its images are checked; call `check_ledger`.
 
         Args:
             header: Its header.
             drafts: Its turns' content in commit order. Equal sampling parameters are one object whose `first` is the
                 first turn that has them; the same holds for servers.
             annotations: Its annotations, in order.
+            images: The images that its turns show.
 
         Raises:
             IndexError: A parent does not come before its turn.
+            LawViolationError: A turn shows an image that is not among `images` (law 4).
         """
         ledger = cls(header.uuid)
         ledger.header = header
@@ -99,6 +108,10 @@ class Ledger:
         ledger._histories.load(ledger._turns)
         ledger.call_ids = CallIds(header.uuid, max((turn.draft.call_ids for turn in ledger._turns), default=0))
         ledger._annotations = list(annotations)
+        ledger._images = {image.sha256: image for image in images}
+        for turn in ledger._turns:
+            if turn.draft.media:
+                invariants.check_stored(turn.draft.media, ledger._images, turn=turn.index)
         return ledger
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,7 +121,8 @@ class Ledger:
         loaded ledger does.
         """
         with self._lock:
-            return Ledger.load, (self.header, [turn.draft for turn in self._turns], list(self._annotations))
+            drafts = [turn.draft for turn in self._turns]
+            return Ledger.load, (self.header, drafts, list(self._annotations), list(self._images.values()))
 
     def __copy__(self) -> Ledger:
         """Return a deep copy: a shallow one would share sampling parameters and columns with this ledger."""
@@ -137,13 +151,16 @@ class Ledger:
         """
         invariants.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
 
-    def commit(self, draft: Draft, match: Match | None = None, answer: Any = None) -> Turn:
+    def commit(
+        self, draft: Draft, match: Match | None = None, answer: Any = None, images: Iterable[Image] = ()
+    ) -> Turn:
         """Append a turn, whole or not at all.
 
         Args:
             draft: The turn's content. Its laws are checked before anything changes.
             match: The history that it answers. Without it, the turn is found by its fingerprint only.
             answer: The message that follows that history.
+            images: The images of its media. Those that the ledger holds already are not stored again.
 
         Raises:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 8, 9 or 10.
@@ -155,8 +172,12 @@ class Ledger:
             turn = self._turn_of(self._interner.intern(self._with_branch(draft), len(self._turns), self.call_ids.given))
             invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
             invariants.check_branch(turn, first=not self._has_child(draft.parent))
+            new = {image.sha256: image for image in images if image.sha256 not in self._images}
+            if draft.media:
+                invariants.check_stored(draft.media, ChainMap(new, self._images), turn=turn.index)
             if self.sink is not None:
-                self.sink.turn(self.header, turn)
+                self.sink.turn(self.header, turn, tuple(new.values()))
+            self._images.update(new)
             self._append(turn)
             self._interner.register(turn)
             if match is None:
@@ -224,6 +245,15 @@ class Ledger:
             return annotation
 
     @property
+    def images(self) -> Mapping[bytes, Image]:
+        """The images that its turns show, each once, by the digest of its bytes, in the order of their commits."""
+        return MappingProxyType(self._images)
+
+    def media(self, index: int | None) -> tuple[MediaSpan, ...]:
+        """Return the media of the path from the root to turn `index`, in order; empty for None."""
+        return tuple(span for turn in self.path(index) if turn.draft.media for span in turn.draft.media)
+
+    @property
     def annotations(self) -> tuple[Annotation, ...]:
         """All annotations, in the order they were added."""
         return tuple(self._annotations)
@@ -245,8 +275,16 @@ class Ledger:
         return turns[::-1]
 
     def path_length(self, index: int | None) -> int:
-        """Return the number of tokens from the root to the end of turn `index`; 0 for None."""
-        return 0 if index is None else self._turns[index].path_length
+        """Return the number of tokens from the root to the end of turn `index`; 0 for None.
+
+        Raises:
+            IndexError: There is no such turn.
+        """
+        if index is None:
+            return 0
+        if index < 0:  # Python would count from the end
+            raise IndexError(f"Turn {index} does not exist. The turns are 0 to {len(self._turns) - 1}.")
+        return self._turns[index].path_length
 
     def path_ids(self, index: int | None, *more: TokenIds) -> TokenIds:
         """Return the token ids from the root to the end of turn `index`, shape (path_length,), followed by `more`."""
@@ -266,7 +304,13 @@ class Ledger:
     def iter_trajectories(self, *, train_constrained: bool = False) -> Iterator[Trajectory]:
         """Yield the trajectory of each root-to-leaf path. A shared turn is trained in the first one only (law 3)."""
         for path, context in self.iter_paths():
-            yield assemble(path, context=context, train_constrained=train_constrained)
+            yield assemble(
+                path,
+                context=context,
+                train_constrained=train_constrained,
+                images=self._images,
+                tokenizer=self.header.tokenizer,
+            )
 
     def iter_paths(self) -> Iterator[tuple[list[Turn], Set[int]]]:
         """Yield the turns of each root-to-leaf path, and the indices of turns that earlier paths have."""
@@ -282,8 +326,6 @@ class Ledger:
 
     def tree(self) -> str:
         """Draw the forest as text, one line per turn."""
-        from tito_core.ledger.tree import draw
-
         return draw(self)
 
     def __repr__(self) -> str:
@@ -291,8 +333,8 @@ class Ledger:
         sampled = sum(turn.draft.columns.output for turn in turns)
         task = "" if self.header.task_id is None else f", task {self.header.task_id!r}"
         return (
-            f"<Ledger {self.uuid}{task}: {len(turns)} turns, {len(self.leaves())} leaves, "
-            f"{sum(turn.own_length for turn in turns)} tokens, {sampled} sampled>"
+            f"<Ledger {self.uuid}{task}: {count(len(turns), 'turn')}, {count(len(self.leaves()), 'leaf', 'leaves')}, "
+            f"{count(sum(turn.own_length for turn in turns), 'token')}, {sampled} sampled>"
         )
 
     def _repr_html_(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy.typing as npt
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.image import Image
 from tito_core.ledger.notebook import as_html
 from tito_core.ledger.provenance import Provenance, Provenances
-from tito_core.ledger.turn import Semantics, Turn, VersionSpan
+from tito_core.ledger.tree import count
+from tito_core.ledger.turn import MediaSpan, Semantics, Turn, VersionSpan
 
 
 class Segment(NamedTuple):
@@ -40,6 +43,8 @@ class Trajectory:
         logprobs: float32, shape (n,): as the engine reported them; NaN on tokens that it did not sample.
         provenance: uint8, shape (n,): a `Provenance` value per token.
         context_turns: Turns of the path that an earlier trajectory trains; here their loss mask is 0.
+        images: The image of each of `media`, in order; a medium whose bytes the ledger does not hold is left out.
+        tokenizer: Name of the ledger's tokenizer, with which a notebook shows text; None if it names none.
     """
 
     path: tuple[Turn, ...]
@@ -48,6 +53,8 @@ class Trajectory:
     logprobs: Logprobs
     provenance: Provenances
     context_turns: frozenset[int]
+    images: tuple[Image, ...] = ()
+    tokenizer: str | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -55,7 +62,8 @@ class Trajectory:
     def __repr__(self) -> str:
         trained = int(np.count_nonzero(self.loss_mask))
         sampled = self.count(Provenance.SAMPLED) + self.count(Provenance.CONSTRAINED)
-        return f"<Trajectory: {len(self.path)} turns, {len(self)} tokens, {sampled} sampled, {trained} trained here>"
+        turns, tokens = count(len(self.path), "turn"), count(len(self), "token")
+        return f"<Trajectory: {turns}, {tokens}, {sampled} sampled, {trained} trained here>"
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows."""
@@ -91,6 +99,11 @@ class Trajectory:
             for start in [turn.path_length - turn.draft.columns.output]
             for span in turn.draft.engine.versions
         )
+
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        """Spans of the images' placeholders, as offsets into the columns."""
+        return tuple(span for turn in self.path for span in turn.draft.media)
 
     @property
     def semantics(self) -> tuple[Semantics, ...]:
@@ -137,8 +150,21 @@ class Trajectory:
         return whole
 
 
-def assemble(path: Sequence[Turn], *, context: Set[int], train_constrained: bool) -> Trajectory:
-    """Flatten a root-to-leaf path, or a piece of one. Turns in `context` get loss mask 0."""
+_NO_IMAGES: Mapping[bytes, Image] = MappingProxyType({})
+
+
+def assemble(
+    path: Sequence[Turn],
+    *,
+    context: Set[int],
+    train_constrained: bool,
+    images: Mapping[bytes, Image] = _NO_IMAGES,
+    tokenizer: str | None = None,
+) -> Trajectory:
+    """Flatten a root-to-leaf path, or a piece of one. Turns in `context` get loss mask 0.
+
+    `images` are the ledger's, by digest, and `tokenizer` is the name in its header.
+    """
     n = sum(turn.own_length for turn in path)
     token_ids, loss_mask = np.empty(n, np.int32), np.zeros(n, np.uint8)
     logprobs, provenance = np.full(n, np.nan, np.float32), np.empty(n, np.uint8)
@@ -161,4 +187,6 @@ def assemble(path: Sequence[Turn], *, context: Set[int], train_constrained: bool
         logprobs=logprobs,
         provenance=provenance,
         context_turns=frozenset([turn.index for turn in path if turn.index in context]),
+        images=tuple([images[span.sha256] for turn in path for span in turn.draft.media if span.sha256 in images]),
+        tokenizer=tokenizer,
     )

@@ -17,8 +17,8 @@ def draw(ledger: Ledger) -> str:
     sampled = sum(turn.draft.columns.output for turn in turns)
     total = sum(turn.own_length for turn in turns)
     title = (
-        f"ledger {ledger.uuid}: {_count(len(turns), 'turn')}, "
-        f"{_count(len(ledger.leaves()), 'trajectory', 'trajectories')}, {total} tokens, {sampled} of them sampled"
+        f"ledger {ledger.uuid}: {count(len(turns), 'turn')}, "
+        f"{count(len(ledger.leaves()), 'trajectory', 'trajectories')}, {total} tokens, {sampled} of them sampled"
     )
     return "\n".join([title, *_lines(turns)])
 
@@ -69,5 +69,6 @@ def _unless_ok(status: str) -> str:
     return "" if status == "ok" else f" ({status})"
 
 
-def _count(count: int, one: str, several: str = "") -> str:
-    return f"{count} {one if count == 1 else several or one + 's'}"
+def count(number: int, one: str, several: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number} {one if number == 1 else several or one + 's'}"

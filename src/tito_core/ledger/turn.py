@@ -146,11 +146,17 @@ class MediaSpan(NamedTuple):
         offset: First token, counted from the start of the path.
         length: Number of tokens.
         sha256: Digest of the medium's bytes, 32 bytes.
+        format: Such as "png"; empty if unknown.
+        width: In pixels; 0 if unknown.
+        height: In pixels; 0 if unknown.
     """
 
     offset: int
     length: int
     sha256: bytes
+    format: str = ""
+    width: int = 0
+    height: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

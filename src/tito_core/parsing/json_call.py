@@ -16,6 +16,8 @@ DEEPEST = 100
 
 _BLANK = re.compile(r"\s*")
 _USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_OTHER = "parameters"
+"""Key of the arguments, loosely in any format: SGLang reads it in all its formats of JSON objects, vLLM in Phi-4's."""
 _DECODER = json.JSONDecoder()
 
 
@@ -88,7 +90,7 @@ def call_of_object(
     loosely: Set[str] = frozenset(),
     name_key: str = "name",
 ) -> ParsedCallText:
-    """Return the call in a decoded JSON value.
+    """Return the call in a decoded JSON value; it is loose if it has "parameters" in place of `arguments`.
 
     Args:
         value: The decoded value.
@@ -107,10 +109,13 @@ def call_of_object(
     name = value.get(name_key)
     if not isinstance(name, str) or not name:
         raise Malformed(f'The call has no "{name_key}" string.')
+    loose = ""
+    if arguments not in value and isinstance(value.get(_OTHER), dict):
+        loose, arguments = f'The call has no "{arguments}" object, but "{_OTHER}".', _OTHER
     if not isinstance(value.get(arguments), dict):
         raise Malformed(f'The call has no "{arguments}" object.', name)
     extra = set(value) - {name_key, arguments, call_id} - allowed
-    loose = f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}." if extra else ""
+    loose = f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}." if extra else loose
     if extra - loosely:
         raise Malformed(loose, name)
     if "type" in value and value["type"] != "function":

@@ -115,7 +115,9 @@ class Markup:
     def _anchored(self, decoded: DecodedIds, match: re.Match[str]) -> bool:
         for anchor, token in self.anchors.items():
             at = match.group().find(anchor)
-            if at >= 0:
-                holds = decoded.token_of(match.start() + at)
-                return decoded.ids[holds] == token and decoded.starts[holds] == match.start() + at
+            if at < 0:
+                continue
+            holds = decoded.token_of(match.start() + at)
+            if decoded.ids[holds] != token or decoded.starts[holds] != match.start() + at:
+                return False
         return True

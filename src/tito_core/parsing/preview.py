@@ -125,7 +125,7 @@ class Preview:
             self._in_block = False
             return Piece("reasoning", self._thought.end_block())
         reasoning, opening = self._parser.reasoning, self._parser.calls.opening
-        if mark.tag in self._parser.calls.wrappers:
+        if mark.tag in self._parser.calls.wrappers and mark.tag not in opening:
             return Piece("text", "")
         if reasoning is not None and mark.tag == reasoning.open and mark.tag not in opening:
             self._in_block = True

@@ -12,7 +12,14 @@ from tito_core.parsing.json_call import json_value
 _PYTHON = {"True": True, "False": False, "None": None}
 """As Jinja writes them: the templates of Qwen3-Coder and Nemotron render scalars this way."""
 
+_ALIASES = {
+    **{"str": "string", "text": "string", "int": "integer", "float": "number", "double": "number"},
+    **{"bool": "boolean", "list": "array", "dict": "object", "none": "null"},
+}
+"""Names of types that JSON Schema does not have, but that tools' schemas use."""
+
 _DEEPEST_REFERENCE = 20
+_JSON_TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
 _OF_VALUE: dict[type, tuple[str, ...]] = {
     type(None): ("null",),
     bool: ("boolean",),
@@ -102,10 +109,9 @@ def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] |
         found = _looked_up(reference, whole)
         return None if found is None else types_of(found, whole, deep + 1)
     kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list) and kind:
-        return {str(each) for each in kind}
+    if kinds := [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []:
+        named = {_ALIASES.get(str(each).lower(), str(each).lower()) for each in kinds}
+        return named if named <= _JSON_TYPES else None
     for union in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(union), list) and options:
             each = [types_of(option, whole, deep + 1) if isinstance(option, Mapping) else None for option in options]

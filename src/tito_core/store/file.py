@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,21 @@ import msgspec
 
 from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, SchemaError, expect_preamble, framed
 from tito_core.store.index import Index, uuid_bytes
-from tito_core.store.records import UNREADABLE, expect_readable, load, record_of, turn_record
+from tito_core.store.records import UNREADABLE, expect_readable, image_record, load, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
+
+
+class _ImageData(msgspec.Struct):
+    data: bytes
+
+
+_DECODER = msgspec.msgpack.Decoder(_ImageData)
 
 
 class LedgerFile:
@@ -110,11 +119,18 @@ class LedgerFile:
             records = self._fresh_index().records(uuid)
             if records is None:
                 raise KeyError(f"{self.path} has no ledger {uuid} among its {len(self)} ledgers.")
-            headers, turns, annotations = (tuple(records[kind]) for kind in Kind)
+            headers, turns, annotations, images = (tuple(records[kind]) for kind in Kind)
         if not headers:
             raise SchemaError(f"{self.path}: ledger {uuid} has no header. Restore the file from a copy.")
         header = next(self._read(headers[:1]))
-        ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode, base64=False)
+        ledger = load(
+            header,
+            self._read(turns),
+            self._read(annotations),
+            msgspec.msgpack.decode,
+            images=self._read(images),
+            base64=False,
+        )
         if ledger.uuid != uuid:
             raise SchemaError(f"{self.path}: ledger {uuid} has the header of ledger {ledger.uuid}.")
         if check:
@@ -148,7 +164,9 @@ class LedgerFile:
                     f"but this copy has {len(ledger)} and {len(ledger.annotations)}: load it from the file "
                     "(LedgerFile.resume) before you continue it."
                 )
-            parts = [framed(Kind.TURN, uuid_bytes(ledger.uuid), _payload(turn)) for turn in turns]
+            known = self._stored_images(ledger.uuid) if ledger.images else set()
+            parts = [_framed(ledger.header, image) for key, image in ledger.images.items() if key not in known]
+            parts += [framed(Kind.TURN, uuid_bytes(ledger.uuid), _payload(turn)) for turn in turns]
             parts += [
                 framed(Kind.ANNOTATION, uuid_bytes(ledger.uuid), _ENCODER.encode(record_of(annotation)))
                 for annotation in annotations
@@ -167,9 +185,9 @@ class LedgerFile:
         self._attached[ledger.uuid] = ledger
         return ledger
 
-    def turn(self, header: Header, turn: Turn) -> None:
-        """Write a turn that is about to be committed (`Sink`)."""
-        self._stream(header, Kind.TURN, turn.index, _payload(turn))
+    def turn(self, header: Header, turn: Turn, images: Sequence[Image]) -> None:
+        """Write a turn that is about to be committed, after its new images (`Sink`)."""
+        self._stream(header, Kind.TURN, turn.index, _payload(turn), [_framed(header, image) for image in images])
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
         """Write a ledger's next annotation (`Sink`)."""
@@ -183,7 +201,7 @@ class LedgerFile:
         """Close the file, without `sync`."""
         self._file.close()
 
-    def _stream(self, header: Header, kind: Kind, index: int, payload: bytes) -> None:
+    def _stream(self, header: Header, kind: Kind, index: int, payload: bytes, images: Sequence[bytes] = ()) -> None:
         with self._exclusive():
             written = self._index.count(header.uuid, kind)
             if written != index:
@@ -194,7 +212,16 @@ class LedgerFile:
                     "one writer. Share the ledger that streams (LedgerFile.resume), or give the other agent its own "
                     "session."
                 )
-            self._write(header, framed(kind, uuid_bytes(header.uuid), payload))
+            self._write(header, b"".join([*images, framed(kind, uuid_bytes(header.uuid), payload)]))
+
+    def _stored_images(self, uuid: str) -> set[bytes]:
+        """Return the digests of a ledger's images in the file. After a crash it may have one that no turn shows."""
+        records = self._index.records(uuid)
+        frames = records[Kind.IMAGE] if records else []
+        try:
+            return {sha256(_DECODER.decode(payload).data).digest() for payload in self._read(frames)}
+        except UNREADABLE as error:
+            raise SchemaError(f"An image of ledger {uuid} in {self.path} cannot be read: {error}.") from error
 
     def _expect_same(self, ledger: Ledger) -> None:
         """Compare the header and the last common turn with the file's."""
@@ -295,6 +322,10 @@ def _canonical(payload: bytes | memoryview) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(payload), order="deterministic")
     except (*UNREADABLE, TypeError) as error:
         raise SchemaError(f"A record of the file cannot be read: {error}. Restore the file from a copy.") from error
+
+
+def _framed(header: Header, image: Image) -> bytes:
+    return framed(Kind.IMAGE, uuid_bytes(header.uuid), _ENCODER.encode(image_record(image)))
 
 
 def _payload(turn: Turn) -> bytes:

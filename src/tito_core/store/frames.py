@@ -51,6 +51,7 @@ class Kind(IntEnum):
     HEADER = 1
     TURN = 2
     ANNOTATION = 3
+    IMAGE = 4
 
 
 _KINDS = {int(kind): kind for kind in Kind}

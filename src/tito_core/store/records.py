@@ -1,4 +1,4 @@
-"""Ledgers as plain values and back (law 12): one record for the header, one per turn, one per annotation.
+"""Ledgers as plain values and back (law 12): one record for the header, one per turn, annotation and image.
 
 Records contain only dicts, lists, str, int, float, bytes and None, so that any format can hold them. Their fields are
 those of the ledger's own classes (`Header`, `Draft`, `Annotation`), which are the schema; fields with their default
@@ -19,6 +19,7 @@ import msgspec
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.image import Image
 from tito_core.ledger.json_equality import plain
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Semantics, Server, Turn
@@ -40,13 +41,14 @@ def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
         engine: Keep each turn's `engine` record. Without it, the same conversation and answers give equal records on
             every backend (law 13). Such a record is for comparison only and cannot be loaded.
     """
-    return {
+    record = {
         "format": FORMAT,
         "schema": SCHEMA,
         "header": record_of(ledger.header),
         "turns": [turn_record(turn, engine=engine) for turn in ledger],
         "annotations": [record_of(annotation) for annotation in ledger.annotations],
     }
+    return {**record, "images": [*map(image_record, ledger.images.values())]} if ledger.images else record
 
 
 def from_record(record: Mapping[str, Any], decode: Callable[[Any], Any] = lambda part: part) -> Ledger:
@@ -66,10 +68,11 @@ def from_record(record: Mapping[str, Any], decode: Callable[[Any], Any] = lambda
             f"This ledger has schema {record.get('schema')}, this version of strands-tito reads {SCHEMA}: "
             "upgrade strands-tito to read it."
         )
-    for name in ("turns", "annotations"):
-        if not isinstance(record.get(name), list):
+    lists = {"images": [], **record}
+    for name in ("turns", "annotations", "images"):
+        if not isinstance(lists.get(name), list):
             raise SchemaError(f"This ledger has no list of {name}.")
-    return load(record.get("header"), record["turns"], record["annotations"], decode)
+    return load(record.get("header"), lists["turns"], lists["annotations"], decode, images=lists["images"])
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
@@ -84,6 +87,11 @@ def turn_record(turn: Turn, *, engine: bool = True) -> Record:
     whole = {"backend": server.backend, "model": server.model, "semantics": record_of(server.semantics)}
     record["engine"]["server"] = whole if server.first == turn.index else server.first
     return record
+
+
+def image_record(image: Image) -> Record:
+    """Return an image as a plain value. Its digest is not stored: a loader computes it from the bytes."""
+    return {"data": image.data, "format": image.format, "width": image.width, "height": image.height}
 
 
 def record_of(value: Any) -> Record:
@@ -128,6 +136,7 @@ def load(
     annotations: Iterable[Any],
     decode: Callable[[Any], Any] = lambda part: part,
     *,
+    images: Iterable[Any] = (),
     base64: bool = True,
 ) -> Ledger:
     """Rebuild one ledger from its records.
@@ -137,6 +146,7 @@ def load(
         turns: Records of the turns, in commit order.
         annotations: Records of the annotations, in order.
         decode: Converts each record to a plain value.
+        images: Records of the images.
         base64: Whether bytes may be base64 strings, as in JSON.
 
     Raises:
@@ -160,8 +170,10 @@ def load(
             drafts.append(_read(decode(record), Draft, shared, base64=base64))  # noqa: PERF401  # `shared` reads the list
         part = "annotation"
         notes = [_read(decode(record), Annotation, base64=base64) for record in annotations]
+        part = "image"
+        pictures = [_read(decode(record), _Image, base64=base64).image() for record in images]
         part = "forest"
-        return Ledger.load(own_header, drafts, notes)
+        return Ledger.load(own_header, drafts, notes, pictures)
     except UNREADABLE as error:
         name = f"Turn {len(drafts)}" if part == "turn" else f"The {part}"
         raise SchemaError(f"{name} of a ledger cannot be read: {error}") from error
@@ -212,6 +224,18 @@ class _Server:
     semantics: Semantics
 
 
+@dataclass(frozen=True, slots=True)
+class _Image:
+    data: bytes
+    format: str
+    width: int
+    height: int
+
+    def image(self) -> Image:
+        """Return the image; its digest is computed."""
+        return Image(self.data, self.format, self.width, self.height)
+
+
 _FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
     kind: (frozenset(field.name for field in fields(kind)), parts)
     for kind, parts in {
@@ -224,6 +248,7 @@ _FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
         Draft: (("columns", Columns), ("engine", EngineRecord), ("branch", Branch), ("extras", Column)),
         Semantics: (),
         _Server: (("semantics", Semantics),),
+        _Image: (),
     }.items()
 }
 """Each class's field names, and its fields that are checked in turn; `extras` is a mapping of columns."""

@@ -6,12 +6,13 @@ That is a new ledger or a restored session's; after a reset the next one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strands.types.content import Message
 
 from tito_core.ledger.history_index import Match
+from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Turn
 from tito_core.turn.parent import ledger_of
@@ -54,7 +55,9 @@ class Recording:
             self._untouched = False
             return self._ledger
 
-    def commit(self, ledger: Ledger, draft: Draft, history: Match, answer: Message) -> Turn:
+    def commit(
+        self, ledger: Ledger, draft: Draft, history: Match, answer: Message, images: Sequence[Image] = ()
+    ) -> Turn:
         """Append a turn to its ledger and to the store, or to neither.
 
         Raises:
@@ -62,7 +65,7 @@ class Recording:
             LawViolationError: The draft breaks a law.
         """
         try:
-            return ledger.commit(draft, history, answer)
+            return ledger.commit(draft, history, answer, images)
         except OSError as error:
             where = "the store" if self._policy.store is None else self._policy.store.path
             raise TurnNotStoredError(

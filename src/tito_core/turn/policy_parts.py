@@ -90,10 +90,12 @@ class PromptCache:
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Ledger, dict[int, IdText]] = WeakKeyDictionary()
 
-    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> IdText:
-        """Return the text of a path followed by a delta."""
+    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds, path: TokenIds | None = None) -> IdText:
+        """Return the text of a path followed by a delta. `path` are its ids, if they are not those of the ledger."""
         kept = self._of(ledger, parent)
-        return (IdText.of(ledger.path_ids(parent)) if kept is None else kept).then(delta)
+        if kept is None:
+            kept = IdText.of(ledger.path_ids(parent) if path is None else path)
+        return kept.then(delta)
 
     def answered(self, ledger: Ledger, draft: Draft, prompt: IdText, output: TokenIds) -> IdText:
         """Return the text of a draft's path, with its prompt and its output, before the draft is committed.
@@ -139,6 +141,7 @@ class PolicyParts:
         stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
         store: The file to which every rollout's turns are appended at commit, or None.
         prompts: Cache of the prompts' text, by ledger and turn.
+        collapsed_prompts: The same of prompts with images, as they travel.
         samplings: Cache of sampling parameters as turns record them.
         vocabulary: How the tokenizer was compared with the server's (law 15).
     """
@@ -152,6 +155,7 @@ class PolicyParts:
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
+    collapsed_prompts: PromptCache = field(default_factory=PromptCache)
     samplings: SamplingCache = field(default_factory=SamplingCache)
     vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
 
@@ -178,4 +182,7 @@ class PolicyParts:
 def summary(certificate: Certificate) -> Mapping[str, Any]:
     """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
+    if not certificate.images:
+        for name in ("placeholder", "images", "images_refused"):
+            del fields[name]
     return {**fields, "passed": len(certificate.passed)}

@@ -21,6 +21,7 @@ from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.parsing.call_text import shortened
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.settings import MalformedCalls, Settings
+from tito_core.turn.images import read_delta, sampled_placeholders
 from tito_core.turn.parent import as_shown
 from tito_core.turn.policy_parts import PolicyParts
 
@@ -160,10 +161,13 @@ def draft(
 ) -> Draft:
     """Return the draft of an answered turn, ready to commit."""
     request, match = prepared.request, prepared.match
+    ids, provenance, media = read_delta(prepared.delta, request.images, response)
+    calls = [CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.records]
+    calls += sampled_placeholders(response.output_ids, policy.template.placeholder_id)
     recorded = policy.samplings.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=match.parent,
-        columns=Columns.pack(prepared.delta.ids, prepared.delta.provenance, response.output_ids, response.logprobs),
+        columns=Columns.pack(ids, provenance, response.output_ids, response.logprobs),
         constrained=request.sampling.grammar is not None,
         prompt_length=response.prompt_length,
         finish=response.finish,
@@ -173,7 +177,8 @@ def draft(
         sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,
         branch=match.branch,
-        calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.records),
+        calls=tuple(calls),
+        media=media,
         engine=EngineRecord(
             server=recorded.server,
             request_id=response.request_id,

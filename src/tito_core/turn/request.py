@@ -14,16 +14,19 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
-from tito_core.backend.calls import check_input_ids, clamp_new_tokens
 from tito_core.backend.id_text import IdText
+from tito_core.backend.images import room_beside
 from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.request_check import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.least_tokens import LeastTokens
+from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft
 from tito_core.parsing.parsed import CallStatus
 from tito_core.settings import Settings
+from tito_core.turn.images import image_prompt, new_images
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.parent import ParentMatch
 from tito_core.turn.policy_parts import PolicyParts
@@ -112,13 +115,21 @@ def _parts(message: Mapping[str, Any], index: int) -> Iterator[_Part]:
             case {"text": str(text)}:
                 yield _Part(len(text), what, f"replace it by a shorter text ({where} = {{'text': '...'}})")
             case {"toolResult": {"content": shown}}:
-                size = sum(len(item["text"]) if "text" in item else len(str(item)) for item in shown)
+                size = sum(len(item["text"]) if "text" in item else _size(item) for item in shown)
                 place = f"{where}['toolResult']['content'] = [{{'text': '...'}}]"
                 yield _Part(size, what, f"replace it by a shorter result ({place})")
             case _:
                 yield _Part(
-                    len(str(block)), what, f"remove that message and the later ones (del agent.messages[{index}:])"
+                    _size(block), what, f"remove that message and the later ones (del agent.messages[{index}:])"
                 )
+
+
+_IMAGE_CHARACTERS = 1024
+"""Characters that an image counts as: about those of its usual tokens."""
+
+
+def _size(block: Any) -> int:
+    return _IMAGE_CHARACTERS if "image" in block else len(str(block))
 
 
 PROMPT_TAIL = 32
@@ -132,7 +143,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         match: Where it continues the ledger.
         delta: The prompt tokens that it adds to its parent's.
         request: The whole prompt and its parameters.
-        text: The prompt ids as text, as the request sends them.
+        text: The prompt ids as text, as the request sends them: collapsed.
         tools: The JSON Schema of each tool's arguments, by name.
         tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
         forces_call: Whether a tool has to be called.
@@ -155,13 +166,14 @@ async def prepare_turn(
     Arguments and errors are those of `prepare`. A long text is encoded in a thread, since it would block the event
     loop for seconds.
     """
+    new = await new_images(policy, turn_input.messages, 0 if match.parent is None else match.answered)
     if match.is_long:
         # The thread renders a copy: the agent's own list may change meanwhile.
         messages = [*turn_input.messages[: match.answered], *deepcopy(turn_input.messages[match.answered :])]
-        build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match)
+        build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
         prepared = await asyncio.to_thread(build)
     else:
-        prepared = prepare(policy, ledger, turn_input, settings, match)
+        prepared = prepare(policy, ledger, turn_input, settings, match, new)
     answered, length = (0 if match.parent is None else match.answered), len(prepared.request.input_ids)
     compare = policy.template.comparison(
         turn_input.messages, answered, turn_input.system_prompt, turn_input.tool_specs, length
@@ -172,11 +184,19 @@ async def prepare_turn(
 
 
 def prepare(
-    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings, match: ParentMatch
+    policy: PolicyParts,
+    ledger: Ledger,
+    turn_input: TurnInput,
+    settings: Settings,
+    match: ParentMatch,
+    new: tuple[Image, ...] = (),
 ) -> Prepared:
     """Render the messages after a turn's parent, and check the request before it is sent. Any thread may call it.
 
+    `new` are the images of these messages.
+
     Raises:
+        ImageError: The prompt holds another number of placeholders than images.
         InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
         TotalTokensReachedError: They leave no token of `max_total_tokens`.
         ContextLengthError: They leave no room for an answer.
@@ -190,13 +210,21 @@ def prepare(
         clamp_new_tokens(left, least, context, backend=backend, is_lower_bound=True)
     delta = _delta(policy, ledger, match, turn_input)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
-    input_ids = ledger.path_ids(match.parent, delta.ids)
-    left = remaining_tokens(total, len(input_ids), max_new_tokens)
-    room = clamp_new_tokens(left, len(input_ids), context, backend=backend)
+    before = ledger.path_length(match.parent)
+    least = before + len(delta.ids)  # each new image counts as one token here
+    left = remaining_tokens(total, least, max_new_tokens)
+    room = clamp_new_tokens(left, least, context, backend=backend)
+    for bound in (total, context):
+        room = room_beside(new, room, least, bound)
+    prompt = image_prompt(policy, ledger, match.parent, delta.ids, new)
+    if prompt is None:
+        input_ids = ledger.path_ids(match.parent, delta.ids)
+        text = policy.prompts.text(ledger, match.parent, delta.ids).for_array(input_ids)
+    else:
+        input_ids, text, _ = prompt
     tools = {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     sampling = turn_input.constraint.sampling(settings.sampling, policy.parser, tools, tail)
-    text = policy.prompts.text(ledger, match.parent, delta.ids).for_array(input_ids)
     request = TokenRequest(
         input_ids,
         policy.sampling(sampling).within(room),
@@ -204,8 +232,9 @@ def prepare(
         ledger.uuid,
         text,
         settings.optional_outputs,
-        delta_start=len(input_ids) - len(delta.ids),
-        echo=settings.verify_echo == "always" or match.parent is None,
+        delta_start=before,
+        echo=settings.verify_echo == "always" or match.parent is None or bool(new),
+        images=None if prompt is None else prompt.images,
     )
     return Prepared(match, delta, request, text, tools, tail, turn_input.constraint.forces_call)
 

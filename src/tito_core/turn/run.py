@@ -14,6 +14,7 @@ from tito_core.turn.commit import Recording
 from tito_core.turn.events import StreamedEvents, events, stop_reason, with_ids
 from tito_core.turn.fairness import yield_to_loop
 from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer
+from tito_core.turn.images import answered_texts, keep_texts
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.parent import as_shown, match_parent, remember
 from tito_core.turn.policy_parts import PolicyParts
@@ -58,14 +59,20 @@ async def run_turn(
     with ledger.call_ids.for_turn() as next_call_id:
         answer = read(policy, prepared, response, next_call_id, settings)
         ledger.check(answer.draft)
-        text = policy.prompts.answered(ledger, answer.draft, prepared.text, response.output_ids)
+        images = request.images
+        texts = answered_texts(policy, ledger, answer.draft, prepared.text, images, response.output_ids)
+        prompt_ids = request.input_ids
+        if images is not None and settings.reports_ids:
+            prompt_ids = ledger.path_ids(answer.draft.parent, answer.draft.prompt_ids)
         refused = answer.malformed if settings.malformed_calls == "raise" else ()
         reason = stop_reason(answer.message, response)
         for event in () if refused else events(answer.message, reason, response, answer.arguments, streamed.blocks):
-            yield with_ids(event, request.input_ids, response) if settings.reports_ids else event
+            yield with_ids(event, prompt_ids, response) if settings.reports_ids else event
         # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
-        turn = recording.commit(ledger, answer.draft, match.history, as_shown(answer.message))
-    policy.prompts.keep(ledger, turn.index, turn.parent, text)
+        turn = recording.commit(
+            ledger, answer.draft, match.history, as_shown(answer.message), images.new if images else ()
+        )
+    keep_texts(policy, ledger, turn, texts)
     remember(turn_input.model_state, ledger, turn.index)
     if refused:
         raise MalformedCallError(refused, turn.index, answer.message)

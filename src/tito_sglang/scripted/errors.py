@@ -32,6 +32,10 @@ class Rejected(Exception):
     """The engine refuses the request: a 400 with `{"error": {"message"}}`, or an event of a stream."""
 
 
+class Killed(Exception):
+    """The request crashes the server: the connection closes without a response, and the server stops listening."""
+
+
 def rejection(message: str, status: int = 400) -> WireResponse:
     """`{"error": {"message"}}`: values that the engine rejects."""
     return json_response({"error": {"message": message}}, status)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_tito.testing.optional_outputs import reported_top, routed, support
+from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.settle import Settled
 from strands_tito.testing.text import completion_text, prefixes
 from strands_tito.testing.wire import (
@@ -100,6 +101,8 @@ class GenerateAnswer:
             "weight_versions": version_spans(self.state, answer),
             "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
         }
+        if request.images:
+            meta["image_tokens"] = sum(image.length for image in request.images)
         if self.body.get("return_routed_experts") and (experts := self._experts(answer)) is not None:
             meta["routed_experts"] = experts
         return {**meta, "dp_rank": None, "e2e_latency": seconds}
@@ -114,7 +117,7 @@ class GenerateAnswer:
     def _mask(self, answer: Settled) -> dict[str, Any]:
         """Return per output token the ids it was sampled from, and logprobs over these, of the sampled id or of all."""
         request, n = answer.request, len(answer.output_ids)
-        whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
+        whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
         kept = answer.completion.support or [
             support(answer.scorer, request, whole, p) for p in range(start, len(whole))
         ]
@@ -144,13 +147,13 @@ class GenerateAnswer:
 
     def _logprobs(self, answer: Settled) -> dict[str, Any]:
         """Return `[logprob, id, null]` entries of the prompt from `logprob_start_len` on (raw), and of the output."""
-        ids, start = answer.request.prompt_ids, self.body.get("logprob_start_len")
+        ids, context, start = _masked(answer.request), answer.request.context, self.body.get("logprob_start_len")
         start = len(ids) if start is None or start < 0 else start
         k = self.body.get("top_logprobs_num") or 0
         text = self.state.piece if self.body.get("return_text_in_logprobs") else lambda token: None
         prompt: list[Any] = []
         if start < len(ids):
-            scores = answer.scorer.score(ids, start + 1, 1.0) if start + 1 < len(ids) else []
+            scores = answer.scorer.score(context, start + 1, 1.0) if start + 1 < len(ids) else []
             prompt = [[None, ids[start], text(ids[start])]]
             prompt += [[lp, token, text(token)] for lp, token in zip(scores, ids[start + 1 :], strict=True)]
         output = [[lp, token, text(token)] for lp, token in zip(answer.logprobs, answer.output_ids, strict=True)]
@@ -160,14 +163,22 @@ class GenerateAnswer:
             "output_token_logprobs_length": len(output),
         }
         if k:
-            whole = (*ids, *answer.output_ids)
+            whole = answer.request.whole(answer.output_ids)
             tops = answer.completion.top_logprobs or [
                 reported_top(answer.scorer, answer.request, whole, n, k) for n in range(len(ids), len(whole))
             ]
-            before = [answer.scorer.top(ids, n, k, 1.0) for n in range(start + 1, len(ids))]
+            before = [answer.scorer.top(context, n, k, 1.0) for n in range(start + 1, len(ids))]
             entries["input_top_logprobs"] = [None, *(_entries(top[:k]) for top in before)] if prompt else []
             entries["output_top_logprobs"] = [_entries(top[:k]) for top in tops[: len(output)]]
         return entries
+
+
+def _masked(request: ScriptedRequest) -> tuple[int, ...]:
+    """Return the prompt's ids as the server's logprobs name them: 0 inside an image."""
+    ids = list(request.prompt_ids)
+    for image in request.images:
+        ids[image.offset : image.offset + image.length] = [0] * image.length
+    return tuple(ids)
 
 
 def _entries(top: Sequence[tuple[int, float]]) -> list[list[Any]]:

@@ -8,18 +8,15 @@ from typing import Any
 
 import msgspec
 
+from strands_tito.testing.images import PlacedImage
 from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.wire import EngineState, Generation, random_id
-from tito_sglang.scripted import errors
-from tito_sglang.scripted.errors import Refused, Rejected
+from tito_sglang.scripted import errors, images
+from tito_sglang.scripted.errors import Killed, Refused, Rejected
 from tito_sglang.scripted.generate import GenerateAnswer
 
 _MAX_NEW_TOKENS = 128  # the server's default
 SAMPLING_MASK_TOKENS = 4096  # the server's default --sampling-mask-max-tokens
-
-
-class Killed(Exception):
-    """The request crashes the server: the connection closes without a response, and the server stops listening."""
 
 
 def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
@@ -44,11 +41,15 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
     for index, ids in enumerate(prompts):
         own = params[index] if isinstance(params, list) else shared
         errors.check_contract(own, None)
+        placed: tuple[PlacedImage, ...] = ()
+        if ids and not batch:
+            expanded, placed = images.expand(state, body, ids)
+            ids = list(expanded)
         _check(state, body, own, ids, batch)
         for sample in range(own.get("n") or 1):
             rid = rids[index * (own.get("n") or 1) + sample]
             one = _scripted(state, body, own, tuple(ids), rid, sample)
-            requests.append(replace(one, path=path, headers=headers))
+            requests.append(replace(one, path=path, headers=headers, images=placed))
     return Generation(requests, GenerateAnswer(state, body, many), bool(body.get("stream")))
 
 
@@ -179,6 +180,7 @@ def _scripted(
         grammar=grammar or None,
         reported_temperature=1.0 if state.raw_logprobs is True else temperature or 1.0,
         reported_truncated=state.truncated_logprobs,
+        reported_offsets=True,
         vocab_size=state.vocab_size,
         scoring=bool(body.get("return_logprob")) and (body.get("logprob_start_len") or -1) >= 0 and limit <= 1,
         request_id=rid,

@@ -10,8 +10,7 @@ import msgspec
 
 from strands_tito.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, sse_response
 from tito_sglang.scripted import errors, requests
-from tito_sglang.scripted.errors import Refused, Rejected
-from tito_sglang.scripted.requests import Killed
+from tito_sglang.scripted.errors import Killed, Refused, Rejected
 
 VERSION = "0.5.23"
 _OPEN = ("/health", "/ready", "/metrics")  # do not require the API key
@@ -101,7 +100,7 @@ class SGLangWire:
                 "reasoning_parser": None,
                 "tool_call_parser": None,
                 "disaggregation_mode": "null",
-                "has_image_understanding": False,
+                "has_image_understanding": self.state.images is not None,
                 "has_audio_understanding": False,
                 "model_type": "scripted",
                 "architectures": ["ScriptedForCausalLM"],
@@ -117,6 +116,9 @@ class SGLangWire:
                 "enable_priority_scheduling": self.state.priorities,
                 "schedule_low_priority_values_first": False,
                 "sampling_mask_max_tokens": requests.SAMPLING_MASK_TOKENS,
+                "mm_preprocess_cache_size_mb": None if self.state.images is None or self.state.images.decodes else 64,
+                "limit_mm_data_per_request": None,
+                "trust_mm_content_hashes": False,
                 "version": VERSION,
                 "frontend": "python",
             }

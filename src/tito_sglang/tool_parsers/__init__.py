@@ -2,6 +2,7 @@
 
 from tito_sglang.tool_parsers.base import (
     TOOL_PARSER_REGISTRY,
+    UNKNOWN_TOOL_NAME,
     FormatToolParser,
     ToolParser,
     ToolParseResult,
@@ -15,6 +16,7 @@ from tito_sglang.tool_parsers.qwen_xml import QwenXMLToolParser
 
 __all__ = [
     "TOOL_PARSER_REGISTRY",
+    "UNKNOWN_TOOL_NAME",
     "FormatToolParser",
     "GLMToolParser",
     "HermesToolParser",

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, TypeVar, cast
 
-from tito_core.parsing import ParsedCall, known_tool_parsers
+from tito_core.parsing import CallStatus, ParsedCall, known_tool_parsers
 from tito_core.parsing import get_tool_parser as bound_parser
 from tito_core.parsing.registry import ToolParser as CoreToolParser
+
+UNKNOWN_TOOL_NAME = "unknown_tool"
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,10 @@ class ToolParseResult:
         id: The call's id.
         name: The tool's name; `UNKNOWN_NAME` if the text does not name it for certain.
         input: The arguments; empty for a malformed call.
-        raw: The text of a malformed call, else None.
+        raw: The text of a malformed call without its tags, else None.
     """
 
-    UNKNOWN_NAME: ClassVar[str] = "unknown_tool"
+    UNKNOWN_NAME: ClassVar[str] = UNKNOWN_TOOL_NAME
 
     id: str
     name: str
@@ -51,6 +53,8 @@ class ToolParseResult:
 
 
 _TOKENS = ("tool_start_token", "tool_end_token", "think_start_token", "think_end_token")
+_PATTERNS = ("ARG_PATTERN", "SECTION_PATTERN", "CALL_PATTERN")
+_NAME = re.compile(r'"name"\s*:\s*"([^"]+)"')
 
 
 class ToolParser(ABC):
@@ -97,66 +101,114 @@ class ToolParser(ABC):
 
 
 class FormatToolParser(ToolParser):
-    """A format of the core, by name. `SGLangModel` reads the sampled ids with the core's parser and not `parse`.
+    """A format of the core, by name.
+
+    `SGLangModel` reads the sampled ids with the core's parser and does not call `parse`. With other tokens, or patterns
+    that were replaced, it calls `parse`, as for a subclass with a `parse` of its own.
 
     Attributes:
         name: The core's name of the format.
+        values_are_text: Whether the format writes values without quotes, so that only a schema tells "1" from 1.
     """
 
     name: ClassVar[str]
+    values_are_text: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        tool_start_token: str | None = None,
-        tool_end_token: str | None = None,
-        think_start_token: str | None = None,
-        think_end_token: str | None = None,
-    ) -> None:
-        """Check the tokens.
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse to replace a pattern of the class, which nothing reads.
 
         Raises:
-            ValueError: A token differs from the format's, and the class has no `parse` of its own.
+            TypeError: The subclass replaces it, and has no `parse` of its own.
         """
-        super().__init__(tool_start_token, tool_end_token, think_start_token, think_end_token)
-        for token in () if parses_text(self) else _TOKENS:
-            if (value := getattr(self, token)) != getattr(self, f"DEFAULT_{token.upper()}"):
-                raise ValueError(
-                    f"{token}={value!r} is not part of the format {self.name!r}. Implement parse in a subclass, or "
-                    "register the format with tito_core.parsing.register_format and pass its name as tool_parser."
-                )
+        super().__init_subclass__(**options)
+        replaced = [name for name in _PATTERNS if name in vars(cls) and hasattr(super(cls, cls), name)]
+        if replaced and cls.parse is FormatToolParser.parse:
+            raise TypeError(
+                f"{cls.__name__} replaces {', '.join(replaced)}, which is not used. Implement parse in the subclass."
+            )
 
     def parse(self, text: str) -> list[ToolParseResult]:
-        """Return the calls in a text in which the format's tags are spelled out. Nothing malformed is repaired."""
-        self.check_patterns()
+        """Return the calls in a text in which the format's tags are spelled out. Nothing malformed is repaired.
+
+        A value that the format writes without quotes is decoded if it is JSON, since no schema is at hand.
+        """
+        prefix = uuid.uuid4().hex[:8]
+        calls = self._standard_calls(text) if self.is_standard() else self._matched_calls(text)
+        return [self._result(call, f"call_{prefix}{number:04d}") for number, call in enumerate(calls)]
+
+    def is_standard(self) -> bool:
+        """Return whether the tokens and the patterns are those of the format."""
+        plain = _Plain(*(getattr(self, f"DEFAULT_{name.upper()}") for name in _TOKENS))
+        return all(getattr(self, name) == getattr(plain, name) for name in (*_TOKENS, "tool_pattern", "think_pattern"))
+
+    def body_of(self, raw: str) -> str:
+        """Return the text of a call without its tags."""
+        return raw.strip().removeprefix(self.tool_start_token).removesuffix(self.tool_end_token).strip()
+
+    def sampled_id(self, raw: str) -> str | None:
+        """Return the id that a malformed call has in its text; None if the format writes none."""
+        return None
+
+    def wrapped(self, body: str) -> str:
+        """Return the format's own text of a call."""
+        return f"{self.DEFAULT_TOOL_START_TOKEN}{body}{self.DEFAULT_TOOL_END_TOKEN}"
+
+    def _standard_calls(self, text: str) -> tuple[ParsedCall, ...]:
         session = _character_parser(self.name).start()
         session.feed([ord(character) for character in text])
-        calls = session.finish(truncated=False).calls
-        prefix = uuid.uuid4().hex[:8]
-        return [_result(call, f"call_{prefix}{number:04d}") for number, call in enumerate(calls)]
+        return session.finish(truncated=False).calls
 
-    def check_patterns(self) -> None:
-        """Refuse other regular expressions: this class reads with the core's parser.
+    def _matched_calls(self, text: str) -> list[ParsedCall]:
+        matches = self.tool_pattern.finditer(self.think_pattern.sub("", text))
+        return [self._matched_call(match) for match in matches]
 
-        Raises:
-            ValueError: `tool_pattern` or `think_pattern` was replaced.
-        """
-        plain = _Patterns(self.tool_start_token, self.tool_end_token, self.think_start_token, self.think_end_token)
-        for name in ("tool_pattern", "think_pattern"):
-            if getattr(self, name) != getattr(plain, name):
-                raise ValueError(
-                    f"{name} of the format {self.name!r} was replaced, but it is not used. Implement parse in a "
-                    "subclass of ToolParser."
-                )
+    def _matched_call(self, match: re.Match[str]) -> ParsedCall:
+        body = (match.group(1) if self.tool_pattern.groups else match.group()).strip()
+        calls = self._standard_calls(self.wrapped(body))
+        if len(calls) == 1:
+            return calls[0]
+        return ParsedCall(CallStatus.MALFORMED, None, None, body, 0, 0, "It is not one call.")
+
+    def _result(self, call: ParsedCall, call_id: str) -> ToolParseResult:
+        call_id = call.id or call_id
+        if call.status.runs and call.name is not None:
+            arguments = dict(call.arguments or {})
+            if self.values_are_text:
+                arguments = {name: _decoded(value) for name, value in arguments.items()}
+            return ToolParseResult(call_id, call.name, arguments)
+        body = self.body_of(call.raw)
+        call_id = self.sampled_id(call.raw) or call_id
+        return ToolParseResult.from_parse_error(call_id, body, call.name or _written_name(body))
 
 
-class _Patterns(ToolParser):
+class _Plain(ToolParser):
     def parse(self, text: str) -> list[ToolParseResult]:
         return []
 
 
 def parses_text(parser: ToolParser) -> bool:
-    """Return whether a parser has a `parse` of its own, so that calls are found in text and not by token id."""
-    return getattr(parser.parse, "__func__", None) is not FormatToolParser.parse
+    """Return whether calls are found in text by `parse`, and not by token id."""
+    if getattr(parser.parse, "__func__", None) is not FormatToolParser.parse:
+        return True
+    return isinstance(parser, FormatToolParser) and not parser.is_standard()
+
+
+def _decoded(value: Any) -> Any:
+    """Return the value that a text is as JSON, or else the text."""
+    try:
+        return json.loads(value, parse_constant=_refused) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(constant)  # NaN and Infinity are no JSON
+
+
+def _written_name(body: str) -> str | None:
+    """Return the name that a malformed call may mean, for counts of errors; such a call never runs."""
+    match = _NAME.search(body)
+    return match[1] if match else None
 
 
 TOOL_PARSER_REGISTRY: dict[str, type[ToolParser]] = {}
@@ -188,13 +240,6 @@ def get_tool_parser(name: str, **tokens: str) -> ToolParser:
             raise KeyError(f"Unknown tool parser: {name!r}. Available: {known}")
         parser = type(f"ToolParser_{name}", (FormatToolParser,), {"name": name})
     return parser(**tokens)
-
-
-def _result(call: ParsedCall, call_id: str) -> ToolParseResult:
-    call_id = call.id or call_id
-    if call.status.runs and call.name is not None:
-        return ToolParseResult(call_id, call.name, dict(call.arguments or {}))
-    return ToolParseResult.from_parse_error(call_id, call.raw, call.name)
 
 
 @cache

@@ -8,3 +8,4 @@ class QwenXMLToolParser(FormatToolParser):
     """Qwen3-Coder and Qwen3.5."""
 
     name = "qwen3_coder"
+    values_are_text = True

@@ -8,6 +8,7 @@ from typing import Any
 
 from strands_tito.testing.settle import Settled
 from strands_tito.testing.wire import EngineState, WireResponse, json_response, now, sse_response, version_spans
+from tito_vllm.scripted.images import placeholders
 from tito_vllm.scripted.rows import (
     entry,
     output_rows,
@@ -45,7 +46,7 @@ class GenerateAnswer:
                 "prompt_logprobs": prompt_logprobs(self.state, first, self.prompt_logprobs),
                 "prompt_token_id_logprobs": None,
                 "prompt_token_ids": list(first.request.prompt_ids) if echoed else None,
-                "mm_placeholders": None,
+                "mm_placeholders": placeholders(first.request.images) if echoed else None,
                 "metrics": None,
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
@@ -79,6 +80,7 @@ class GenerateAnswer:
         options = self.body.get("stream_options") or {}
         usage = usage_of(self.state, self.body, answers, self.samples, False)
         for index, answer in enumerate(answers):
+            placed = placeholders(answer.request.images)
             for n in range(max(1, len(answer.output_ids))):
                 last = n >= len(answer.output_ids) - 1
                 echo = bool(self.body.get("return_token_ids")) and n == 0
@@ -86,6 +88,7 @@ class GenerateAnswer:
                     "request_id": self.server_id,
                     "usage": None,
                     **({"prompt_token_ids": list(answer.request.prompt_ids)} if echo else {}),
+                    **({"mm_placeholders": placed} if echo and placed else {}),
                     "output_mode": "tokens",
                     "choices": [self._choice(index, answer, n, n + 1, last)],
                 }

@@ -10,7 +10,7 @@ import msgspec
 
 from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.wire import EngineState, Generation, random_id
-from tito_vllm.scripted import errors
+from tito_vllm.scripted import errors, images
 from tito_vllm.scripted.completions import CompletionsAnswer
 from tito_vllm.scripted.errors import Refused
 from tito_vllm.scripted.generate import GenerateAnswer
@@ -64,13 +64,15 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
         raise Refused(errors.negative_token_ids(len(ids)))
     _check_model(state, body)
     errors.check_sampling(params, params.get("max_tokens"))
+    ids, placed = images.expand(state, body, ids)  # before the engine's own checks, which follow
     errors.check_logprobs(params.get("logprobs"), state.vocab_size, state.max_logprobs)
     errors.check_replay(state, params)
     errors.check_vocabulary(ids, state.vocab_size)
     _check_length(state, ids, completions=False)
     server_id = f"generate-tokens-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
     prompt_logprobs = params.get("prompt_logprobs")
-    one = _scripted(state, body, params, tuple(ids), params.get("max_tokens"), server_id, prompt_logprobs)
+    one = _scripted(state, body, params, ids, params.get("max_tokens"), server_id, prompt_logprobs)
+    one = replace(one, images=placed)
     samples = params.get("n") or 1
     requests = _samples(one, path, headers, samples)
     answer = GenerateAnswer(state, body, server_id, params.get("logprobs"), prompt_logprobs, samples)
@@ -161,6 +163,7 @@ def _scripted(
         grammar=params.get("structured_outputs"),
         reported_temperature=temperature or 1.0 if state.raw_logprobs is False else 1.0,
         reported_truncated=state.truncated_logprobs,
+        reported_offsets=state.raw_logprobs is False,
         vocab_size=state.vocab_size,
         scoring=prompt_logprobs is not None and limit <= 1,
         server_id=server_id,

@@ -22,7 +22,7 @@ def output_rows(answer: Settled, k: int) -> list[Row]:
     request, completion = answer.request, answer.completion
     if not k:
         return [(token, logprob, ()) for token, logprob in zip(answer.output_ids, answer.logprobs, strict=True)]
-    whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
+    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
     tops = completion.top_logprobs or [
         reported_top(answer.scorer, request, whole, position, k) for position in range(start, len(whole))
     ]
@@ -31,9 +31,9 @@ def output_rows(answer: Settled, k: int) -> list[Row]:
 
 def prompt_rows(answer: Settled, k: int) -> list[Row]:
     """Return the raw teacher-forced scores of the prompt; the first token has none."""
-    ids = answer.request.prompt_ids
-    scores = answer.scorer.score(ids, 1, 1.0) if len(ids) > 1 else []
-    tops = [answer.scorer.top(ids, n, k, 1.0) if k else () for n in range(1, len(ids))]
+    ids, context = answer.request.prompt_ids, answer.request.context
+    scores = answer.scorer.score(context, 1, 1.0) if len(ids) > 1 else []
+    tops = [answer.scorer.top(context, n, k, 1.0) if k else () for n in range(1, len(ids))]
     return [(ids[0], None, ()), *zip(ids[1:], scores, tops, strict=True)]
 
 
@@ -83,7 +83,7 @@ def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None
     if not state.sampling_masks:
         return None
     request = answer.request
-    whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
+    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
     return [sorted(token for token, _ in support(answer.scorer, request, whole, n)) for n in range(start, len(whole))]
 
 

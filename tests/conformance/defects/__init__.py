@@ -8,6 +8,7 @@ from conformance.defects.answers import ANSWERS, STREAMS
 from conformance.defects.client import CLIENT
 from conformance.defects.columns import COLUMNS
 from conformance.defects.defect import Defect
+from conformance.defects.images import IMAGES
 from conformance.defects.parity import PARITY
 from conformance.defects.policies import POLICIES
 from conformance.defects.sampling import SAMPLING
@@ -16,6 +17,6 @@ from conformance.defects.weights import WEIGHTS
 
 def all_defects() -> Iterator[tuple[Defect, str]]:
     """Yield every pair of a defect and a wire that it can be planted on."""
-    for defect in (*ANSWERS, *STREAMS, *POLICIES, *SAMPLING, *COLUMNS, *WEIGHTS, *PARITY, *CLIENT):
+    for defect in (*ANSWERS, *STREAMS, *POLICIES, *SAMPLING, *COLUMNS, *WEIGHTS, *PARITY, *CLIENT, *IMAGES):
         for wire in defect.wires:
             yield defect, wire

@@ -187,6 +187,7 @@ ANSWERS = (
     Defect("usage-prompt-less", 4, "The prompt token count is one too low.", _usage(prompt=-1)),
     Defect("usage-completion", 4, "The completion token count is one too high.", _usage(completion=1)),
     Defect("cached-too-many", 4, "The cached token count exceeds the prompt.", _cached(lambda n: n + 1)),
+    Defect("cached-whole", 4, "All tokens of the prompt are reported as cached.", _cached(lambda n: n)),
     Defect("cached-negative", 4, "The cached token count is negative.", _cached(lambda n: -1)),
     Defect("longer-than-asked", 4, "An answer exceeds max_new_tokens.", _too_long),
     Defect(
@@ -209,6 +210,13 @@ ANSWERS = (
         "Version spans end early.",
         _spans(lambda n: [("a", 0, n - 1)]),
         wires=("vllm", "sglang"),
+    ),
+    Defect(
+        "versions-stale",
+        10,
+        "Answers name weights that the server does not have.",
+        _spans(lambda n: [("a", 0, n)]),
+        wires=("sglang",),
     ),
     Defect(
         "versions-long", 10, "Version spans end late.", _spans(lambda n: [("a", 0, n + 1)]), wires=("vllm", "sglang")

@@ -11,13 +11,17 @@ from unittest import mock
 import numpy as np
 
 from conformance.defects.defect import Defect
+from tito_core.backend import calls
+from tito_core.backend.http.backend import HttpBackend
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import Ledger
 from tito_core.ledger import ledger as ledger_module
 from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.provenance import Provenance
+from tito_core.ledger.turn import Sampling
 from tito_core.model import Policy
-from tito_core.turn import parent, read
+from tito_core.parsing.parsed import CallStatus
+from tito_core.turn import parent, policy_parts, read
 from tito_core.turn.commit import Recording
 
 BOTH = ("vllm", "sglang")
@@ -167,10 +171,10 @@ def _delta(change: Callable[[list[int]], list[int]]) -> Any:
 def _twice(original: Any) -> Any:
     """Commit a turn twice, the second time as a retry."""
 
-    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any) -> Any:
+    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any, *images: Any) -> Any:
         from tito_core.ledger.branch import Branch, Reason
 
-        turn = original(self, ledger, draft, walk, answer)
+        turn = original(self, ledger, draft, walk, answer, *images)
         ledger.commit(replace(draft, branch=Branch(Reason.RETRY, turn.index)))
         return turn
 
@@ -180,10 +184,10 @@ def _twice(original: Any) -> Any:
 def _not_at_all(original: Any) -> Any:
     """Skip every third commit."""
 
-    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any) -> Any:
+    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any, *images: Any) -> Any:
         if len(ledger) % 3 == 2:
             return ledger[-1]
-        return original(self, ledger, draft, walk, answer)
+        return original(self, ledger, draft, walk, answer, *images)
 
     return commit
 
@@ -231,6 +235,99 @@ def _results_in_order_of_arrival(original: Any) -> Any:
     return rendered
 
 
+def _sends(**changes: Any) -> Any:
+    """Send other sampling parameters than were asked for."""
+
+    def of(original: Any) -> Any:
+        def sendable(request: Any, *arguments: Any, **options: Any) -> Any:
+            sent = original(request, *arguments, **options)
+            measured = sent.sampling.ignore_eos and sent.sampling.temperature == 2.0
+            return sent if measured else replace(sent, sampling=sent.sampling.model_copy(update=changes))
+
+        return sendable
+
+    return of
+
+
+def _records(**changes: Any) -> Any:
+    """Record other sampling parameters than were sent."""
+
+    def of(original: Any) -> Any:
+        def drafted(*arguments: Any) -> Any:
+            draft = original(*arguments)
+            return replace(draft, sampling=Sampling({**draft.sampling, **changes}))
+
+        return drafted
+
+    return of
+
+
+def _semantics(change: Callable[[Any], Any]) -> Any:
+    return lambda original: lambda *arguments: change(original(*arguments))
+
+
+def _calls(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
+    """Change the calls of an answer."""
+
+    def of(original: Any) -> Any:
+        def parsed(*arguments: Any) -> Any:
+            turn = original(*arguments)
+            return replace(turn, calls=change(turn.calls))
+
+        return parsed
+
+    return of
+
+
+def _repaired(calls: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Execute a malformed call with the arguments that were probably meant."""
+    return tuple(
+        replace(call, status=CallStatus.OK, name=call.name or "add", arguments={"a": 1}, reason="", arguments_text=None)
+        if call.status == CallStatus.MALFORMED
+        else call
+        for call in calls
+    )
+
+
+def _defaults(calls: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Add an argument that the policy did not write."""
+    return tuple(
+        replace(call, arguments={**call.arguments, "exact": False}, arguments_text=None) if call.status.runs else call
+        for call in calls
+    )
+
+
+def _with_late_calls(original: Any) -> Any:
+    """Record calls that start one token late."""
+
+    def draft(*arguments: Any) -> Any:
+        found = original(*arguments)
+        return replace(found, calls=tuple(call._replace(start=call.start + 1) for call in found.calls))
+
+    return draft
+
+
+async def _no_abort(self: HttpBackend, request_id: str) -> None:
+    """Send nothing."""
+
+
+def _without_recorded_stop(original: Any) -> Any:
+    """Record no stop."""
+    return lambda *arguments: replace(original(*arguments), stop=None)
+
+
+def _reason(original: Any) -> Any:
+    """Call every branch an edit."""
+
+    def branch_of(*arguments: Any) -> Any:
+        from tito_core.ledger.branch import Reason
+
+        branch = original(*arguments)
+        return branch if branch is None else replace(branch, reason=Reason.EDIT)
+
+    return branch_of
+
+
 def _template() -> Any:
     from tito_core.chat.template import ChatTemplate
 
@@ -238,6 +335,28 @@ def _template() -> Any:
 
 
 CLIENT = (
+    Defect("client-sends-no-temperature", 4, "The temperature is not sent.",
+           client=_patched(calls, "sendable", _sends(temperature=1.0)), wires=BOTH),
+    Defect("client-sends-no-top-p", 4, "top_p is not sent.",
+           client=_patched(calls, "sendable", _sends(top_p=1.0)), wires=BOTH),
+    Defect("client-sends-no-seed", 4, "The seed is not sent.",
+           client=_patched(calls, "sendable", _sends(seed=None)), wires=BOTH),
+    Defect("client-sends-no-penalty", 4, "The presence penalty is not sent.",
+           client=_patched(calls, "sendable", _sends(presence_penalty=0.0)), wires=BOTH),
+    Defect("client-records-other-temperature", 4, "The recorded temperature is always 1.",
+           client=_patched(read, "draft", _records(temperature=1.0)), wires=BOTH),
+    Defect("client-records-no-seed", 4, "The seed is not recorded.",
+           client=_patched(read, "draft", _records(seed=None)), wires=BOTH),
+    Defect("client-calls-all-raw", 11, "Logprobs are always called raw.",
+           client=_patched(policy_parts, "semantics_of", _semantics(
+               lambda found: replace(found, processed=False, temperature=1.0))), wires=("sglang",)),
+    Defect("client-forgets-grammars-in-semantics", 11, "Logprobs under a grammar are called plain.",
+           client=_patched(policy_parts, "semantics_of", _semantics(
+               lambda found: replace(found, adjusted=False))), wires=BOTH),
+    Defect("client-adds-arguments", 9, "A call gets an argument that the policy did not write.",
+           client=_patched(read, "parse", _calls(_defaults)), wires=BOTH),
+    Defect("client-calls-all-edits", 8, "Every branch is called an edit.",
+           client=_patched(parent, "branch_of", _reason), wires=BOTH),
     Defect("client-trains-prompts", 3, "The loss mask is 1 on prompt tokens.",
            client=_patched(ledger_module, "assemble", _mask(_trains_prompts)), wires=BOTH),
     Defect("client-trains-grammars", 3, "Constrained tokens have loss mask 1.",
@@ -290,5 +409,17 @@ CLIENT = (
            client=_patched(read, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
     Defect("client-keeps-one-version", 10, "Of several versions, only the last is kept.",
            client=_patched(read, "draft", _last_version), wires=BOTH, weights=True),
+    Defect("client-drops-second-call", 9, "Of several calls only the first is executed.",
+           client=_patched(read, "parse", _calls(lambda found: found[:1])), wires=BOTH),
+    Defect("client-repairs-calls", 9, "A malformed call is repaired and executed.",
+           client=_patched(read, "parse", _calls(_repaired)), wires=BOTH),
+    Defect("client-reverses-calls", 9, "Several calls are executed in reverse order.",
+           client=_patched(read, "parse", _calls(lambda found: found[::-1])), wires=BOTH),
+    Defect("client-records-no-stop", 4, "The stop is not recorded.",
+           client=_patched(read, "draft", _without_recorded_stop), wires=BOTH),
+    Defect("client-shifts-calls", 9, "Recorded calls start one token late.",
+           client=_patched(read, "draft", _with_late_calls), wires=BOTH),
+    Defect("client-sends-no-abort", 5, "An abort is not sent.",
+           client=_patched(HttpBackend, "abort", lambda _: _no_abort), wires=BOTH),
 )  # fmt: skip
 """Defects of the client."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,15 @@ from conformance.defects.scripted_policy import ConformancePolicy
 from strands_tito.conformance.aborting import TOKENS as ABORTED_TOKENS
 from strands_tito.conformance.reloading import TOKENS as WATCHED_TOKENS
 from strands_tito.conformance.wire_log import TransportFactory
-from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedEngine, ScriptedRequest, scripted_engine
+from strands_tito.testing import (
+    Fault,
+    ImageSettings,
+    InProcessTransport,
+    Script,
+    ScriptedEngine,
+    ScriptedRequest,
+    scripted_engine,
+)
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
@@ -37,9 +45,11 @@ class Defect:
         events: Changes the events of a streamed response, or None.
         client: Makes a context that patches the client or the scripted engine.
         spoil: Changes the scripted engine after it is made, or None.
+        options: Settings of the scripted engine, see `strands_tito.testing.Options`.
         wires: Wires that it can be planted on.
         weights: Whether it is visible only when weights change.
         needs_second_server: Whether it is visible only in a comparison with a sound server.
+        images: Whether the engine reads images.
     """
 
     name: str
@@ -50,9 +60,11 @@ class Defect:
     events: Callable[[list[Any]], None] | None = None
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
     spoil: Callable[[ScriptedEngine], None] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     wires: tuple[str, ...] = SERVERS
     weights: bool = False
     needs_second_server: bool = False
+    images: bool = False
 
     def fault(self, wire: str) -> Callable[[int, ScriptedRequest], Fault | None] | None:
         """Return the fault that plants the defect in responses of a wire."""
@@ -100,18 +112,20 @@ def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool
         greedily: Whether the policy gives its fixed answers at temperature 0 too; see `ConformancePolicy`.
     """
     policy: Any = ConformancePolicy(tokenizer, end, greedily=greedily)
-    engine = scripted_engine(
-        "sglang" if wire == "sglang" else "vllm",
-        policy if defect.wrap is None else defect.wrap(policy),
-        vocab_size=len(tokenizer),
-        eos_ids=[end],
-        decode=lambda ids: _decode(tokenizer, tuple(ids)),
-        encode=lambda text, special: list(tokenizer.encode(text, add_special_tokens=special)),
-        scale_out=wire == "vllm",
-        fault=defect.fault(wire),
-        experts=EXPERTS,
-        latency=latency,
-    )
+    options: Any = {
+        "vocab_size": len(tokenizer),
+        "eos_ids": [end],
+        "decode": lambda ids: _decode(tokenizer, tuple(ids)),
+        "encode": lambda text, special: list(tokenizer.encode(text, add_special_tokens=special)),
+        "scale_out": wire == "vllm",
+        "fault": defect.fault(wire),
+        "experts": EXPERTS,
+        "latency": latency,
+        "images": ImageSettings(tokenizer.convert_tokens_to_ids(PLACEHOLDER)) if defect.images else None,
+        **defect.options,
+    }
+    script = policy if defect.wrap is None else defect.wrap(policy)
+    engine = scripted_engine("sglang" if wire == "sglang" else "vllm", script, **options)
     if defect.spoil is not None:
         defect.spoil(engine)
     return lambda: InProcessTransport(engine)
@@ -119,3 +133,7 @@ def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool
 
 SOUND = Defect("none", 0, "No error.")
 """No defect: the suite must pass."""
+SOUND_WITH_IMAGES = Defect("none", 0, "No error.", images=True)
+VISION_MODEL = "qwen3-vl-tiny"
+"""The tokenizer of engines that read images."""
+PLACEHOLDER = "<|image_pad|>"

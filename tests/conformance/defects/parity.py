@@ -10,6 +10,7 @@ from unittest import mock
 
 from conformance.defects.defect import Defect, Wrap
 from strands_tito.testing import Completion, Script, ScriptedRequest
+from strands_tito.testing.optional_outputs import reported
 from tito_core.ledger.interning import CallIds
 
 HOTTER = 1.3
@@ -38,7 +39,7 @@ class _Hotter:
 
     def _logprobs(self, request: ScriptedRequest, completion: Completion) -> list[float]:
         ids = (*request.prompt_ids, *completion.output_ids)
-        return self.score(ids, len(request.prompt_ids), request.reported_temperature)
+        return reported(self, request, ids, len(request.prompt_ids))
 
     def score(self, ids: Any, start: int, temperature: float) -> list[float]:
         scores: list[float] = self._script.score(ids, start, temperature * HOTTER)

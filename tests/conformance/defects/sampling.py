@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -76,6 +77,111 @@ def _lying(lie: Callable[[float], float]) -> Wrap:
 
 def _blind(share: float) -> Callable[[Script], Script]:
     return lambda script: Blind(script, share)
+
+
+class Stopping(Changed):
+    """A script that ends an answer at its first stop id, whatever `min_new_tokens` is."""
+
+    def __init__(self, script: Any) -> None:
+        super().__init__(script, lambda request: replace(request, min_new_tokens=0))
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        completion = super().__call__(request)
+        if completion.output_ids and completion.output_ids[-1] in request.stop_ids:
+            return replace(completion, finish="stop", stop=completion.output_ids[-1])
+        return completion
+
+
+class Noisy(Changed):
+    """A script whose every answer is reported with an error of its own, the same for all its tokens."""
+
+    def __init__(self, script: Any, nats: float) -> None:
+        super().__init__(script, lambda request: request)
+        self._nats, self._random = nats, Random(6)
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        completion = super().__call__(request)
+        params = request.body.get("sampling_params") or request.body
+        listed = request.body.get("top_logprobs_num") or params.get("logprobs")
+        if request.scoring or request.grammar is not None or not completion.output_ids or listed:
+            return completion
+        ids, start = (*request.prompt_ids, *completion.output_ids), len(request.prompt_ids)
+        off = self._nats * self._random.choice((-1, 1))
+        plain = self.script.score(ids, start, request.reported_temperature)
+        return replace(completion, logprobs=[min(0.0, value + off) for value in plain])
+
+
+class Piecewise(Changed):
+    """A script that samples the tokens from `start` to `stop` of an answer by a changed request."""
+
+    def __init__(self, script: Any, change: Change, start: int, stop: int) -> None:
+        super().__init__(script, change)
+        self._start, self._stop = start, stop
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        if request.temperature == 0 or request.grammar is not None or request.scoring or request.number < 40:
+            return self.script(request)
+        ids: list[int] = []
+        for start, stop in ((0, self._start), (self._start, self._stop), (self._stop, request.max_new_tokens)):
+            limit = min(stop, request.max_new_tokens) - start
+            if limit <= 0 or (ids and ids[-1] in request.stop_ids):
+                continue
+            least = max(0, request.min_new_tokens - len(ids))
+            seed = None if request.seed is None else request.seed + 1_000 * start
+            number = request.number + 100_000 * start
+            part = replace(request, prompt_ids=(*request.prompt_ids, *ids), max_new_tokens=limit, min_new_tokens=least)
+            part = replace(part, seed=seed, number=number)
+            ids += self.script(self.change(part) if start == self._start else part).output_ids
+        return Completion(ids)
+
+
+def _boosting_ends(script: Any) -> Script:
+    """Sample with an end of turn three times as likely as scored."""
+    other = script.with_weights(eos_weight=12.0)
+    return Changed(_Scored(other, script), lambda request: request)
+
+
+class _Scored:
+    """One script's samples with another's scores."""
+
+    def __init__(self, sampler: Any, scorer: Any) -> None:
+        self._sampler, self.score, self.top = sampler, scorer.score, scorer.top
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        completion: Completion = self._sampler(request)
+        return completion
+
+
+def _without(*names: str) -> Change:
+    """Drop fields of a request's body that the policy reads."""
+
+    def change(request: ScriptedRequest) -> ScriptedRequest:
+        params = {name: value for name, value in request.body.items() if name not in names}
+        inner = params.get("sampling_params")
+        if isinstance(inner, dict):
+            params["sampling_params"] = {name: value for name, value in inner.items() if name not in names}
+        return replace(request, body=params)
+
+    return change
+
+
+def _if(condition: Callable[[ScriptedRequest], bool], change: Change) -> Wrap:
+    return _hot(lambda request: change(request) if condition(request) else request)
+
+
+def _at(temperature: float) -> Change:
+    return lambda request: replace(request, temperature=request.temperature * temperature)
+
+
+def _aborting_late(engine: ScriptedEngine) -> None:
+    """Let an abort take effect when half of the answer has come."""
+    abort = engine.state.abort
+
+    def late(matches: Callable[[ScriptedRequest], bool]) -> int:
+        asyncio.get_running_loop().call_later(0.25, abort, matches)
+        return 1
+
+    engine.state.abort = late
 
 
 def _length_at_the_limit(view: View, request: ScriptedRequest) -> None:
@@ -161,6 +267,78 @@ SAMPLING = (
     Defect("logprobs-base-2", 4, "Every logprob is to base 2.", wrap=_lying(lambda value: value / math.log(2))),
     Defect("logprobs-clamped", 4, "No logprob is below -4.", wrap=_lying(lambda value: max(value, -4.0))),
     Defect("length-at-the-limit", 4, "An end of turn at the limit is reported as length.", edit=_length_at_the_limit),
+    Defect("a-tenth-colder", 4, "The temperature is a tenth lower.", wrap=_hot(_at(0.9))),
+    Defect("a-fifth-hotter", 4, "The temperature is a fifth higher.", wrap=_hot(_at(1.2))),
+    Defect(
+        "first-token-greedy",
+        4,
+        "The first token of each answer is greedy.",
+        wrap=lambda script: Piecewise(script, lambda r: replace(r, temperature=0.0), 0, 1),
+    ),
+    Defect(
+        "later-tokens-hot",
+        4,
+        "The temperature is 1.5 after 16 tokens of an answer.",
+        wrap=lambda script: Piecewise(script, _at(1.5), 16, 10_000),
+    ),
+    Defect("ends-boosted", 4, "An end of turn is three times as likely as reported.", wrap=_boosting_ends),
+    Defect(
+        "streamed-colder",
+        4,
+        "Streamed requests are sampled at half the temperature.",
+        wrap=_if(lambda r: bool(r.body.get("stream")), _at(0.5)),
+    ),
+    Defect(
+        "long-prompts-hotter",
+        4,
+        "After 512 tokens of prompt the temperature is twice as high.",
+        wrap=_if(lambda r: len(r.prompt_ids) > 512, _at(2.0)),
+    ),
+    Defect(
+        "long-prompts-greedy",
+        4,
+        "After 1,024 tokens of prompt every answer is greedy.",
+        wrap=_if(lambda r: len(r.prompt_ids) > 1_024, _at(0.0)),
+    ),
+    Defect(
+        "penalties-ignored",
+        4,
+        "Penalties are ignored.",
+        wrap=_sampling(_without("presence_penalty", "frequency_penalty")),
+    ),
+    Defect(
+        "presence-alone",
+        4,
+        "The frequency penalty is ignored.",
+        wrap=_sampling(_without("frequency_penalty")),
+    ),
+    Defect("bias-ignored", 4, "A logit_bias is ignored.", wrap=_sampling(_without("logit_bias"))),
+    Defect(
+        "top-p-before-top-k",
+        4,
+        "Of top_k and top_p only top_k counts.",
+        wrap=_hot(lambda r: replace(r, top_p=1.0) if r.top_k > 0 else r),
+    ),
+    Defect(
+        "top-k-3-is-2",
+        4,
+        "A top_k above 2 leaves one less.",
+        wrap=_hot(lambda r: replace(r, top_k=r.top_k - 1) if r.top_k > 2 else r),
+    ),
+    Defect("min-p-halved", 4, "min_p is halved.", wrap=_hot(lambda r: replace(r, min_p=r.min_p / 2))),
+    Defect(
+        "min-tokens-rarely-tested",
+        4,
+        "min_new_tokens is ignored by a policy that seldom ends.",
+        wrap=lambda script: Stopping(script.with_weights(eos_weight=0.05)),
+    ),
+    Defect(
+        "noise-of-an-answer",
+        4,
+        "All logprobs of an answer are 0.04 too high or too low.",
+        wrap=lambda script: Noisy(script, 0.04),
+    ),
+    Defect("abort-late", 5, "An abort takes effect late.", spoil=_aborting_late, wires=("vllm", "sglang")),
     Defect("abort-ignored", 5, "An abort is accepted and ignored.", spoil=_aborting(False), wires=("vllm", "sglang")),
     Defect("abort-kills-all", 5, "An abort ends every request.", spoil=_aborting(True), wires=("vllm", "sglang")),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -57,7 +57,7 @@ class ConformancePolicy:
         if request.seed is None:
             request = replace(request, seed=draw.getrandbits(62))
         if request.grammar is not None:
-            ids = self._ids(write(request.grammar, draw))
+            ids = self._ids(write(request.grammar, draw, self._tokenizer.decode))
             return Completion([*ids, self._end])
         plain = (request.temperature > 0 or self._greedily) and not (
             request.top_k or request.top_p < 1 or request.min_p
@@ -92,42 +92,53 @@ class ConformancePolicy:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def write(grammar: Any, draw: Random) -> str:
-    """Return a text that matches a grammar: a JSON schema, or a structural tag as our parsers write them."""
+Decode = Callable[[list[int]], str]
+
+
+def write(grammar: Any, draw: Random, decode: Decode) -> str:
+    """Return a text that matches a grammar: a JSON schema, or a structural tag as our parsers write them.
+
+    Args:
+        grammar: The grammar.
+        draw: Chooses among its texts.
+        decode: Returns the text of a control token, which the tokenizer encodes as that token again.
+    """
     if isinstance(grammar, dict) and len(grammar) == 1 and not {"type", "format"} & set(grammar):
         [(kind, value)] = grammar.items()
-        return _write_kind(kind, value, draw)
-    return _write_kind("structural_tag", grammar, draw)
+        return _write_kind(kind, value, draw, decode)
+    return _write_kind("structural_tag", grammar, draw, decode)
 
 
-def _write_kind(kind: str, value: Any, draw: Random) -> str:
+def _write_kind(kind: str, value: Any, draw: Random, decode: Decode) -> str:
     """Return a text that matches a grammar of a kind."""
     read = json.loads(value) if isinstance(value, str) else value
     if kind in ("json", "json_schema"):
         return json.dumps(_value(read, read, draw))
-    return _format(read.get("format", read), draw)
+    return _format(read.get("format", read), draw, decode)
 
 
-def _format(form: Any, draw: Random) -> str:
+def _format(form: Any, draw: Random, decode: Decode) -> str:
     kind = form["type"]
     if kind == "const_string":
         return str(form["value"])
     if kind in ("sequence", "or"):
         parts = form["elements"]
         chosen = [draw.choice(parts)] if kind == "or" else parts
-        return "".join(_format(part, draw) for part in chosen)
+        return "".join(_format(part, draw, decode) for part in chosen)
     if kind == "json_schema":
         return json.dumps(_value(form["json_schema"], form["json_schema"], draw))
     if kind == "tag":
         begin, end = form["begin"], form["end"]
-        inner = _format(form["content"], draw)
-        return _text(begin) + inner + _text(end)
+        inner = _format(form["content"], draw, decode)
+        return _text(begin, decode) + inner + _text(end, decode)
     if kind == "token":
-        return str(form["token"])
+        return _text(form, decode)
     raise ValueError(f"The scripted policy does not support the format {kind!r}.")
 
 
-def _text(part: Any) -> str:
+def _text(part: Any, decode: Decode) -> str:
+    if isinstance(part, dict) and isinstance(part.get("token"), int):
+        return decode([part["token"]])
     if isinstance(part, dict):
         return str(part.get("token", part.get("value", "")))
     return str(part[0] if isinstance(part, list) else part)

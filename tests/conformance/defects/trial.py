@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.defects.column_views import EXPERTS
-from conformance.defects.defect import SERVERS, SOUND, Defect, plant
+from conformance.defects.defect import SERVERS, SOUND, VISION_MODEL, Defect, plant
 from strands_tito.conformance import suite
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.target import Target
+from strands_tito.engines import models
 from tito_core.backend.errors import BackendError
 
 
@@ -40,11 +41,14 @@ def try_defect(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Pro
     Args:
         defect: The defect, or `SOUND`.
         wire: One of its wires.
-        tokenizer: The model's tokenizer, whose parser is Hermes'.
+        tokenizer: The model's tokenizer, whose parser is Hermes'. Engines that read images have their own.
         end: Id that ends a turn.
         profile: How much to play.
         seed: Seed of the random conversations.
     """
+    if defect.images:
+        tokenizer = models.load_tokenizer(VISION_MODEL)
+        end = int(tokenizer.eos_token_id)
     target = _target(defect, wire, tokenizer, end, seed, greedily=defect.needs_second_server)
     against = _sound_target(wire, tokenizer, end, seed) if defect.needs_second_server else None
     with defect.client():

@@ -40,6 +40,8 @@ class ToyBackend:
         started, sampling = time.perf_counter(), request.sampling
         if sampling.grammar is not None:
             raise BadRequestError("A toy server does not support grammars.", backend=self.name)
+        if sampling.extra:
+            raise BadRequestError(f"A toy server does not support {sorted(sampling.extra)}.", backend=self.name)
         body = sampling.model_dump(mode="json") | {"ids": request.input_ids.tolist()}
         answer = await self._send("POST", "/sample", body)
         return RawResponse(

@@ -59,7 +59,7 @@ def _interpreter(path: Path, body: str) -> Path:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     for ask in (lambda: ensure("smolm2", NO_PYTHON), lambda: ensure_tokenizer("./nowhere")):
-        with pytest.raises(UnknownModel, match="qwen3-moe-tiny, qwen3-tiny, smollm2"):
+        with pytest.raises(UnknownModel, match="qwen3-moe-tiny, qwen3-tiny, qwen3-vl-tiny, smollm2"):
             ask()
 
 

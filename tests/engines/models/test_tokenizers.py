@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from strands_tito.engines.models import MODELS, ensure_tokenizer, load_tokenizer
 from tito_core.chat.template import ChatTemplate
 
-NAMES = ["smollm2", "qwen3-tiny"]
+NAMES = ["smollm2", "qwen3-tiny", "qwen3-vl-tiny"]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,17 @@ def test_qwen3_has_the_published_ids(qwen3: PreTrainedTokenizerBase) -> None:
     assert (qwen3.eos_token_id, len(qwen3)) == (151645, 151669)
     assert qwen3.encode("Hello 42") == [9707, 220, 19, 17]
     assert MODELS["qwen3-tiny"].spec["config"]["vocab_size"] == 151936  # type: ignore[index]
+
+
+def test_the_vision_model_shares_the_vocabulary_and_has_a_template_that_shows_images(
+    qwen3: PreTrainedTokenizerBase,
+) -> None:
+    vision = load_tokenizer("qwen3-vl-tiny")
+    assert vision.get_vocab() == qwen3.get_vocab()
+    assert vision.convert_tokens_to_ids(["<|vision_start|>", "<|image_pad|>"]) == [151652, 151655]
+    message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}
+    ids = vision.apply_chat_template([message], tokenize=True, return_dict=False)
+    assert list(ids) == [151644, 872, 198, 151652, 151655, 151653, 3838, 374, 419, 30, 151645, 198]
 
 
 @pytest.mark.parametrize("name", NAMES)

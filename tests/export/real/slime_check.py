@@ -109,7 +109,7 @@ def group(args: Namespace, size: int, samples: list[Sample] | None = None) -> li
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.misc import SingletonMeta
 
-    from strands_tito.export import slime_generate
+    from strands_tito.integrations import slime_generate
 
     SingletonMeta._instances.clear()  # each of these groups has a server of its own
     slime_generate._policies.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from importlib.metadata import version
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from verifiers.v1 import Trace, WireTrace
 
-from strands_tito.export import LogprobMismatchError, samples_of
+from strands_tito.export import ImagesNotSupportedError, LogprobMismatchError, samples_of
 from strands_tito.export.verifiers import STOP, trace_of
+from support.picture_ledgers import PAD, Patches, two_images
 from support.rollout_forests import HOT, chain, grow, rollouts
 from tito_core.ledger import Finish, Ledger
 
@@ -108,7 +110,30 @@ def other_logprobs_are_refused() -> None:
     assert trace_of(Ledger(), **OPTIONS).has_error
 
 
+def images_are_in_the_messages_and_their_tokens_are_marked() -> None:
+    ledger = two_images()
+    if version("verifiers").startswith("0.3"):
+        with pytest.raises(ImagesNotSupportedError, match="verifiers before 0"):
+            trace_of(ledger, **OPTIONS, logprobs="as-recorded")
+    trace = over_the_wire(trace_of(ledger, **OPTIONS, logprobs="as-recorded", processor=Patches()))
+    (branch,) = trace.branches
+    (path,) = ledger.trajectories()
+    assert branch.token_ids == path.token_ids.tolist()
+    assert branch.mm_token_type_ids == [int(token == PAD) for token in branch.token_ids]
+    urls = [part.image_url.url for node in branch.nodes if not node.sampled for part in node.message.content
+            if part.type == "image_url"]  # fmt: skip
+    assert [base64.b64decode(url.partition(",")[2]) for url in urls] == [image.data for image in path.images]
+    if not version("verifiers").startswith("0.3"):
+        return
+    held = branch.multi_modal_data
+    assert held is not None
+    grids = [item["image_grid_thw"].tolist() for item in held.mm_items["image"]]
+    assert grids == [[[1, 2, 8]], [[1, 2, 4]]]
+    assert held.mm_hashes == {"image": [image.sha256.hex() for image in path.images]}
+
+
 if __name__ == "__main__":
+    images_are_in_the_messages_and_their_tokens_are_marked()
     traces_are_verifiers()
     experts_are_of_every_token()
     other_logprobs_are_refused()

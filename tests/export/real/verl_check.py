@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +13,18 @@ import torch
 import verl
 from hypothesis import given, settings
 from omegaconf import OmegaConf
+from transformers import BatchFeature
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
 from verl.protocol import DataProto
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
-from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of, samples_of
+from strands_tito.export import BranchedRolloutError, ImageGridError, LogprobMismatchError, sample_of, samples_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.testing import ScriptedRequest
 from support import multiplying
 from support.multiplying import QUESTION, SAMPLED, says
+from support.picture_ledgers import PAD, two_images
 from support.rollout_forests import rollouts
 from support.scripted import tokenizer
 from tito_core.ledger import Ledger, check_ledger
@@ -205,7 +208,49 @@ def outputs_are_verls(ledger: Ledger) -> None:
     assert [output.response_mask for output in outputs_of(Ledger(), **options)] == [[0]]
 
 
+@dataclass
+class Processor:
+    """A processor as verl calls it; it remembers the text and the pictures."""
+
+    tokens: list[int]
+    image_token_id: int = PAD
+    image_processor: Any = None
+    merge_size: int = 2
+
+    def __post_init__(self) -> None:
+        self.image_processor = self
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, images: list[Any], return_tensors: str, **inputs: Any) -> BatchFeature:
+        self.calls.append({"images": images, **inputs})
+        grid = torch.tensor([[1, 2, 2 * count] for count in self.tokens])
+        pixels = torch.zeros(int(grid.prod(dim=1).sum()), 3)
+        ids = torch.zeros(1, 1)
+        return BatchFeature(
+            {"pixel_values": pixels, "image_grid_thw": grid, "input_ids": ids, "attention_mask": ids},
+            tensor_type=return_tensors,
+        )
+
+
+def verls_worker_makes_the_tensors_of_images() -> None:
+    ledger, processor = two_images(), Processor([4, 2])
+    output = output_of(ledger, temperature=1.0, end_id=2, logprobs="as-recorded", processor=processor)
+    assert isinstance(output, AgentLoopOutput)
+    processor.calls.clear()
+    worker, _ = worker_of("make_agent")
+    worker.processor = processor
+    ids = torch.tensor([output.prompt_ids + output.response_ids])
+    found = worker._compute_multi_modal_inputs(output, ids)
+    assert found["image_grid_thw"].tolist() == [[1, 2, 8], [1, 2, 4]]
+    (call,) = processor.calls
+    assert [picture.size for picture in call["images"]] == [(64, 64)] * 2
+    assert int((ids == PAD).sum()) == int(found["image_grid_thw"].prod(dim=1).sum()) // 4
+    with pytest.raises(ImageGridError):
+        output_of(ledger, temperature=1.0, end_id=2, logprobs="as-recorded", processor=Processor([4, 3]))
+
+
 if __name__ == "__main__":
+    verls_worker_makes_the_tensors_of_images()
     outputs_are_verls()
     verls_worker_runs_our_loop()
     what_ends_early_or_is_too_long_keeps_its_shape()

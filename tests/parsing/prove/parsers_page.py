@@ -1,4 +1,4 @@
-"""Write docs/parsers.md from docs/parsers.json (the results) and docs/parsers.toml (the reasons)."""
+"""Write docs/parsers.md from docs/parsers.json, docs/parsers_cases.json (results) and docs/parsers.toml (reasons)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cases_page import ENGINES, known_cases, written
+
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+FOREIGN = Path(__file__).with_name("foreign.md")
 RESULTS, REASONS, PAGE = DOCS / "parsers.json", DOCS / "parsers.toml", DOCS / "parsers.md"
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 Results = dict[str, dict[str, dict[str, Any]]]
 FATES = ("invented", "broken arguments", "as it was", "no call", "hung")
 INTRODUCTION = """# How parsers differ
@@ -73,7 +75,8 @@ def write_page(results: Results) -> None:
     repaired = sum(len(found["damaged"]["repaired"]) for found in ran)
     page += DAMAGED.format(repaired=f"{repaired:,} of them" if repaired else "none")
     page += "".join(_damage(results))
-    PAGE.write_text(page, encoding="utf-8")
+    page += "".join(written(known_cases(), tomllib.loads(REASONS.read_text(encoding="utf-8"))))
+    PAGE.write_text(page + FOREIGN.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _agreed(found: dict[str, Any] | None) -> str:

@@ -15,13 +15,13 @@ from typing import Any
 
 from generated import Turn
 
-from parsing.families import Call, Family, schema_of
+from parsing.families import HY, Call, Family, schema_of
 
 Theirs = Callable[[Turn], list[Call]]
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 VLLM = {
     "phi4_mini": "phi4_mini_json",
-    "cohere_command": "cohere_command4",
+    "cohere_command": "",  # its parser is in another package, which the environment lacks
     "longcat2": "",
 }
 SGLANG = {
@@ -35,6 +35,8 @@ SGLANG = {
     "minimax_m2": "minimax-m2",
     "minimax_m3": "minimax-m3",
     "deepseek_v41": "deepseekv41",
+    "hy_v3": "hunyuan",
+    "muse_glimmer": "muse",
     "hunyuan_a13b": "",  # what it calls hunyuan is another format
     "cohere_command": "cohere_command4",
     **dict.fromkeys(("granite", "phi4_mini", "xlam", "ernie45", "longcat", "longcat2", "olmo3", "seed_oss"), ""),
@@ -59,6 +61,7 @@ def vllm(family: Family) -> Theirs:
         raise LookupError("the engine has no such parser")
     made = ToolParserManager.get_tool_parser(name)
     tokenizer = family.tokenizer(True)
+    tokenizer.init_kwargs["token_suffix"] = HY  # of Hy3's tags
 
     def parse(turn: Turn) -> list[Call]:
         request = ChatCompletionRequest(
@@ -124,7 +127,7 @@ def sglang(family: Family) -> Theirs:
         raise LookupError("the engine has no such parser")
 
     def parse(turn: Turn) -> list[Call]:
-        parser = FunctionCallParser([Tool(**tool) for tool in tools_of(turn)], name)
+        parser = FunctionCallParser([Tool(**tool) for tool in tools_of(turn)], name, family.tokenizer(True))
         text = "<|start|>assistant" + turn.text if family.name == "gpt_oss" else turn.text
         _, found = parser.parse_non_stream(text)
         return [(call.name or "", json.loads(call.parameters)) for call in found]

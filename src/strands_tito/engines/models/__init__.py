@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strands_tito.engines.errors import ModelUnavailable, UnknownModel, WrongHash
-from strands_tito.engines.models import hub, qwen3, smollm2
-from strands_tito.engines.models.recipe import model_directory, tokenizer_directory
+from strands_tito.engines.models import hub, qwen3, qwen3_vl, smollm2
+from strands_tito.engines.models.recipe import is_built, model_directory, tokenizer_directory
 from tito_core.chat.tokenizer import load_tokenizer as load_from
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODELS", "ModelUnavailable", "UnknownModel", "WrongHash", "ensure", "ensure_tokenizer", "load_tokenizer"]
 
-MODELS = {recipe.name: recipe for recipe in (smollm2.MODEL, qwen3.TINY, qwen3.MOE_TINY)}
+MODELS = {recipe.name: recipe for recipe in (smollm2.MODEL, qwen3.TINY, qwen3.MOE_TINY, qwen3_vl.TINY)}
 """The built-in models by name."""
 
 
@@ -50,6 +50,18 @@ def ensure_tokenizer(name: str, *, progress: Callable[[str], None] | None = None
     if name in MODELS:
         return tokenizer_directory(MODELS[name].tokenizer, report)
     return _directory(name) or _from_hub(name, hub.TOKENIZER_FILES, hub.has_tokenizer, report)
+
+
+def offered_tokenizer(name: str, *, local_files_only: bool = False) -> Path:
+    """Return the directory of a built-in model's tokenizer, for the entry-point group `tito.tokenizers`.
+
+    Raises:
+        ModelUnavailable: It is not on this machine yet and `local_files_only` is set, or it cannot be fetched.
+    """
+    recipe = MODELS[name].tokenizer
+    if local_files_only and not is_built(recipe):
+        raise ModelUnavailable(f"The tokenizer of {name} is not on this machine yet")
+    return tokenizer_directory(recipe, _silent)
 
 
 def load_tokenizer(name: str, *, progress: Callable[[str], None] | None = None) -> PreTrainedTokenizerBase:

@@ -29,7 +29,7 @@ def build_once(
     `about` and the size of each file; a directory that differs from it is built again. An exception of `build` is
     raised, and nothing is left behind.
     """
-    if _is_whole(target):
+    if is_whole(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.parent / f".{target.name}.lock")
@@ -40,7 +40,7 @@ def build_once(
             report(f"waiting for another process to build {target.name}")
         lock.acquire()
     try:
-        if not _is_whole(target):
+        if not is_whole(target):
             _build(target, build, about or {})
     finally:
         lock.release()
@@ -56,7 +56,8 @@ def manifest(directory: Path) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _is_whole(target: Path) -> bool:
+def is_whole(target: Path) -> bool:
+    """Return whether a directory has every file of its manifest, at its size."""
     found = manifest(target)
     files = found.get("files") if found else None
     return isinstance(files, dict) and files == _sizes(target)

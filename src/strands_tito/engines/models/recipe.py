@@ -13,7 +13,7 @@ from pathlib import Path
 
 from strands_tito.engines.errors import ModelUnavailable
 from strands_tito.engines.locations import cache_dir
-from strands_tito.engines.models.build_cache import MANIFEST, Report, build_once
+from strands_tito.engines.models.build_cache import MANIFEST, Report, build_once, is_whole
 from strands_tito.engines.models.fetch import Package
 
 WEIGHTS_SCRIPT = Path(__file__).with_name("weights_script.py")
@@ -58,9 +58,18 @@ def _digest(parts: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps([_LAYOUT, *parts]).encode()).hexdigest()[:12]
 
 
+def is_built(recipe: TokenizerRecipe) -> bool:
+    """Return whether a tokenizer is in the cache, whole."""
+    return is_whole(_tokenizer_target(recipe))
+
+
+def _tokenizer_target(recipe: TokenizerRecipe) -> Path:
+    return cache_dir() / "tokenizers" / f"{recipe.name}-{recipe.key}"
+
+
 def tokenizer_directory(recipe: TokenizerRecipe, report: Report) -> Path:
     """Return the directory of a tokenizer; build it if necessary. Needs no torch."""
-    target = cache_dir() / "tokenizers" / f"{recipe.name}-{recipe.key}"
+    target = _tokenizer_target(recipe)
     about = {"tokenizer": recipe.name, "recipe": recipe.key}
     return build_once(target, lambda directory: recipe.write(directory, report), about=about, report=report)
 

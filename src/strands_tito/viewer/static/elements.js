@@ -38,6 +38,12 @@ function visible(text) {
   });
 }
 
+// How a call is shown: one that runs, text that only looks like a call, or a call that is damaged or cut off.
+function callKind(call) {
+  if (call.status === "suspect") return "suspect";
+  return call.status === "ok" || call.status === "lenient" ? "ok" : "bad";
+}
+
 const kept = {
   get(name) {
     try { return localStorage.getItem(`tito-${name}`); } catch { return null; } // no storage in a notebook's frame

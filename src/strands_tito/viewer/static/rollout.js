@@ -20,7 +20,7 @@ class RolloutPage {
   head() {
     const { rollout, data } = this;
     const sampled = rollout.count((turn) => turn.output), all = sampled + rollout.count((turn) => turn.prompt);
-    const bad = rollout.count((turn) => turn.calls.filter((call) => call.status !== "ok").length);
+    const [bad, suspect] = ["bad", "suspect"].map((kind) => rollout.count((turn) => turn.calls.filter((call) => callKind(call) === kind).length));
     const drifted = rollout.count((turn) => (turn.drift.length ? 1 : 0));
     const notes = data.notes.filter((note) => note.turn === null);
     const reward = rollout.note("reward");
@@ -31,6 +31,7 @@ class RolloutPage {
       chip(count(rollout.leaves.length, "trajectory", "trajectories")),
       chip(`${count(all, "token")}, ${sampled.toLocaleString("en")} sampled`),
       bad > 0 && chip(count(bad, "malformed or cut-off call"), "bad"),
+      suspect > 0 && chip(count(suspect, "text like a call", "texts like calls"), "warn"),
       drifted > 0 && chip(`drift in ${count(drifted, "turn")}`, "warn"),
       !data.text && chip("ids only: no tokenizer on this machine", "warn"),
       data.truncated && chip(data.truncated, "warn"),

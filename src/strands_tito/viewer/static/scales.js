@@ -79,7 +79,7 @@ function modeBar(path, mode, choose) {
 }
 
 function legend(path, mode) {
-  const marks = [["call ok", "tool call"], ["call bad", "malformed or cut-off call"], ["drift", "would re-tokenize differently"], ["stop", "stop token"]];
+  const marks = [["call ok", "tool call"], ["call bad", "malformed or cut-off call"], ["call suspect", "text like a call"], ["drift", "would re-tokenize differently"], ["stop", "stop token"]];
   return el("div", { class: "legend", "data-mode": mode },
     el("ul", { "aria-label": `Legend: ${MODES[mode].label}` },
       MODES[mode].legend(path).map(([step, label]) => el("li", {}, el("span", { class: `swatch t ${step}`, "aria-hidden": "true" }, "ab"), label))),

@@ -92,7 +92,7 @@ class TokenView {
   className(token) {
     const { path } = this;
     const call = path.callAt(token);
-    const marks = [call && (call.status === "ok" ? "call ok" : "call bad"), path.driftAt(token) && "drift", path.isStop(token) && "stop",
+    const marks = [call && `call ${callKind(call)}`, path.driftAt(token) && "drift", path.isStop(token) && "stop",
       path.kind[token] === INSERTED && "inserted", token === this.current && "current"];
     return `t ${MODES[this.mode].step(path, token)} ${marks.filter(Boolean).join(" ")}`;
   }
@@ -158,10 +158,10 @@ class TokenView {
 
   isMarked(token) {
     const call = this.path.callAt(token);
-    return Boolean((call && call.status !== "ok") || this.path.driftAt(token) || this.path.kind[token] === INSERTED || this.path.mediaAt(token));
+    return Boolean((call && callKind(call) !== "ok") || this.path.driftAt(token) || this.path.kind[token] === INSERTED || this.path.mediaAt(token));
   }
 
-  // The next token that starts a marked run: a bad call, drift, an inserted closer or an image.
+  // The next token that starts a marked run: a bad call, text like a call, drift, an inserted closer or an image.
   nextMark(from, by) {
     for (let at = from + by; at >= this.from && at < this.to; at += by) {
       if (this.isMarked(at) && (at === this.from || !this.isMarked(at - 1))) return at;
@@ -171,8 +171,8 @@ class TokenView {
 }
 
 function callLabel(call) {
-  const isOk = call.status === "ok";
-  return el("p", { class: `note ${isOk ? "ok" : "bad"}` }, el("b", {}, `${isOk ? "✓" : "✗"} call `),
+  const kind = callKind(call);
+  return el("p", { class: `note ${kind}` }, el("b", {}, { ok: "✓ call ", bad: "✗ call ", suspect: "? text like a call " }[kind]),
     el("code", {}, visible(call.name ?? "unknown tool")), ` ${visible(call.status)}`, call.reason ? `: ${visible(call.reason)}` : "");
 }
 

@@ -15,11 +15,13 @@ function branchTree(rollout, path, go) {
 }
 
 function treeItem(turn, depth, isOnPath, isFork, go) {
-  const bad = turn.calls.filter((call) => call.status !== "ok").length;
+  const kinds = turn.calls.map(callKind), bad = kinds.filter((kind) => kind === "bad").length;
+  const suspect = kinds.filter((kind) => kind === "suspect").length, calls = kinds.length - suspect;
   const button = el("button", { type: "button", class: `turn-link ${isOnPath ? "on" : ""}`, "data-turn": turn.index, onclick: () => go(turn.index) },
     el("span", { class: "name" }, `turn ${turn.index}`), el("span", { class: "size" }, `${turn.prompt}+${turn.output}`),
     turn.finish === "stop" ? null : chip(turn.finish, "warn"),
-    turn.calls.length ? chip(callsText(turn.calls.length, bad), bad ? "bad" : "ok") : null,
+    calls ? chip(callsText(calls, bad), bad ? "bad" : "ok") : null,
+    suspect ? chip(count(suspect, "text like a call", "texts like calls"), "warn") : null,
     turn.branch ? el("span", { class: "why" }, `↳ ${visible(turn.branch.why)}`) : null);
   const item = el("li", {}, button);
   item.style.paddingInlineStart = `${Math.min(depth, 12) * 0.9}rem`;

@@ -49,9 +49,14 @@ def answer_size(request: TokenRequest, *, repeats: int = 1) -> AnswerSize:
         request: Its `max_new_tokens` fits the context.
         repeats: How many events of its stream repeat the whole answer so far.
     """
-    sampling = request.sampling
+    sampling, images = request.sampling, request.images
+    new = 0 if images is None else len(images.new)
     return size_of(
-        len(request.input_ids), sampling.max_new_tokens, request.optional_outputs, top_k=sampling.top_k, repeats=repeats
+        request.least_length + new * IMAGE_TOKENS,
+        sampling.max_new_tokens,
+        request.optional_outputs,
+        top_k=sampling.top_k,
+        repeats=repeats,
     )
 
 
@@ -86,6 +91,8 @@ def size_of(
     return AnswerSize(body, body * (1 + repeats))
 
 
+IMAGE_TOKENS = 1 << 14
+"""Maximum number of tokens of a new image: that of Qwen-VL's image processors."""
 INFO_BYTES = 4 << 20
 """Size limit of answers that do not depend on the request: models, version, health, model info, admin."""
 ERROR_BYTES = 1 << 18

@@ -200,11 +200,12 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-# How both engines refuse a prompt that is too long (vLLM 0.32, SGLang 0.5.23). "must not exceed" alone may concern a
-# sampling parameter.
+# How both engines (vLLM 0.32, SGLang 0.5.23) and gateways refuse a prompt that is too long. "must not exceed" alone may
+# concern a sampling parameter.
 _TOO_LONG = re.compile(
     r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length|"
-    r"exceeds the maximum number of tokens|exceeds the KV memory budget",
+    r"exceeds the maximum number of tokens|exceeds the KV memory budget|"
+    r"token count exceeds? the max|prompt is too long",
     re.IGNORECASE,
 )
 _OUT_OF_VOCABULARY = re.compile(r"\bout of vocabulary\b", re.IGNORECASE)

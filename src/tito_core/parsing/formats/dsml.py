@@ -8,7 +8,8 @@
     </｜DSML｜tool_calls>
 
 V3.2 writes `function_calls` instead of `tool_calls`. V4.1 writes `<｜DSML｜ calls>`, with a blank before the word in
-every tag. `｜DSML｜` is a control token: a tag that spells it with other tokens is text. Sources: vLLM 0.32,
+every tag. `｜DSML｜` is a control token: a tag that spells it with other tokens is text. Loose: a call outside a
+section, which vLLM and SGLang read; no `string`, if the schema tells it, which vLLM reads. Sources: vLLM 0.32,
 `tokenizers/deepseek_{v32,v4,v41}_encoding.py`, `parser/deepseek_v4.py` and `parser/deepseek_v41.py`.
 """
 
@@ -28,9 +29,10 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
+from tito_core.parsing.typed_value import parameter_schema, types_of
 
 ANCHOR = "｜DSML｜"
-_HEAD = re.compile(r' name="([^"<>\n]+)" string="(true|false)"')
+_HEAD = re.compile(r' name="([^"<>\n]+)"(?: string="(true|false)")?')
 
 
 class DsmlCalls(CallFormat):
@@ -56,11 +58,24 @@ class DsmlCalls(CallFormat):
             self.parameter,
             self.end_parameter,
         )
-        self.opening = frozenset({self.section.open})
+        self.opening = frozenset({self.section.open, self.section.call})
 
-    def read(self, completion: Completion, start: int, tag: str) -> int:
-        """Read one section of calls."""
-        return self.section.read(completion, start, self._invoke)
+    def read(self, completion: Completion, start: int, tag: str) -> int | None:
+        """Read one section of calls, or a call outside a section."""
+        if tag == self.section.open:
+            return self.section.read(completion, start, self._invoke)
+        if not completion.markup.certain(tag):
+            return None  # text may spell it
+        first = len(completion.calls)
+        before = frozenset({self.section.open, self.section.close, self.section.call})
+        frame = completion.frame(start, start + len(tag), self.section.end_call, before)
+        stop = completion.read_frame(frame, self.section.end_call, self._invoke)
+        completion.mark_loose(first, f"The call is outside a section: write {self.section.open} before it.")
+        after = completion.next_mark(stop)
+        closes = (
+            after is not None and after.tag == self.section.close and not completion.text[stop : after.start].strip()
+        )
+        return after.stop if after is not None and closes else stop
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
@@ -89,16 +104,22 @@ class DsmlCalls(CallFormat):
         while cursor.peek() == self.parameter:
             cursor.tag(self.parameter)
             head = _HEAD.fullmatch(written := cursor.until_text(">"))
+            wrong = f'A parameter must have name="..." and string="true" or "false", not {written[:60]!r}.'
             if head is None:
-                raise cursor.error(
-                    f'A parameter must have name="..." and string="true" or "false", not {written[:60]!r}.'
-                )
+                raise cursor.error(wrong)
             key, value = head[1], cursor.until_tag(self.end_parameter)
             if key in arguments:
                 raise cursor.error(f"The parameter {key!r} appears twice.")
-            arguments[key] = value if head[2] == "true" else json_value(value, f"value of {key!r}", name)
+            plain = head[2] == "true"
+            if head[2] is None:
+                types = types_of(*parameter_schema(cursor.tools, name, key)) or {"string", "null"}
+                plain = types == {"string"}
+                if "string" in types and not plain:
+                    raise cursor.error(wrong)  # the value may be a string or JSON
+                cursor.mark_loose(wrong)
+            arguments[key] = value if plain else json_value(value, f"value of {key!r}", name)
         cursor.expect_end()
-        return ParsedCallText(name, arguments)
+        return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 register_format(

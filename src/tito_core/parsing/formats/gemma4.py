@@ -4,7 +4,9 @@
 
 Keys are bare words, which may contain blanks, or strings. Numbers, true, false and null are written as in JSON, or as
 in Python: templates before that of 2026-07-09 write None. A string contains anything but its delimiter; a string of an
-enum in the schema may be a bare word. Loose: any other bare word where the schema says string, as vLLM and SGLang read.
+enum in the schema may be a bare word. Loose: any other bare word where the schema says string, as vLLM and SGLang read,
+and no closing tag at the end of the completion, as vLLM reads.
+A bare word with a quote, such as `"Paris"`, is malformed unless the schema has it: the engines keep the quotes.
 Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`; SGLang 0.5.23, `gemma4_detector.py`.
 """
 
@@ -30,6 +32,7 @@ OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX = "call:"
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")
 _WORD = re.compile(r"[^\s:,{}\[\]<>]+(?:[ \t]+[^\s:,{}\[\]<>]+)*")
+_QUOTES = re.compile("[\"'`\u2018\u2019\u201c\u201d]")
 _LITERALS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
 
@@ -42,7 +45,7 @@ class Gemma4Calls(CallFormat):
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""
         frame = completion.frame(start, start + len(OPEN), CLOSE, self.opening)
-        return completion.read_frame(frame, CLOSE, _call)
+        return completion.read_frame(frame, CLOSE, _call, self_delimiting=True)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Raise: the notation is recursive, and engines have no grammar for it."""
@@ -76,11 +79,14 @@ class _Notation:
         properties = schema.get("properties")
         while True:
             self._cursor.skip_blank()
-            key = self._string() if self._cursor.peek_here() == QUOTE else self._cursor.match(_WORD, "a key")
+            bare = self._cursor.peek_here() != QUOTE
+            key = self._cursor.match(_WORD, "a key") if bare else self._string()
             self._expect(":")
             if key in result:
                 raise self._cursor.error(f"The key {key!r} appears twice.")
             known = properties.get(key) if isinstance(properties, Mapping) else None
+            if bare and known is None and _QUOTES.search(key):
+                raise self._cursor.error(f"The call has {shortened(key)} where a key belongs: write it without quotes.")
             result[key] = self._value(deep, known)
             if not self._skip(","):
                 self._expect("}")
@@ -110,7 +116,7 @@ class _Notation:
         if word in _LITERALS:
             return _LITERALS[word]
         wrong = f"The call has {shortened(word)} where a value belongs: write strings between {QUOTE} tags."
-        if types != {"string"} or options is not None:
+        if types != {"string"} or options is not None or _QUOTES.search(word):
             raise self._cursor.error(wrong)
         self._cursor.mark_loose(wrong)
         return word

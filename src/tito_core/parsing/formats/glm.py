@@ -1,15 +1,18 @@
-"""Calls of GLM 4.5 and later, Ling 3 and LongCat 2: a name, then keys and values, each in its own tags.
+"""Calls of GLM 4.5 and later, Ling 3, LongCat 2 and Hy3: a name, then keys and values, each in its own tags.
 
     <tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>
 
 GLM-4.5 and 4.6 write a line break after the name, each key and each value; GLM-4.7 writes none, and allows a call
-without arguments. Strings are written as they are, including blanks; other values are JSON. Sources: the GLM-4.5
-template (in TRL 1.16), and vLLM 0.32, `parser/glm47_moe.py`; SGLang 0.5.23, `function_call/glm47_moe_detector.py`.
+without arguments. Strings are written as they are, including blanks; other values are JSON. Hy3 writes calls in a
+section, ends a name with `<tool_sep>`, and adds a suffix to each tag, such as `:opensource`, that its vocabulary shows.
+Sources: the templates of GLM-4.5 (in TRL 1.16) and of Hy3, Laguna and Spark 2.5 (in llama-cpp-python 0.3.36); vLLM
+0.32, `parser/glm47_moe.py`, `tool_parsers/hy_v3_tool_parser.py`; SGLang 0.5.23, `function_call/glm47_moe_detector.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
@@ -17,10 +20,15 @@ from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
+from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.reasoning import LONGCAT_THINK
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.reasoning import LONGCAT_THINK, ReasoningTags
+from tito_core.parsing.registry import register_format, register_tool_parser
+from tito_core.parsing.turn import TurnParser
 from tito_core.parsing.typed_value import typed_value
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class GlmCalls(CallFormat):
@@ -36,11 +44,11 @@ class GlmCalls(CallFormat):
         end_value: Closes it.
     """
 
-    def __init__(self, between: str, family: str = "") -> None:
+    def __init__(self, between: str, family: str = "", suffix: str = "") -> None:
         self.between = between
-        self.open, self.close = f"<{family}tool_call>", f"</{family}tool_call>"
-        self.key, self.end_key = f"<{family}arg_key>", f"</{family}arg_key>"
-        self.value, self.end_value = f"<{family}arg_value>", f"</{family}arg_value>"
+        self.open, self.close = f"<{family}tool_call{suffix}>", f"</{family}tool_call{suffix}>"
+        self.key, self.end_key = f"<{family}arg_key{suffix}>", f"</{family}arg_key{suffix}>"
+        self.value, self.end_value = f"<{family}arg_value{suffix}>", f"</{family}arg_value{suffix}>"
         self.tags = (self.open, self.close, self.key, self.end_key, self.value, self.end_value)
         self.opening = frozenset({self.open})
 
@@ -57,9 +65,12 @@ class GlmCalls(CallFormat):
         """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, _: self._head(markup, key), self.end_value, self.between)
         calls = (
-            g.sequence(g.text(name + self.between), *parameters.of(markup, schema)) for name, schema in tools.items()
+            g.sequence(*self._named(markup, name), *parameters.of(markup, schema)) for name, schema in tools.items()
         )
         return g.sequence(g.tag(markup, self.open), g.either(calls), g.tag(markup, self.close))
+
+    def _named(self, markup: Markup, name: str) -> tuple[g.Grammar, ...]:
+        return (g.text(name + self.between),)
 
     def _head(self, markup: Markup, key: str) -> g.Grammar:
         between = [g.text(self.between)] if self.between else []
@@ -69,6 +80,10 @@ class GlmCalls(CallFormat):
     def _call(self, cursor: Cursor) -> ParsedCallText:
         pairs = cursor.peek() is not None
         name = cursor.tool_name((cursor.until_tag(self.key) if pairs else cursor.take_rest()).strip())
+        return self._pairs(cursor, name, pairs)
+
+    def _pairs(self, cursor: Cursor, name: str, pairs: bool) -> ParsedCallText:
+        """Take the arguments and the end of the call; `pairs`: the tag before the first argument was taken."""
         arguments: dict[str, Any] = {}
         while pairs:
             key = cursor.until_tag(self.end_key)
@@ -84,11 +99,54 @@ class GlmCalls(CallFormat):
         return ParsedCallText(name, arguments)
 
 
-register_format("glm45", GlmCalls("\n"), marks=Marks(("<tool_call>{function-name}\n<arg_key>",)))
-register_format("glm47", GlmCalls(""), "glm", "ling3", marks=Marks(("<tool_call>{function-name}<arg_key>",)))
+class HyCalls(GlmCalls):
+    """A section of calls, with a separator after each name.
+
+    Attributes:
+        section: The tags of the section and of a call.
+        separator: The tag after a name.
+    """
+
+    def __init__(self, suffix: str) -> None:
+        super().__init__("\n", suffix=suffix)
+        self.separator = f"<tool_sep{suffix}>"
+        inner = frozenset({self.separator, *self.tags} - {self.open, self.close})
+        self.section = Section(f"<tool_calls{suffix}>", f"</tool_calls{suffix}>", self.open, self.close, inner)
+        self.tags = (self.section.open, self.section.close, self.separator, *self.tags)
+        self.opening = frozenset({self.section.open})
+
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one section of calls."""
+        return self.section.read(completion, start, self._call)
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Return the grammar of a section with one call."""
+        blank = g.text("\n")
+        begin, end = g.tag(markup, self.section.open), g.tag(markup, self.section.close)
+        return g.sequence(begin, blank, super().grammar(markup, tools), blank, end)
+
+    def _named(self, markup: Markup, name: str) -> tuple[g.Grammar, ...]:
+        return g.text(name), g.tag(markup, self.separator), g.text(self.between)
+
+    def _call(self, cursor: Cursor) -> ParsedCallText:
+        name = cursor.tool_name(cursor.until_tag(self.separator).strip())
+        if pairs := cursor.peek() is not None:
+            cursor.tag(self.key)
+        return self._pairs(cursor, name, pairs)
+
+
+register_format("glm45", GlmCalls("\n"), "poolside_v1", marks=Marks(("<tool_call>{function-name}\n<arg_key>",)))
+register_format("glm47", GlmCalls(""), "glm", "ling3", "spark25", marks=Marks(("<tool_call>{function-name}<arg_key>",)))
 register_format(
     "longcat2",
     GlmCalls("\n", "longcat_"),
     reasoning=LONGCAT_THINK,
     marks=Marks(("<longcat_tool_call>", "<longcat_arg_key>")),
 )
+
+
+@register_tool_parser("hy_v3", "hunyuan", marks=Marks(("<tool_sep", "<arg_key", "<tool_calls")))
+def _hy(tokenizer: PreTrainedTokenizerBase) -> TurnParser:
+    found = (re.fullmatch(r"<tool_calls(:\w+)?>", token.content) for token in tokenizer.added_tokens_decoder.values())
+    suffix = next((match[1] or "" for match in found if match), ":opensource")  # as in the published template
+    return TurnParser(tokenizer, HyCalls(suffix), ReasoningTags(f"<think{suffix}>", f"</think{suffix}>"))

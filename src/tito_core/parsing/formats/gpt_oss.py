@@ -6,7 +6,7 @@
 The analysis channel is reasoning; the final channel, and commentary without a recipient, are text. The recipient is in
 the channel or, as the template renders it, in the role. A valid call is in the commentary or the analysis channel, goes
 to `functions.NAME`, has JSON arguments with the content type json or code, and ends in `<|call|>`. Loose: a recipient
-without `functions.`.
+without `functions.`; `<|end|>`, or the end of the completion, after the arguments.
 Sources: the gpt-oss template (in TRL 1.16); vLLM 0.32, `parser/harmony.py`.
 """
 
@@ -23,7 +23,7 @@ from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.grammar import CHOOSE_AUTO, CallGrammar, NoCallGrammarError
-from tito_core.parsing.json_call import call_of_arguments
+from tito_core.parsing.json_call import call_of_arguments, json_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece
@@ -221,10 +221,10 @@ class _Messages:
         prefixed = recipient.startswith(_FUNCTIONS)
         bare = recipient.removeprefix(_FUNCTIONS) if prefixed or recipient in self._completion.tools else ""
         name = bare if is_valid_name(bare) else None
-        if ended is None:
+        text = self._completion.text[body:end]
+        if ended is None and (self._completion.truncated or end < len(self._completion.text) or not _is_object(text)):
             self._completion.add_unclosed(start, stop, f"The call has no closing {CALL} tag.", name)
             return
-        text = self._completion.text[body:end]
         self._completion.add_parsed(start, stop, _valid_call, header, name, ended, text)
 
     def _take(self, into: list[str], start: int, stop: int) -> None:
@@ -246,7 +246,17 @@ def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
     return left[1] or right[2], right[1], right[3] or ""
 
 
-def _valid_call(header: tuple[str | None, str, str] | None, name: str | None, ended: str, text: str) -> ParsedCallText:
+def _is_object(text: str) -> bool:
+    try:
+        json_arguments(text, "")
+    except Malformed:
+        return False
+    return True
+
+
+def _valid_call(
+    header: tuple[str | None, str, str] | None, name: str | None, ended: str | None, text: str
+) -> ParsedCallText:
     if header is None:
         raise Malformed("The call's header is not valid: it must be <|channel|>commentary to=functions.NAME.")
     recipient, channel, kind = header
@@ -258,9 +268,12 @@ def _valid_call(header: tuple[str | None, str, str] | None, name: str | None, en
         raise Malformed(f"Calls belong in the commentary channel, not in {channel}.", name)
     if kind not in ("", "json", "code"):
         raise Malformed(f"The arguments must be json, not {kind}.", name)
-    if ended != CALL:
+    if ended not in (CALL, END, None):
         raise Malformed(f"The call ends in {ended} where {CALL} belongs.", name)
     call = call_of_arguments(name, text)
+    if ended != CALL:
+        reason = f"The call ends in {ended} where {CALL} belongs." if ended else f"The call has no closing {CALL} tag."
+        return replace(call, loose=reason)
     if recipient.startswith(_FUNCTIONS):
         return call
     return replace(call, loose=f"The recipient must be functions.{name}, not {name}.")

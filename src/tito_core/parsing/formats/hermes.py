@@ -61,6 +61,7 @@ register_format(
     "qwen25",
     "qwen3_json",
     "granite4",
+    "trinity",
     marks=Marks(("<tool_call>", '{"name": ', '"arguments": '), ("<function=", "<arg_key>", "<|tool_call>")),
 )
 register_format("ernie45", HermesCalls(wrappers=("<response>", "</response>")))

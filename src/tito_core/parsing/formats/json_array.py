@@ -2,8 +2,9 @@
 
 - Granite: `<|tool_call|>` (in Granite 3.1 `<tool_call>`) and the array; text may follow. No reasoning. Source: vLLM
   0.32, `parser/granite.py`.
-- Phi-4-mini: the message is only `functools[{"name": ..., "arguments": {...}}]`. Source: vLLM 0.32,
-  `tool_parsers/phi4mini_tool_parser.py`, which cuts the array at the first `]`, even inside an argument.
+- Phi-4-mini: the message is only `functools[{"name": ..., "arguments": {...}}]`. Loose: the same on a line after text.
+  Source: vLLM 0.32, `tool_parsers/phi4mini_tool_parser.py`, which reads it anywhere, and cuts the array at the first
+  `]`, even inside an argument.
 - xLAM: the message is only the array. If its first element does not begin with a "name", it is an answer. Loose: the
   array in a fenced block that is the message, or after another family's tag, as vLLM reads them (0.32,
   `tool_parsers/xlam_tool_parser.py`).
@@ -18,13 +19,14 @@ from typing import Any
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
-from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.completion import FENCES, Completion, Tools
 from tito_core.parsing.json_call import after_blank, call_of_object, json_end, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 
 GRANITE_OPEN, GRANITE_OLD_OPEN = "<tool_call>", "<|tool_call|>"
 XLAM_OPEN, XLAM_CLOSE, XLAM_OTHER = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
+_CALLS = re.compile(r'\s*\[\s*\{\s*"name"\s*:')
 _FENCE, _END_FENCE = re.compile(r"```(?:json)?\s"), re.compile(r"\s*```")
 
 
@@ -44,45 +46,46 @@ class GraniteCalls(CallFormat):
         return g.sequence(g.tag(markup, tag), forced_array(tools))
 
 
-class BareArray(CallFormat):
-    """A message that is only an array, after a word or alone.
+class Phi4Calls(CallFormat):
+    """A message that is only `functools` and an array."""
 
-    Args:
-        word: The word, or "".
-        begins: How an array of calls begins, as a regular expression.
-    """
+    tags = ("functools[",)
+    opening = frozenset(tags)
 
-    def __init__(self, word: str, begins: str) -> None:
-        self.bare = (word or "[")[0]
-        self._word = word
-        self._begins = re.compile(re.escape(word) + begins)
-
-    def read_bare(self, completion: Completion, start: int) -> int | None:
-        """Read the array, if the message begins like one of calls."""
-        if not self._begins.match(completion.text, start):
-            return None
-        read_array(completion, start, start + len(self._word), alone=True)
+    def read(self, completion: Completion, start: int, tag: str) -> int | None:
+        """Read the array; after text only if it begins a line outside a code fence, and begins like one of calls."""
+        mark = completion.previous_mark(start)
+        while mark is not None and mark.tag == tag:
+            mark = completion.previous_mark(mark.start)
+        body, before = start + len("functools"), completion.text[0 if mark is None else mark.stop : start]
+        alone = not before.strip()
+        if not alone:
+            fenced = sum(map(before.count, FENCES)) % 2
+            if fenced or not before.rstrip(" \t").endswith("\n") or not _CALLS.match(completion.text, body):
+                return None
+        first = len(completion.calls)
+        read_array(completion, start, body, alone=True)
+        if not alone:
+            completion.mark_loose(first, "The calls must be the whole message.")
         return len(completion.text)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of an array of one call."""
-        return g.sequence(g.text(self._word), forced_array(tools)) if self._word else forced_array(tools)
+        return g.sequence(g.text("functools"), forced_array(tools))
 
 
-class XlamCalls(BareArray):
+class XlamCalls(CallFormat):
     """An array: alone, in a fenced block, or after another family's tag."""
+
+    bare = "[`"
 
     tags = (XLAM_OPEN, XLAM_CLOSE, XLAM_OTHER)
     opening = frozenset({XLAM_OPEN, XLAM_OTHER})
 
-    def __init__(self) -> None:
-        super().__init__("", r'\s*\[\s*\{\s*"name"\s*:')
-        self.bare = "[`"
-
     def read(self, completion: Completion, start: int, tag: str) -> int | None:
         """Read an array after another family's tag."""
         body = start + len(tag)
-        if not self._begins.match(completion.text, body):
+        if not _CALLS.match(completion.text, body):
             return None
         first, end = len(completion.calls), read_array(completion, start, body, alone=False)
         if tag == XLAM_OPEN and end < len(completion.text):
@@ -99,10 +102,11 @@ class XlamCalls(BareArray):
         """Read the array, in a fenced block or alone, if it begins like one of calls."""
         fence = _FENCE.match(completion.text, start)
         body = start if fence is None else fence.end()
-        if fence is None:
-            return super().read_bare(completion, start)
-        if not self._begins.match(completion.text, body):
+        if not _CALLS.match(completion.text, body):
             return None
+        if fence is None:
+            read_array(completion, start, body, alone=True)
+            return len(completion.text)
         first, end = len(completion.calls), read_array(completion, start, body, alone=False)
         closed = _END_FENCE.match(completion.text, end)
         whole = closed is not None and not completion.text[closed.end() :].strip()
@@ -111,6 +115,10 @@ class XlamCalls(BareArray):
             completion.add_unclosed(start, len(completion.text), "The block of calls does not end the message.")
         completion.mark_loose(first, "The calls are in a fenced block, but the array must be the whole message.")
         return len(completion.text)
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Return the grammar of an array of one call."""
+        return forced_array(tools)
 
 
 def forced_array(tools: Tools) -> g.Grammar:
@@ -182,5 +190,5 @@ def _broken(completion: Completion, start: int, body: int) -> None:
 
 
 register_format("granite", GraniteCalls(), reasoning=None)
-register_format("phi4_mini", BareArray("functools", r"\["), "phi4_mini_json", reasoning=None)
+register_format("phi4_mini", Phi4Calls(), "phi4_mini_json", reasoning=None)
 register_format("xlam", XlamCalls())

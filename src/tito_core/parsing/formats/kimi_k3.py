@@ -51,6 +51,8 @@ class KimiK3Calls(CallFormat):
 
 def _call(cursor: Cursor) -> ParsedCallText:
     head = _CALL.fullmatch(written := cursor.until_tag(SEPARATOR).strip())
+    if head is None and (head := _CALL.fullmatch(" ".join(written.split()))):
+        cursor.mark_loose(f"The call has more than one blank between its attributes: {written[:60]!r}.")
     if head is None:
         raise cursor.error(f'The call must have tool="..." and index="...", not {written[:60]!r}.')
     name = cursor.tool_name(_plain(head[1]))
@@ -67,7 +69,7 @@ def _call(cursor: Cursor) -> ParsedCallText:
         if not is_of_type(arguments[key], match[2]):
             raise cursor.error(f"The value of {key!r} is not of its type {match[2]}.")
     cursor.expect_end()
-    return ParsedCallText(name, arguments)
+    return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 def _plain(text: str) -> str:

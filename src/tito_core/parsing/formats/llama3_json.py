@@ -2,7 +2,8 @@
 
 Several calls are separated by `;`. Sources: the Llama 3.1 template (in TRL 1.16), which renders "parameters" and only
 one call; vLLM 0.32, `tool_parsers/llama_tool_parser.py`, which also reads "arguments". Meta's descriptions
-put `"type": "function"` first. An object that begins otherwise is an answer, not a call.
+put `"type": "function"` first. An object that begins otherwise is an answer, not a call. Loose: calls separated by the
+tag or by blanks, which vLLM and SGLang read.
 """
 
 from __future__ import annotations
@@ -46,20 +47,35 @@ class Llama3Calls(CallFormat):
 
 def _objects(completion: Completion, start: int, body: int) -> int:
     text, total = completion.text, len(completion.text)
+    first, loosely = len(completion.calls), False
     while True:
         end = json_end(text, body)
         if end == body:
             _broken(completion, start, body)
-            return total
+            break
         after = after_blank(text, end)
-        if after == total:
-            completion.add_parsed(start, end, _call, text[body:end])
-            return total
-        if not text.startswith(SEPARATOR, after):
+        separator = SEPARATOR if after == total else _separator(completion, after)
+        if separator is None:
             completion.add_malformed(start, total, f"Stray text follows the call: {shortened(text[after:])}.")
-            return total
+            break
         completion.add_parsed(start, end, _call, text[body:end])
-        start = body = after + len(SEPARATOR)
+        if after == total:
+            break
+        loosely = loosely or separator != SEPARATOR
+        start = body = after + len(separator)
+    if loosely:
+        completion.mark_loose(first, f"Calls must be separated by {SEPARATOR!r}.")
+    return total
+
+
+def _separator(completion: Completion, char: int) -> str | None:
+    """Return what is between two calls: ";", or loosely the tag or nothing; None if other text is there."""
+    if completion.text.startswith(SEPARATOR, char):
+        return SEPARATOR
+    mark = completion.next_mark(char)
+    if mark is not None and mark.start == char:
+        return PYTHON_TAG
+    return "" if _BEGINS.match(completion.text, char) else None
 
 
 def _call(text: str) -> ParsedCallText:

@@ -1,15 +1,19 @@
 """Calls of Mistral: `[TOOL_CALLS]` before each call, or before one JSON array of calls.
 
 Since tokenizer version 11 each call is `[TOOL_CALLS]look[ARGS]{"at": "x"}`, in version 11 with `[CALL_ID]...` after the
-name; before, all calls are `[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]`. Sources: vLLM 0.32,
-`parser/mistral.py`; SGLang 0.5.23, `function_call/mistral_detector.py`.
+name; before, all calls are `[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]`. Loose: no `[ARGS]` between name
+and arguments, which vLLM reads. Sources: vLLM 0.32, `parser/mistral.py`; SGLang 0.5.23,
+`function_call/mistral_detector.py`; `tokens/tokenizers/instruct.py` of mistral-common, whose versions 11 and 13 always
+write `[ARGS]`, as a control token.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
+from tito_core.parsing.call_text import ParsedCallText, is_valid_name
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -72,6 +76,12 @@ def _is_complete(completion: Completion, frame: Frame) -> bool:
 
 
 def _call(cursor: Cursor) -> ParsedCallText:
+    if cursor.peek() is None:
+        head, brace, rest = cursor.take_rest().partition("{")
+        lacks = cursor.error(f"The call lacks {ARGUMENTS} or {CALL_ID}.")
+        if not brace or not is_valid_name(head.strip()):
+            raise lacks
+        return replace(call_of_arguments(cursor.tool_name(head.strip()), brace + rest), loose=lacks.reason)
     name, written = cursor.tool_name(cursor.until_tag(ARGUMENTS, CALL_ID).strip()), None
     if cursor.taken == CALL_ID:
         written = cursor.until_tag(ARGUMENTS).strip()

@@ -13,6 +13,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _KEYWORD = re.compile(r"[^\W\d]\w*")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
 _STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+_STRING_BREAKS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _SIMPLE = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -38,21 +39,25 @@ class Calls:
 
     Attributes:
         at: The next character.
+        stop: One past the last character.
         lines: Whether each call is on its own line, without brackets and commas.
         trailing: Whether a comma may follow the last item of a list or an object.
     """
 
-    def __init__(self, text: str, start: int, stop: int, lines: bool = False, trailing: bool = True) -> None:
+    def __init__(
+        self, text: str, start: int, stop: int, lines: bool = False, trailing: bool = True, breaks: bool = False
+    ) -> None:
         self._text = text
-        self._stop = stop
+        self.stop = stop
         self.at = start
         self.lines = lines
         self.trailing = trailing
+        self._strings = _STRING_BREAKS if breaks else _STRING  # whether a string may have raw line breaks
 
     @property
     def at_end(self) -> bool:
         """Whether the text is valid up to its end, so that more text could complete it."""
-        return self._after_blank() >= self._stop or self._in_open_string()
+        return self._after_blank() >= self.stop or self._in_open_string()
 
     def read(self) -> list[tuple[ParsedCallText, int]]:
         """Return the calls, each with the character after it.
@@ -72,7 +77,7 @@ class Calls:
 
     def _lines(self) -> list[tuple[ParsedCallText, int]]:
         calls = [self._call()]
-        while self._after_blank() < self._stop:
+        while self._after_blank() < self.stop:
             if "\n" not in self._text[self.at : self._after_blank()]:
                 raise self._unexpected("a line break")
             calls.append(self._call())
@@ -103,7 +108,7 @@ class Calls:
         self._blank()
         if self._text[self.at : self.at + 1] in ("'", '"'):
             return self._string()
-        if number := _NUMBER.match(self._text, self.at, self._stop):
+        if number := _NUMBER.match(self._text, self.at, self.stop):
             self.at = number.end()
             return _number(number.group())
         word = self._match(_KEYWORD, "a literal")
@@ -141,7 +146,7 @@ class Calls:
                 return result
 
     def _string(self) -> str:
-        found = self._match(_STRING, "a string in quotes")
+        found = self._match(self._strings, "a string in quotes")
         value = _ESCAPE.sub(_unescaped, found[1:-1])
         if any("\ud800" <= character <= "\udfff" for character in value):
             raise Malformed("A string escapes half of a surrogate pair, which is not a character.")
@@ -149,18 +154,18 @@ class Calls:
 
     def _in_open_string(self) -> bool:
         quote = self._text[self.at : self.at + 1]
-        return quote in ("'", '"') and not _STRING.match(self._text, self.at, self._stop)
+        return quote in ("'", '"') and not self._strings.match(self._text, self.at, self.stop)
 
     def _blank(self) -> None:
         self.at = self._after_blank()
 
     def _after_blank(self) -> int:
-        blank = _BLANK.match(self._text, self.at, self._stop)
+        blank = _BLANK.match(self._text, self.at, self.stop)
         return blank.end() if blank else self.at
 
     def _skip(self, text: str) -> bool:
         self._blank()
-        here = self._text.startswith(text, self.at, self._stop)
+        here = self._text.startswith(text, self.at, self.stop)
         self.at += len(text) if here else 0
         return here
 
@@ -170,14 +175,14 @@ class Calls:
 
     def _match(self, pattern: re.Pattern[str], what: str) -> str:
         self._blank()
-        found = pattern.match(self._text, self.at, self._stop)
+        found = pattern.match(self._text, self.at, self.stop)
         if found is None:
             raise self._unexpected(what)
         self.at = found.end()
         return found.group()
 
     def _unexpected(self, expected: str) -> Malformed:
-        found = self._text[self.at : min(self._stop, self.at + 20)]
+        found = self._text[self.at : min(self.stop, self.at + 20)]
         return Malformed(f"The calls {f'have {shortened(found)}' if found else 'end'} where {expected} belongs.")
 
 

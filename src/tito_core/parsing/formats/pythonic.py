@@ -2,7 +2,9 @@
 
 The message is only the list, or the list is between two tags: for Llama 4 `<|python_start|>` and `<|python_end|>`, for
 LFM2 and 2.5 `<|tool_call_start|>` and `<|tool_call_end|>`. OLMo 3 writes each call on its own line between
-`<function_calls>` and `</function_calls>`.
+`<function_calls>` and `</function_calls>`. LFM2 writes a JSON array of calls instead where the system prompt asks for
+JSON, as its model cards say; its strings stand as they are, even with line breaks, as in LFM2.5's template. Loose: no
+closing tag where the completion ends.
 Arguments are keyword arguments with literal values. JSON's true, false and null are accepted too, since templates
 render nested values as JSON. A list with any error is one malformed call. Sources: vLLM 0.32,
 `tool_parsers/pythonic_tool_parser.py` and `llama4_pythonic_tool_parser.py`; SGLang 0.5.23,
@@ -16,12 +18,15 @@ import re
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import Malformed, shortened
-from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.detection import Marks
+from tito_core.parsing.formats.json_array import read_array
 from tito_core.parsing.formats.python_literals import Calls
+from tito_core.parsing.json_call import json_end
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 
+_BEGINS_JSON = re.compile(r"\s*\[\s*\{")
 _BEGINS = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
 
 
@@ -32,29 +37,57 @@ class PythonicCalls(CallFormat):
         tags: The tags around the list, if any.
         bare: Empty if a list without tags is text.
         lines: Whether each call is on its own line (OLMo 3).
+        lfm2: Whether strings may have raw line breaks, and a JSON array of calls may be between the tags.
     """
 
-    def __init__(self, *tags: str, bare: bool = True, lines: bool = False) -> None:
+    def __init__(self, *tags: str, bare: bool = True, lines: bool = False, lfm2: bool = False) -> None:
         self.tags = tags
         self.opening = frozenset(tags[:1])
         self.bare = "[" if bare else ""
         self.lines = lines
+        self.lfm2 = lfm2
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read the list after the tag."""
         body, close = start + len(tag), self.tags[1]
         frame = completion.frame(start, body, close, self.opening)
-        if frame.closed:
-            _read(completion, start, body, frame.body_end, frame.stop, self.lines)
+        first, reason = len(completion.calls), f"The calls have no closing {close} tag."
+        if frame.closed and self.lfm2 and _BEGINS_JSON.match(completion.text, body):
+            self._read_json(completion, frame)
+        elif frame.closed:
+            _read(completion, start, self._calls(completion, body, frame.body_end), frame.stop)
+        elif not self.lines and not completion.truncated and self._is_list(completion, body, frame.stop):
+            _read(completion, start, self._calls(completion, body, frame.stop), frame.stop)
+            completion.mark_loose(first, reason)
         else:
-            completion.add_unclosed(start, frame.stop, f"The calls have no closing {close} tag.")
+            completion.add_unclosed(start, frame.stop, reason)
         return frame.stop
+
+    def _calls(self, completion: Completion, body: int, end: int) -> Calls:
+        return Calls(completion.text, body, end, self.lines, breaks=self.lfm2)
+
+    def _is_list(self, completion: Completion, body: int, end: int) -> bool:
+        """Return whether one whole list is between two characters, the second of which ends the completion."""
+        reader = self._calls(completion, body, end)
+        try:
+            reader.read()
+        except Malformed:
+            return False
+        return end == len(completion.text) and not completion.text[reader.at :].strip()
+
+    def _read_json(self, completion: Completion, frame: Frame) -> None:
+        end = json_end(completion.text, frame.body)
+        if end > frame.body_end or end == frame.body or completion.text[end : frame.body_end].strip():
+            what = shortened(completion.text[frame.body : frame.body_end])
+            completion.add_malformed(frame.start, frame.stop, f"The calls must be one JSON array, not {what}.")
+        else:
+            read_array(completion, frame.start, frame.body, alone=False, stop=frame.stop)
 
     def read_bare(self, completion: Completion, start: int) -> int | None:
         """Read the list, if the message begins like one."""
         if not self.bare or not _BEGINS.match(completion.text, start):
             return None
-        _read(completion, start, start, len(completion.text), len(completion.text))
+        _read(completion, start, self._calls(completion, start, len(completion.text)), len(completion.text))
         return len(completion.text)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
@@ -65,8 +98,8 @@ class PythonicCalls(CallFormat):
         )
 
 
-def _read(completion: Completion, start: int, body: int, end: int, stop: int, lines: bool = False) -> None:
-    reader = Calls(completion.text, body, end, lines)
+def _read(completion: Completion, start: int, reader: Calls, stop: int) -> None:
+    end = reader.stop
     try:
         calls = reader.read()
     except Malformed as fault:
@@ -93,7 +126,7 @@ register_format(
 )
 register_format(
     "lfm2",
-    PythonicCalls("<|tool_call_start|>", "<|tool_call_end|>", bare=False),
+    PythonicCalls("<|tool_call_start|>", "<|tool_call_end|>", bare=False, lfm2=True),
     marks=Marks(("<|tool_call_start|>[", "<|tool_call_end|>")),
 )
 register_format(

@@ -13,18 +13,20 @@ Python does. Sources: the chat templates of Qwen3.5 to 3.8 and of Nemotron 3 (bo
 and Seed-OSS, and vLLM 0.32, `parser/{qwen3,nemotron_v3,step3p5,mimo,seed_oss}.py`. In the other families a value
 without these line breaks is taken as it is, as vLLM documents it.
 Loose: a function on lines of its own without `<tool_call>`, a call without `</tool_call>` at the end of the completion,
-a value with a line break on one side only. vLLM 0.32 and SGLang 0.5.23 read all three.
+a value with a line break on one side only, several functions in one pair of `<tool_call>` tags. vLLM 0.32 and SGLang
+0.5.23 read all four.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.python_literals import literal
@@ -65,7 +67,31 @@ class Qwen3CoderCalls(CallFormat):
         if tag == FUNCTION:
             return self._unopened(completion, start)
         frame = completion.frame(start, start + len(self.open), self.close, {self.open})
-        return completion.read_frame(frame, self.close, self._function, self_delimiting=True)
+        ends = self._ends(completion, frame)
+        if len(ends) < 2:
+            return completion.read_frame(frame, self.close, self._function, self_delimiting=True)
+        first, loose = len(completion.calls), f"Each function must be in {self.open} tags of its own."
+        for begin, end in pairwise((frame.body, *ends)):
+            completion.add_parsed(begin, end, self._function, Cursor(completion, begin, end), loose)
+        if not all(call.status.runs for call in completion.calls[first:]):
+            for i in range(first, len(completion.calls)):
+                completion.mark_malformed(i, loose)
+        return frame.stop
+
+    def _ends(self, completion: Completion, frame: Frame) -> list[int]:
+        """Return where each of several functions in one pair of tags ends; nothing if other text is between them."""
+        found: list[int] = []
+        mark = completion.next_mark(frame.body)
+        while frame.closed and mark is not None and mark.stop <= frame.body_end:
+            following = completion.next_mark(mark.stop)
+            if mark.tag == END_FUNCTION:
+                if following is None or following.tag not in (FUNCTION, self.close):
+                    return []
+                if completion.text[mark.stop : following.start].strip():
+                    return []
+                found.append(mark.stop)
+            mark = following
+        return found
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from tito_core.parsing.call_text import ParsedCallText, shortened
@@ -19,12 +19,14 @@ class Section:
         close: Closes the section.
         call: Opens a call in it.
         end_call: Closes a call.
+        inner: Tags inside a call; one after a call shows that the call was closed before its arguments.
     """
 
     open: str
     close: str
     call: str
     end_call: str
+    inner: Set[str] = frozenset()
 
     def read(self, completion: Completion, start: int, body: Callable[[Cursor], ParsedCallText]) -> int:
         """Read the section at character `start`; `body` parses each call. Return the character after the section."""
@@ -43,7 +45,13 @@ class Section:
                 return stop
             self._stray(completion, at, stop)
             frame = completion.frame(mark.start, mark.stop, self.end_call, frozenset(inside))
-            at = completion.read_frame(frame, self.end_call, body)
+            following = completion.next_mark(frame.stop)
+            if frame.closed and following is not None and following.tag in self.inner:
+                reason = f"The call has {following.tag} after its closing {self.end_call}."
+                completion.add_malformed(frame.start, frame.stop, reason)
+                at = frame.stop
+            else:
+                at = completion.read_frame(frame, self.end_call, body)
 
     def _stray(self, completion: Completion, start: int, stop: int) -> None:
         text = completion.text[start:stop]
@@ -51,7 +59,10 @@ class Section:
             completion.add_malformed(start, stop, f"There is stray text among the calls: {shortened(text)}.")
 
     def _unclosed(self, completion: Completion, first: int, start: int, at: int, stop: int) -> None:
-        """Add the end of a section that was not closed: unless the token limit cut it off, no call in it runs."""
+        """Add the end of a section that was not closed.
+
+        If the completion ends after whole calls, they are loose, or sound where the token limit cut the section off.
+        """
         reason = f"The section of calls has no closing {self.close} tag."
         if completion.truncated and stop == len(completion.text):
             if completion.text[at:stop].strip() or len(completion.calls) == first:
@@ -61,5 +72,8 @@ class Section:
             completion.add_malformed(start, stop, reason)
             return
         self._stray(completion, at, stop)
+        if stop == len(completion.text) and all(call.status.runs for call in completion.calls[first:]):
+            completion.mark_loose(first, reason)
+            return
         for i in range(first, len(completion.calls)):
             completion.mark_malformed(i, reason)

@@ -40,3 +40,25 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise NotImplementedError(f"sgl_kernel.{name} is a compiled kernel that this CPU environment does not have.")
 
     return absent
+
+
+OPERATORS = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
+"""Operators of `torch.ops.sgl_kernel` that modules of vision-language models read at their import, 0.5.23."""
+
+
+def _declare() -> object:
+    """Declare the operators, without an implementation: a call raises."""
+    import torch
+
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    for name in OPERATORS:
+        library.define(f"{name}(Tensor x) -> Tensor")
+    return library
+
+
+_library = _declare()  # torch drops the declarations when the library object is collected

@@ -1,0 +1,84 @@
+"""Which templates are certified for images, and why the others are not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support import zoo
+from support.byte_level import SPECIAL, byte_level
+from support.vision import TEMPLATE, VISION, tokenizer
+from tito_core.chat.certificate import Certificate
+from tito_core.chat.template import ChatTemplate
+
+BOTH, USER = ("user messages", "tool results"), ("user messages",)
+FAMILIES = [
+    ("qwen2_5_vl", "<|image_pad|>", USER),
+    ("qwen3_vl", "<|image_pad|>", BOTH),
+    ("qwen3_5_think", "<|image_pad|>", BOTH),
+    ("gemma4_v5", "<|image|>", BOTH),
+    ("gemma4", "<|image|>", USER),
+    ("llava_next", "<image>", USER),
+    ("idefics3", "<image>", USER),
+    ("muse_glimmer", "<|patch|>", BOTH),
+    ("gemma3", None, ()),
+    ("qwen3", None, ()),
+    ("llama3", None, ()),
+]
+
+
+def certified(template: str, tmp_path: Path) -> Certificate:
+    return ChatTemplate.of(tokenizer(template), certificates=tmp_path).certificate
+
+
+@pytest.mark.parametrize(("name", "placeholder", "places"), FAMILIES)
+def test_families(name: str, placeholder: str | None, places: tuple[str, ...], tmp_path: Path) -> None:
+    template = ChatTemplate.of(zoo.tokenizer(name), certificates=tmp_path)
+    certificate = template.certificate
+    assert (certificate.placeholder, certificate.images) == (placeholder, places)
+    assert {place for place, _ in certificate.images_refused} == set(BOTH) - set(places)
+    assert (template.placeholder_id is None) == (placeholder is None)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+def test_the_toy_template_is_certified(tmp_path: Path) -> None:
+    assert (certified(TEMPLATE, tmp_path).placeholder, certified(TEMPLATE, tmp_path).images) == (VISION[1], BOTH)
+
+
+TOKENS, IS_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>", "part.type == 'image'"
+NUMBERED = (
+    TEMPLATE.replace("show(message.content)", "show(message.content, loop.index)")
+    .replace("macro show(content)", "macro show(content, index)")
+    .replace("{{- '<|vision_start|>", "{{- 'Picture ' ~ index ~ ': <|vision_start|>")
+)
+VARIANTS = {
+    "numbered": (NUMBERED, "Picture"),
+    "dropped": (TEMPLATE.replace(TOKENS, ""), "no control token"),
+    "doubled": (TEMPLATE.replace(TOKENS, "<|image_pad|>" * 2), "no control token"),
+    "first only": (TEMPLATE.replace(IS_IMAGE, f"{IS_IMAGE} and loop.first"), "control token"),
+    "last only": (TEMPLATE.replace(IS_IMAGE, f"{IS_IMAGE} and loop.last"), "placeholder|control token"),
+    "repr": (
+        TEMPLATE.replace("in content -%}", "in [] -%}{%- endfor -%}{{- content -}}{%- for part in [] -%}"),
+        "control",
+    ),
+    "spelled": (TEMPLATE.replace(TOKENS, "[picture]"), "no control token"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_template_that_numbers_or_drops_images_is_refused_for_them(name: str, tmp_path: Path) -> None:
+    """It is still certified for text."""
+    template, words = VARIANTS[name]
+    assert template != TEMPLATE
+    certificate = certified(template, tmp_path)
+    assert (certificate.images, certificate.placeholder) == ((), None)
+    assert certificate.passed
+    assert re.search(words, certificate.images_refused[0][1])
+
+
+def test_an_unknown_placeholder_alone_is_found(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|blob|>")
+    made = byte_level(special=(*SPECIAL, "<|blob|>"), template=template)
+    assert ChatTemplate.of(made, certificates=tmp_path).certificate.placeholder == "<|blob|>"

@@ -1,0 +1,245 @@
+"""Defects of images: pictures that are exchanged, dropped, expanded or counted wrongly, stale, or another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from conformance.defects.defect import Defect
+from strands_tito.testing import EngineState, ImageSettings, PlacedImage
+from strands_tito.testing import images as testing_images
+from strands_tito.testing.pictures import picture
+from tito_core.ledger import Image
+from tito_core.turn import images as turn_images
+from tito_sglang import wire as sglang_client
+from tito_sglang.scripted import generate as sglang_answer
+from tito_sglang.scripted import images as sglang
+from tito_vllm import wire as vllm_client
+from tito_vllm.scripted import generate as vllm_answer
+from tito_vllm.scripted import images as vllm
+
+BOTH = ("vllm", "sglang")
+Placed = tuple[tuple[int, ...], tuple[PlacedImage, ...]]
+Place = Callable[[Sequence[int], Sequence[bytes], ImageSettings], Placed]
+_ORIGINAL: Place = testing_images.place
+
+
+def _placing(change: Place) -> Callable[[], AbstractContextManager[Any]]:
+    """Change how the scripted servers place pictures."""
+
+    def patched() -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        for module in (vllm, sglang):
+            stack.enter_context(mock.patch.object(module, "place", change))
+        return stack
+
+    return patched
+
+
+def _swapped(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    expanded, placed = _ORIGINAL(ids, pictures, settings)
+    digests = [each.digest for each in placed][::-1]
+    return expanded, tuple(each._replace(digest=other) for each, other in zip(placed, digests, strict=True))
+
+
+def _dropped(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    return _ORIGINAL(ids, pictures[:-1] if len(pictures) > 1 else pictures, settings)
+
+
+def _not_seen(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    """Expand the last picture, and read it as nothing."""
+    expanded, placed = _ORIGINAL(ids, pictures, settings)
+    if len(placed) > 1:
+        placed = (*placed[:-1], placed[-1]._replace(digest=bytes(32)))
+    return expanded, placed
+
+
+def _twice(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    """Expand the placeholders that an expansion made."""
+    expanded, placed = _ORIGINAL(ids, pictures, settings)
+    if placed:
+        first = placed[0]
+        expanded = (*expanded[: first.offset], *[settings.placeholder] * (first.length - 1), *expanded[first.offset :])
+        moved = [each._replace(offset=each.offset + first.length - 1) for each in placed[1:]]
+        placed = (first, *moved)
+    return expanded, placed
+
+
+def _one_more(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    """Expand the last picture to one token more than its span says."""
+    expanded, placed = _ORIGINAL(ids, pictures, settings)
+    if placed:
+        expanded = (*expanded[: placed[-1].offset], settings.placeholder, *expanded[placed[-1].offset :])
+    return expanded, placed
+
+
+def _always_the_same(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    return _ORIGINAL(ids, [picture(0) for _ in pictures], settings)
+
+
+@contextmanager
+def _served_by_size() -> Iterator[None]:
+    """Serve the picture that was seen first with this number of tokens, as a cache with a poor key does."""
+    known: dict[int, bytes] = {}
+
+    def place(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+        return _ORIGINAL(ids, [known.setdefault(settings.tokens(each), each) for each in pictures], settings)
+
+    with _placing(place)():
+        yield
+
+
+@contextmanager
+def _of_the_request_before() -> Iterator[None]:
+    """Read the pictures of the request before, if it had as many."""
+    before: list[Sequence[bytes]] = [()]
+
+    def place(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+        used = before[0] if len(before[0]) == len(pictures) else pictures
+        before[0] = pictures
+        return _ORIGINAL(ids, used, settings)
+
+    with _placing(place)():
+        yield
+
+
+@contextmanager
+def _stale() -> Iterator[None]:
+    """Keep the features of pictures that older weights have read."""
+    read: dict[bytes, str] = {}
+    versions = ["default"]
+    set_version = EngineState.set_version
+
+    def update(self: EngineState, version: str) -> None:
+        versions[0] = version
+        set_version(self, version)
+
+    def place(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+        expanded, placed = _ORIGINAL(ids, pictures, settings)
+        old = [read.setdefault(data, versions[0]) != versions[0] for data in pictures]
+        return expanded, tuple(
+            each._replace(digest=each.digest[::-1]) if is_old else each
+            for each, is_old in zip(placed, old, strict=False)
+        )
+
+    with _placing(place)(), mock.patch.object(EngineState, "set_version", update):
+        yield
+
+
+@contextmanager
+def _wrong_offsets() -> Iterator[None]:
+    """Report spans that begin one token late, and counts that are one too high."""
+    placeholders = vllm_answer.placeholders
+    meta = sglang_answer.GenerateAnswer._meta
+
+    def moved(images: Sequence[PlacedImage]) -> Any:
+        return placeholders([each._replace(offset=each.offset + 1) for each in images])
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        found = meta(self, *arguments)
+        return {**found, "image_tokens": found["image_tokens"] + 1} if "image_tokens" in found else found
+
+    with (
+        mock.patch.object(vllm_answer, "placeholders", moved),
+        mock.patch.object(sglang_answer.GenerateAnswer, "_meta", counted),
+    ):
+        yield
+
+
+Sent = Callable[[Sequence[Image]], Sequence[Image]]
+
+
+def _sending(change: Sent) -> Callable[[], AbstractContextManager[Any]]:
+    """Change the pictures that the client sends."""
+
+    def patched() -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        for module, name in ((vllm_client, "image_parts"), (sglang_client, "image_fields")):
+            original = getattr(module, name)
+            stack.enter_context(mock.patch.object(module, name, partial(_changed, original, change)))
+        return stack
+
+    return patched
+
+
+def _changed(original: Callable[[Sequence[Image]], Any], change: Sent, images: Sequence[Image]) -> Any:
+    return original(change(images))
+
+
+def _backwards(images: Sequence[Image]) -> Sequence[Image]:
+    return images[::-1]
+
+
+def _without_the_last(images: Sequence[Image]) -> Sequence[Image]:
+    return images[:-1] if len(images) > 1 else images
+
+
+def _another(images: Sequence[Image]) -> Sequence[Image]:
+    """Send another picture of the same size in place of the first."""
+    first = images[0]
+    other = Image(picture(999, first.width, first.height), "png", first.width, first.height)
+    return [other, *images[1:]]
+
+
+@contextmanager
+def _another_by_name() -> Iterator[None]:
+    """Send another picture of the same size under the name of the right one."""
+    parts, fields = vllm_client.image_parts, sglang_client.image_fields
+
+    def named_parts(images: Sequence[Image]) -> Any:
+        return [
+            {**sent, "uuid": part["uuid"]} for sent, part in zip(parts(_another(images)), parts(images), strict=True)
+        ]
+
+    def unnamed_fields(images: Sequence[Image]) -> Any:
+        return {"image_data": fields(_another(images))["image_data"]}
+
+    with (
+        mock.patch.object(vllm_client, "image_parts", named_parts),
+        mock.patch.object(sglang_client, "image_fields", unnamed_fields),
+    ):
+        yield
+
+
+def _as_listed_last(original: Any) -> Any:
+    """Number the pictures of messages from the last one."""
+    return lambda *arguments, **options: original(*arguments, **options)[::-1]
+
+
+IMAGES = (
+    Defect("image-order-swapped", 4, "The server reads pictures in the reverse order.",
+           client=_placing(_swapped), wires=BOTH, images=True),
+    Defect("image-dropped", 4, "The server leaves the last of several pictures out.",
+           client=_placing(_dropped), wires=BOTH, images=True),
+    Defect("image-not-seen", 4, "The server expands the last of several pictures, and does not look at it.",
+           client=_placing(_not_seen), wires=BOTH, images=True),
+    Defect("image-expanded-twice", 4, "The placeholders of the first picture are expanded again.",
+           client=_placing(_twice), wires=BOTH, images=True),
+    Defect("image-one-more", 4, "The last picture has one placeholder more than reported.",
+           client=_placing(_one_more), wires=BOTH, images=True),
+    Defect("image-always-the-same", 4, "The server reads one picture in place of all.",
+           client=_placing(_always_the_same), wires=BOTH, images=True),
+    Defect("image-cached-by-size", 4, "The server serves the first picture of this size from a cache.",
+           client=_served_by_size, wires=BOTH, images=True),
+    Defect("image-of-the-request-before", 4, "The server reads the pictures of the request before.",
+           client=_of_the_request_before, wires=BOTH, images=True),
+    Defect("image-stale", 10, "After a weight update, pictures that were seen before have old features.",
+           client=_stale, wires=BOTH, images=True, weights=True),
+    Defect("image-offsets-wrong", 4, "The reported spans begin one token late; the count is one too high.",
+           client=_wrong_offsets, wires=BOTH, images=True),
+    Defect("client-images-backwards", 4, "The client sends pictures in the reverse order.",
+           client=_sending(_backwards), wires=BOTH, images=True),
+    Defect("client-image-dropped", 4, "The client leaves the last of several pictures out.",
+           client=_sending(_without_the_last), wires=("vllm",), images=True),
+    Defect("client-image-another", 4, "The client sends another picture of the same size.",
+           client=_sending(_another), wires=BOTH, images=True),
+    Defect("client-image-another-by-name", 4, "The client sends another picture under the right one's name.",
+           client=_another_by_name, wires=BOTH, images=True),
+    Defect("client-image-order", 7, "The ledger holds the pictures of a message in the reverse order.",
+           client=lambda: mock.patch.object(turn_images, "image_blocks", _as_listed_last(turn_images.image_blocks)),
+           wires=BOTH, images=True),
+)  # fmt: skip
+"""Defects of images, in servers and in the client."""

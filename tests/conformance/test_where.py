@@ -1,0 +1,76 @@
+"""A finding names its place: the turn, the token, the sampling parameters and whether the answer was streamed."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.defects import all_defects
+from conformance.defects.defect import plant
+from strands_tito.conformance import oracle, suite
+from strands_tito.conformance.laws import BrokenLawError, Where
+from strands_tito.conformance.oracle_turn import OracleTurn
+from strands_tito.conformance.profiles import PROFILES
+from strands_tito.conformance.target import Target
+from strands_tito.conformance.wire_reading import WireGeneration
+from strands_tito.testing.moves import Ask, Sampling, Stream
+from support.scripted import tokenizer
+
+
+def test_a_place_names_what_applies_only() -> None:
+    where = Where(3, 5, 77, {"temperature": 0.5, "seed": None}, streamed=True)
+    assert str(where) == "turn 3, output token 5, id 77, sampled with {'temperature': 0.5}, streamed"
+    assert str(Where()) == ""
+    broken = BrokenLawError("echo", "it differs.", where)
+    assert (broken.where, broken.check.name) == (where, "echo")
+    assert broken.problem == f"{where}: it differs."
+    assert BrokenLawError("echo", "it differs.").problem == "it differs."
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "streamed"),
+    [
+        ("logprobs-shifted", "rescored", False),
+        ("client-shifts-logprobs", "logprobs", False),
+        ("client-shifts-logprobs", "logprobs", True),
+        ("client-records-no-seed", "asked", True),
+        ("client-forgets-history", "parent", True),
+    ],
+)
+def test_a_finding_of_a_conversation_has_its_place(name: str, check: str, streamed: bool) -> None:
+    defect = next(defect for defect, _ in all_defects() if defect.name == name)
+    transport = plant(defect, "vllm", tokenizer(), int(tokenizer().eos_token_id))
+    target = Target("vllm", "http://scripted", tokenizer(), transport=transport)
+    opening = [Stream()] if streamed else []
+    moves = [*opening, Sampling(seed=7), *(Ask(text=text) for text in ("Hi", "Ho", "Hm", "Ha"))]
+    with defect.client():
+        outcome = suite.replay(target, PROFILES["quick"], moves)
+    assert outcome.broken is not None
+    where = outcome.broken.where
+    assert outcome.broken.check.name == check
+    assert where.streamed is streamed
+    assert where.turn in range(4)
+    assert where.sampling is not None
+    assert where.sampling["seed"] == (None if name == "client-records-no-seed" else 7)
+    assert (where.position is None, where.token is None) == (check != "rescored", check != "rescored")
+
+
+@pytest.mark.parametrize(("versions", "broken"), [("aab", False), ("aba", True), ("abcb", True), ("aaa", False)])
+def test_a_weight_version_never_comes_back(versions: str, broken: bool) -> None:
+    turns = [
+        OracleTurn(
+            **{"index": at, "parent": None, "delta_ids": [1], "provenance": [0], "output_ids": [2], "logprobs": [-1.0]},
+            **{"finish": "stop", "stop": 2, "request_id": str(at), "cached_tokens": None, "constrained": False},
+            versions=[(0, 1, version)],
+            max_new_tokens=4,
+        )
+        for at, version in enumerate(versions)
+    ]
+    answers = [
+        WireGeneration(
+            str(at), [1], {}, echoed_ids=[1], output_ids=[2], logprobs=[-1.0], logprob_ids=[2], finish="stop", stop=2,
+            versions=[(0, 1, version)],
+        )
+        for at, version in enumerate(versions)
+    ]  # fmt: skip
+    found = list(oracle.compare(turns, answers, [2]))
+    assert {check for check, _, _ in found} == ({"versions"} if broken else set())

@@ -1,0 +1,130 @@
+"""`tito export`: rollouts as files of each format, against the exporters that a trainer calls."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from typer.testing import CliRunner
+
+from strands_tito.cli import app
+from strands_tito.export import LogprobMismatchError, samples_of, trained_tokens
+from strands_tito.export.files import FORMATS, ExportOptions, write
+from strands_tito.export.parquet import read_parquet
+from strands_tito.export.slime import fan_out
+from strands_tito.integrations.trl import columns_of
+from support.rollout_forests import HOT, chain, grow, rollouts
+from support.scripted import tokenizer
+from support.slime_facts import CONTRACT, Recorded
+from tito_core import store
+from tito_core.ledger import Ledger
+
+AS_RECORDED = ExportOptions(lambda _: text_of, logprobs="as-recorded", branches="last")
+
+
+def text_of(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rollouts())
+def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger) -> None:
+    path, ledgers = tmp_path / "out", [Ledger(), ledger]
+    assert write(ledgers, "parquet", path, AS_RECORDED) == len(ledger.leaves())
+    assert trained_tokens(read_parquet(path)) == trained_tokens(samples_of(ledger))
+
+    write(ledgers, "slime", path, AS_RECORDED)
+    expected = fan_out(Recorded(index=0), ledger, decode=text_of, temperature=1.0, logprobs="as-recorded")
+    for number, (row, sample) in enumerate(zip(lines(path), expected, strict=True)):
+        assert set(row) <= set(CONTRACT["fields"])
+        assert (row.pop("index"), row.pop("rollout_id")) == (number, 0)
+        assert row.pop("status") == sample.status.value
+        assert row == {name: copy.deepcopy(getattr(sample, name)) for name in row}
+
+    write(ledgers, "trl", path, AS_RECORDED)
+    columns = columns_of([ledger], temperature=1.0, end_id=0, branches="last", logprobs="as-recorded")
+    assert lines(path) == [{name: column[0] for name, column in columns.items()}]
+
+    write(ledgers, "verl", path, AS_RECORDED)
+    (row,) = lines(path)
+    assert row["prompt_ids"] == columns["prompt_ids"][0]
+    assert row["response_ids"] == columns["completion_ids"][0]
+    assert row["response_mask"] == columns["env_mask"][0]
+    assert row["response_logprobs"] == columns["logprobs"][0]
+
+
+@pytest.mark.parametrize("to", ["slime", "verl", "trl"])
+def test_a_rollout_that_is_refused_leaves_the_file_as_it_was(to: str, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("before")
+    with pytest.raises(LogprobMismatchError):
+        write([chain((2, 2)), chain((2, 2), semantics=HOT)], to, path, ExportOptions(lambda _: text_of))
+    assert [path.read_text(), *tmp_path.iterdir()] == ["before", path]
+
+
+def tito(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["export", *map(str, words)])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    ledger = Ledger(tokenizer=str(tmp_path / "tokenizer"))
+    for draft in (turn.draft for turn in chain((3, 2), (1, 2))):
+        ledger.commit(draft)
+    store.append(tmp_path / "rollouts.tito", [ledger, Ledger()])
+    return tmp_path / "rollouts.tito"
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_command_writes_each_format(to: str, path: Path) -> None:
+    out = path.with_suffix(f".{to}")
+    status, shown = tito(path, "--to", to, "--out", out)
+    assert (status, "Wrote 1 row of 2 rollouts" in shown) == (0, True), shown
+    assert out.stat().st_size > 0
+
+
+def test_the_text_is_that_of_the_rollouts_own_tokenizer(path: Path, tmp_path: Path) -> None:
+    tito(path, "--to", "slime", "--out", tmp_path / "out")
+    (row,) = lines(tmp_path / "out")
+    assert row["response"] == tokenizer().decode(row["tokens"][-row["response_length"] :])
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--to", "ppo"], ["'ppo'", *FORMATS]),
+        (["--to", "trl", "--logprobs", "all"], ["'all'", "checked", "as-recorded", "omit"]),
+        (["--to", "trl", "--branches", "all"], ["'all'", "error", "last"]),
+        (["--to", "trl", "--temperature", "0.5"], ["LogprobMismatchError", "0.5"]),
+        (["--to", "slime", "--tokenizer", "./gone"], ["TokenizerError", "./gone"]),
+    ],
+)
+def test_a_wrong_option_is_an_error_with_its_value(words: list[str], values: list[str], path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", str(path), "--out", str(path.with_name("out")), *words])
+    shown = " ".join(f"{result.output} {result.exception!r}".split())
+    assert result.exit_code != 0
+    assert [value for value in values if value not in shown] == []
+    assert not path.with_name("out").exists()
+
+
+def test_a_branched_rollout_is_refused_or_its_last_path_is_taken(path: Path) -> None:
+    branched = chain((2, 2), (1, 1))
+    grow(branched, 0, 1, 1)
+    store.append(path, [branched])
+    status, shown = tito(path, "--to", "trl", "--out", path.with_name("out"))
+    assert (status, "BranchedRolloutError" in shown, "--branches" in shown or "branches='last'" in shown) == (
+        1,
+        True,
+        True,
+    )
+    assert tito(path, "--to", "trl", "--branches", "last", "--out", path.with_name("out"))[0] == 0

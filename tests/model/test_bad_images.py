@@ -1,0 +1,227 @@
+"""Images that cannot be sent: one sentence that says how to go on, nothing sent, nothing committed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strands import Agent
+
+from support.byte_level import CHATML_TOOLS
+from support.vision import LIMIT, TEMPLATE, VISION, VisionEngine, bound, image, png, policy_of, tokenizer
+from tito_core import store
+from tito_core.backend import BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import UnsupportedByServerError
+from tito_core.backend.images import ImageSupport
+from tito_core.backend.replicas import Replicas
+from tito_core.backend.retries import Retries
+from tito_core.chat.image_content import ImageError
+from tito_core.ledger import check_ledger
+from tito_core.model import Policy
+from tito_core.policy import bind
+
+GOOD, OTHER = image(png(8, 8, 1)), image(png(8, 8, 2))
+
+
+ADVICE = re.compile(r"agent\.messages\S* = \{'text': '\.\.\.'\}")
+
+
+def follow_advice(agent: Agent, error: BaseException) -> None:
+    """Run the Python statement in an error message."""
+    statement = ADVICE.search(str(error))
+    assert statement is not None, str(error)
+    exec(statement[0], {"agent": agent})  # as a user would type it
+
+
+async def agent_of(engine: VisionEngine, template: str = TEMPLATE, **options: Any) -> tuple[Agent, Any]:
+    model = (await policy_of(engine, template)).model(**options)
+    return Agent(model=model, callback_handler=None), model
+
+
+BAD: list[tuple[Any, str]] = [
+    (image(b"GIF89a"), "broken|not a picture"),
+    (image(png(8, 8, 1)[:70]), "broken picture"),
+    (image(png(1, 300, 1)), "1 x 300"),
+    (image(png(8, 8, 1), "heic"), "'heic'"),
+    ({"image": {"format": "png", "source": {"location": {"type": "s3", "uri": "s3://a"}}}}, "'location'.*{'bytes'"),
+    ({"image": {"format": "png", "source": {"bytes": b"a", "location": {"uri": "s3://a"}}}}, "'location'.*{'bytes'"),
+    (image(bytearray(png(8, 8, 1))), r"'bytes' of type bytearray.*bytes\("),
+    ({"document": {"format": "txt", "name": "a", "source": {"bytes": b"a"}}}, "'document'"),
+    ({"video": {"format": "mp4", "source": {"bytes": b"a"}}}, "'video'"),
+]
+
+
+@pytest.mark.parametrize(("block", "words"), BAD)
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_bad_block_is_refused_and_the_agent_goes_on(block: Any, words: str, after: bool) -> None:
+    engine = VisionEngine()
+    agent, model = await agent_of(engine)
+    if after:
+        await agent.invoke_async([GOOD, {"text": "What?"}])
+    before, sent = store.encode(model.ledger), len(engine.requests)
+    with pytest.raises(ValueError, match=words) as caught:
+        await agent.invoke_async([{"text": "And this?"}, GOOD, block])
+    assert (store.encode(model.ledger), len(engine.requests)) == (before, sent)
+    if "type" not in words and "location" not in str(block):
+        follow_advice(agent, caught.value)
+        await agent.invoke_async()
+        assert len(engine.requests[-1].images.images) == 1 + after
+        check_ledger(model.ledger)
+
+
+async def test_more_images_than_the_server_takes() -> None:
+    engine = VisionEngine()
+    agent, model = await agent_of(engine)
+    await agent.invoke_async([GOOD] * LIMIT)
+    with pytest.raises(BadRequestError, match=f"{LIMIT + 1} images.* at most {LIMIT}"):
+        await agent.invoke_async([OTHER])
+    assert (len(model.ledger), len(engine.requests), len(model.ledger.images)) == (1, 1, 1)
+
+
+async def test_a_server_without_images_is_named_with_its_remedy() -> None:
+    engine = VisionEngine(support=ImageSupport(remedy="Start it with --enable-pictures."))
+    agent, model = await agent_of(engine)
+    words = r"toy server takes no images\. Start it with --enable-pictures"
+    with pytest.raises(UnsupportedByServerError, match=words) as caught:
+        await agent.invoke_async([{"text": "a"}, GOOD])
+    assert (len(model.ledger), engine.requests) == (0, [])
+    follow_advice(agent, caught.value)
+    await agent.invoke_async()
+    assert len(model.ledger) == 1
+
+
+async def test_one_dict_is_checked_in_every_place() -> None:
+    """A template that shows images to users only may get the same dict in a tool's result."""
+    engine = VisionEngine()
+    engine.tokenizer = bound(PLAIN_RESULTS)[0]
+    model = Policy(engine, await engine.connect(), *bound(PLAIN_RESULTS)).model()
+    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
+    result = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [GOOD]}}
+    roles = ("user", "assistant", "user")
+    messages: list[Any] = [
+        {"role": role, "content": [block]} for role, block in zip(roles, (GOOD, use, result), strict=True)
+    ]
+    with pytest.raises(ImageError, match=r"tool results .law 7"):
+        async for _ in model.stream(messages):
+            pass
+    assert engine.requests == []
+
+
+RESULTS = "show(message.content) + '\n</tool_response>"
+PLAIN_RESULTS = TEMPLATE.replace(RESULTS, RESULTS.removeprefix("show"))
+
+
+@pytest.mark.parametrize(("template", "words"), [(CHATML_TOOLS, "user messages"), (PLAIN_RESULTS, "tool results")])
+async def test_a_template_without_images_is_named_with_its_reason(template: str, words: str) -> None:
+    engine = VisionEngine()
+    engine.tokenizer = bound(template)[0]
+    policy = Policy(engine, await engine.connect(), *bound(template))
+    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
+    result = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "a"}, GOOD]}}
+    content = [GOOD] if words == "user messages" else [result]
+    question: Any = {"role": "user", "content": [{"text": "a"}]}
+    messages: list[Any] = [question, {"role": "assistant", "content": [use]}, {"role": "user", "content": content}]
+    with pytest.raises(ImageError, match=f"shows no images in {words} \\(law 7\\)"):
+        async for _ in policy.model().stream(messages):
+            pass
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        ((), ""),
+        ((("user messages", "It hides them."), ("tool results", "Other.")), "It hides them."),
+        ((("tool results", "It fails there."),), "It fails there."),
+    ],
+)
+async def test_an_image_is_refused_with_its_place_and_the_reason_of_the_certificate(refused: Any, reason: str) -> None:
+    engine = VisionEngine()
+    policy = await policy_of(engine)
+    certificate = replace(policy.template.certificate, images=(), images_refused=refused)
+    policy = replace(policy, template=replace(policy.template, certificate=certificate))
+    messages: list[Any] = [{"role": "user", "content": [{"text": "a"}, GOOD]}]
+    with pytest.raises(ImageError, match=r"user messages \(law 7\)") as caught:
+        async for _ in policy.model().stream(messages):
+            pass
+    assert "messages[0]['content'][1]" in str(caught.value)
+    assert reason in str(caught.value)
+    assert "None" not in str(caught.value)
+    assert engine.requests == []
+
+
+async def test_a_bad_image_in_a_result_is_named_with_its_place() -> None:
+    engine = VisionEngine()
+    model = (await policy_of(engine)).model()
+    use = {"toolUse": {"toolUseId": "call_1", "name": "look", "input": {}}}
+    result = {"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "a"}, image(b"GIF89a")]}}
+    roles = ("user", "assistant", "user")
+    messages: list[Any] = [
+        {"role": role, "content": [block]} for role, block in zip(roles, ({"text": "a"}, use, result), strict=True)
+    ]
+    with pytest.raises(ImageError, match="'call_1'") as caught:
+        async for _ in model.stream(messages):
+            pass
+    assert "messages[2]['content'][0]['toolResult']['content'][1]" in str(caught.value)
+    assert engine.requests == []
+
+
+WRONG: dict[str, Any] = {
+    "a dropped image": lambda raw, pad: {**raw, "echoed": [token for token in raw["echoed"] if token != pad]},
+    "doubled expansion": lambda raw, pad: {**raw, "echoed": sorted(raw["echoed"] * 2, key=raw["echoed"].index)},
+    "another text": lambda raw, pad: {**raw, "echoed": [raw["echoed"][0] + 1, *raw["echoed"][1:]]},
+    "other spans": lambda raw, pad: {**raw, "media": [(at + 1, length) for at, length in raw["media"]]},
+    "swapped spans": lambda raw, pad: {**raw, "media": [*raw["media"][::-1], (0, 1)]},
+    "another count": lambda raw, pad: {**raw, "image_tokens": raw["image_tokens"] + 1},
+    "no echo": lambda raw, pad: {**raw, "echoed": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_server_that_reads_another_prompt_commits_nothing(name: str) -> None:
+    engine = VisionEngine()
+    agent, model = await agent_of(engine)
+    await agent.invoke_async([GOOD, {"text": "What?"}])
+    before = store.encode(model.ledger)
+    engine.change = lambda raw: WRONG[name](raw, engine.pad)
+    with pytest.raises(ProtocolViolationError, match="Law 4"):
+        await agent.invoke_async([{"text": "And?"}, OTHER])
+    assert store.encode(model.ledger) == before
+
+
+@given(st.lists(st.sampled_from([*VISION, "<|image_", "pad|>", "<|", "\x00", "a"]), max_size=6).map("".join))
+async def test_content_that_spells_a_placeholder_is_text(text: str) -> None:
+    engine = VisionEngine()
+    agent, model = await agent_of(engine)
+    await agent.invoke_async([{"text": text}, GOOD, {"text": text}])
+    [(ids, digests)] = engine.read
+    assert (ids.count(engine.pad), len(digests)) == (5, 1)
+    assert engine.tokenizer.decode(ids).count(VISION[0]) == 1 + 2 * text.count(VISION[0])
+    check_ledger(model.ledger)
+
+
+async def test_content_as_template_cannot_smuggle_an_image_in() -> None:
+    """The opt-out lets content write control tokens; an image's place must still be the template's own."""
+    engine = VisionEngine()
+    policy = Policy(engine, await engine.connect(), *bind(tokenizer(), content_tokens="as-template"))
+    with pytest.raises(ImageError, match="2 image placeholders for 1 images"):
+        async for _ in policy.model().stream([{"role": "user", "content": [{"text": VISION[1]}, GOOD]}]):
+            pass
+    assert engine.requests == []
+
+
+async def test_servers_that_share_rollouts_take_images_alike() -> None:
+    one, two = VisionEngine(), VisionEngine()
+    shared = Replicas([one, two], ["a", "b"], Retries(1))
+    policy = replace(await policy_of(one), backend=shared, info=await shared.connect())
+    agent = Agent(model=policy.model(), callback_handler=None)
+    await agent.invoke_async([GOOD, {"text": "What?"}])
+    await agent.invoke_async([OTHER])
+    assert sorted(len(request.images.images) for request in (*one.requests, *two.requests)) == [1, 2]
+    other = VisionEngine(support=ImageSupport(True, 1))
+    with pytest.raises(BadRequestError, match="images"):
+        await Replicas([VisionEngine(), other], ["a", "b"], Retries(1)).connect()

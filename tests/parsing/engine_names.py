@@ -1,0 +1,81 @@
+"""The names of each engine's `--tool-call-parser`, and ours for the same format; "" where we have none."""
+
+from __future__ import annotations
+
+_SAME = (
+    "glm45",
+    "glm47",
+    "hermes",
+    "kimi_k2",
+    "kimi_k3",
+    "lfm2",
+    "mimo",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    "step3",
+)
+BOTH = {
+    **{name: name for name in _SAME},
+    "cohere_command4": "cohere_command",
+    "gemma4": "gemma4",
+    "ling3": "glm47",
+    "poolside_v1": "glm45",
+    "step3p5": "qwen3_coder",
+    **dict.fromkeys(("dots", "gigachat3", "inkling", "k2_horizon", "minicpm5"), ""),
+}
+ENGINE_NAMES = {
+    "vllm": {
+        **BOTH,
+        "cohere_command3": "cohere_command",
+        "deepseek_v3": "deepseek_v3",
+        "deepseek_v31": "deepseek_v31",
+        "deepseek_v32": "deepseek_v32",
+        "deepseek_v4": "deepseek_v4",
+        "deepseek_v41": "deepseek_v41",
+        "ernie45": "ernie45",
+        "granite": "granite",
+        "granite4": "hermes",
+        "hunyuan_a13b": "hunyuan_a13b",
+        "hy_v3": "hy_v3",
+        "llama3_json": "llama3_json",
+        "llama4_json": "llama3_json",
+        "llama4_pythonic": "llama4_pythonic",
+        "longcat": "longcat",
+        "minimax_m2": "minimax_m2",
+        "minimax_m3": "minimax_m3",
+        "muse_glimmer": "muse_glimmer",
+        "olmo3": "olmo3",
+        "openai": "gpt_oss",
+        "phi4_mini_json": "phi4_mini",
+        "qwen3_json": "hermes",
+        "qwen3_xml": "qwen3_coder",
+        "seed_oss": "seed_oss",
+        "xlam": "xlam",
+        **dict.fromkeys(
+            ("apertus", "functiongemma", "granite-20b-fc", "hf", "hy_v4", "internlm", "jamba", "plamo3"), ""
+        ),
+    },
+    "sglang": {
+        **BOTH,
+        "deepseekv3": "deepseek_v3",
+        "deepseekv31": "deepseek_v31",
+        "deepseekv32": "deepseek_v32",
+        "deepseekv4": "deepseek_v4",
+        "deepseekv41": "deepseek_v41",
+        "glm": "glm47",
+        "gpt-oss": "gpt_oss",
+        "hunyuan": "hy_v3",
+        "llama3": "llama3_json",
+        "minimax-m2": "minimax_m2",
+        "minimax-m3": "minimax_m3",
+        "muse": "muse_glimmer",
+        "nanbeige": "qwen3_coder",
+        "qwen": "hermes",
+        "qwen25": "hermes",
+        "spark25": "glm47",
+        "trinity": "hermes",
+        **dict.fromkeys(("apertus2509", "beam", "gigachat35", "interns1", "iquest_q1", "response_template"), ""),
+    },
+}
+"""vLLM 0.32.0, `tool_parsers/__init__.py`, and SGLang 0.5.23, `function_call/parser_names.py`."""

@@ -1,0 +1,178 @@
+"""Refresh what the pages paste: tables of the command line, the notebook as a page, and outputs of commands.
+
+    python tools/pages.py                 # cli and notebook: seconds
+    python tools/pages.py demo tests      # run `make demo`, `make test` and paste their output: minutes
+    python tools/pages.py --check         # exit with 1 if cli or notebook is not current
+
+A pasted block stands between `<!-- paste: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK, NOTEBOOK_PAGE = ROOT / "docs/notebook.ipynb", ROOT / "docs/notebook.md"
+BLOCK = re.compile(r"(<!-- paste: {name} -->\n).*?(<!-- end -->)".replace("{name}", r"(?P<name>\w+)"), re.DOTALL)
+CHEAP = ("cli", "notebook")
+
+
+def main() -> int:
+    """Refresh the named blocks; with --check, compare the cheap ones."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS])}; default: cli and notebook")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if cli or notebook is stale")
+    arguments = parser.parse_args()
+    if arguments.check:
+        stale = [
+            str(path.relative_to(ROOT)) for path, text in current_pages() if path.read_text(encoding="utf-8") != text
+        ]
+        print(f"Stale: {', '.join(stale)}. Run python tools/pages.py." if stale else "All pages are current.")
+        return int(bool(stale))
+    names = arguments.names or list(CHEAP)
+    if unknown := set(names) - {*CHEAP, *OUTPUTS}:
+        parser.error(f"unknown blocks: {', '.join(sorted(unknown))}")
+    if "notebook" in names:
+        NOTEBOOK.write_text(to_json(executed(notebook())), encoding="utf-8")
+    for path, text in current_pages():
+        path.write_text(text, encoding="utf-8")
+    for name in OUTPUTS.keys() & names:
+        paste(name, OUTPUTS[name]())
+    return 0
+
+
+def current_pages() -> Iterator[tuple[Path, str]]:
+    """Yield each page that is made from the code alone, with its current text."""
+    page = ROOT / "docs/cli.md"
+    yield page, with_block(page.read_text(encoding="utf-8"), "cli", command_tables())
+    yield NOTEBOOK_PAGE, notebook_page(notebook())
+
+
+def with_block(text: str, name: str, content: str) -> str:
+    """Return a page's text with another content of a block."""
+    return BLOCK.sub(lambda m: f"{m[1]}{content}\n{m[3]}" if m["name"] == name else m[0], text)
+
+
+def paste(name: str, content: str) -> None:
+    """Write a block into every page that has it."""
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if f"<!-- paste: {name} -->" in text:
+            path.write_text(with_block(text, name, content), encoding="utf-8")
+
+
+def command_tables() -> str:
+    """Return a section for each `tito` command: its help, arguments and options."""
+    import typer
+
+    from strands_tito import cli
+
+    cli.add_commands()
+    return "\n\n".join(_sections(typer.main.get_command(cli.app), "tito"))
+
+
+def _sections(command: Any, name: str) -> Iterator[str]:
+    if hasattr(command, "commands"):
+        for each in sorted(command.commands):
+            yield from _sections(command.commands[each], f"{name} {each}")
+        return
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    usage = " ".join([name, *(_metavar(parameter) for parameter in shown if not _is_option(parameter)), "[OPTIONS]"])
+    rows = [_row(parameter) for parameter in shown]
+    lines = [f"## {name}", "", _one_line(command.help), "", "```text", usage, "```"]
+    lines += ["", "| argument or option | default | |", "| --- | --- | --- |", *rows]
+    yield "\n".join(lines)
+
+
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
+
+
+def _metavar(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
+def _row(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    names = names if _is_option(parameter) else f"`{_metavar(parameter)}`"
+    default = parameter.default
+    if callable(default) or default in (None, "", 0, False) or default == []:
+        default = "required" if parameter.required else ""
+    return f"| {names} | {default} | {_one_line(getattr(parameter, 'help', None) or '')} |"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).replace("\b", "").split()).replace("|", "\\|")
+
+
+def notebook() -> dict[str, Any]:
+    """Return the notebook."""
+    loaded: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return loaded
+
+
+def code_cells(book: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the code cells of a notebook."""
+    return [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+
+
+def executed(book: dict[str, Any]) -> dict[str, Any]:
+    """Run a notebook's cells in one namespace and store what they print."""
+    names: dict[str, Any] = {}
+    for number, cell in enumerate(code_cells(book), 1):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
+        text = printed.getvalue().splitlines(keepends=True)
+        cell["execution_count"] = number
+        cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
+    return book
+
+
+def to_json(book: Mapping[str, Any]) -> str:
+    """Return a notebook as its file's text."""
+    return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
+
+
+def notebook_page(book: Mapping[str, Any]) -> str:
+    """Return a notebook as a page."""
+    parts = []
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        if printed := "".join(line for output in cell["outputs"] for line in output["text"]):
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+    parts.insert(1, f"[Download the notebook]({NOTEBOOK.name}). Every output on this page is from a run of it.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _output_of(command: str) -> str:
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout
+
+
+def _demo() -> str:
+    lines = _output_of("make demo").splitlines()
+    summary = next(number for number, line in enumerate(lines) if line.startswith("engine "))
+    end = next(number for number, line in enumerate(lines) if line.startswith("Rollouts written"))
+    return "```text\n" + "\n".join(line.rstrip() for line in lines[summary:end]) + "\n```"
+
+
+def _tests() -> str:
+    return "```text\n" + _output_of("make test").splitlines()[-1] + "\n```"
+
+
+OUTPUTS: Mapping[str, Callable[[], str]] = {"demo": _demo, "tests": _tests}
+
+if __name__ == "__main__":
+    raise SystemExit(main())
