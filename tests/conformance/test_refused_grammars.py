@@ -1,0 +1,63 @@
+"""A grammar that the server's own grammar engine refuses in the middle of an answer is skipped, with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from conformance.defects.defect import SERVERS, SOUND, plant
+from strands_tito.conformance import suite
+from strands_tito.conformance.profiles import PROFILES
+from strands_tito.conformance.target import Target
+from strands_tito.testing import moves as m
+from support.scripted import tokenizer
+from tito_core.backend.http.connections import HttpResponse, HttpTransport
+
+REFUSED = "Grammar accept_token failed: Tokens not accepted: 151658"
+"""What SGLang 0.5.23 says when XGrammar 0.2.7 refuses a token that its mask allowed."""
+
+
+class Refusing:
+    """A transport of a server that answers 500 to structural tags, or to everything after the first of them."""
+
+    def __init__(self, inner: HttpTransport, *, for_good: bool) -> None:
+        self._inner, self._for_good, self._down = inner, for_good, False
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> HttpResponse:
+        if b"structural_tag" in body or self._down:
+            self._down = self._for_good
+            return HttpResponse(500, {"content-type": "application/json"}, _refusal(), _nothing)
+        return await self._inner.send(method, url, headers, body)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _refusal() -> AsyncIterator[bytes]:
+    yield json.dumps({"error": {"message": REFUSED}}).encode()
+
+
+async def _nothing() -> None:
+    return
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["only with a grammar", "for good"])
+@pytest.mark.parametrize("wire", SERVERS)
+def test_only_a_refusal_of_the_grammar_is_skipped(wire: str, for_good: bool) -> None:
+    make = plant(SOUND, wire, tokenizer(), int(tokenizer().eos_token_id))
+    target = Target(
+        "sglang" if wire == "sglang" else "vllm",
+        "http://scripted",
+        tokenizer(),
+        transport=lambda: Refusing(make(), for_good=for_good),
+    )
+    moves = [m.Call(calls=('{"name": "add", "arguments": {}}',)), m.Call(text="And now?", calls=("{}",))]
+    outcome = suite.replay(target, PROFILES["quick"], moves)
+    assert outcome.broken is None
+    reasons = outcome.tally.not_applicable.get("calls", {})
+    assert (REFUSED in str(outcome.error)) == for_good
+    assert any(REFUSED in reason for reason in reasons) == (not for_good)
+    assert outcome.tally.turns >= 2 or for_good
