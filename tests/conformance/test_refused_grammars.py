@@ -57,7 +57,7 @@ def test_only_a_refusal_of_the_grammar_is_skipped(wire: str, for_good: bool) -> 
     moves = [m.Call(calls=('{"name": "add", "arguments": {}}',)), m.Call(text="And now?", calls=("{}",))]
     outcome = suite.replay(target, PROFILES["quick"], moves)
     assert outcome.broken is None
-    reasons = outcome.tally.not_applicable.get("calls", {})
+    reasons: Mapping[str, int] = outcome.tally.not_applicable.get("calls", {})
     assert (REFUSED in str(outcome.error)) == for_good
     assert any(REFUSED in reason for reason in reasons) == (not for_good)
     assert outcome.tally.turns >= 2 or for_good
