@@ -32,9 +32,12 @@ async def test_pictures_reach_the_server_and_the_rollout_has_the_ids_that_it_rea
     assert SGLangModel.collect_image_data(history, is_multimodal=True) == urls
     assert [each.data for each in model.trajectory.images] == [picture(1), picture(2, 96, 64)]
     rollout = model.rollout
+    assert rollout.image_data == urls
     assert rollout.token_ids.count(PAD) == 4 + 6
     assert rollout.token_ids == [*engine.requests[-1].prompt_ids, *model.ledger[-1].draft.output_ids.tolist()]
     assert len(rollout.logprobs) == len(rollout.loss_mask) == len(rollout.token_ids)
     for token, logprob, mask in zip(rollout.token_ids, rollout.logprobs, rollout.loss_mask, strict=True):
         assert not mask or logprob is not None
         assert token != PAD or (logprob is None and not mask), "inside an image there is no logprob"
+    model.reset()
+    assert model.rollout.image_data == []

@@ -205,7 +205,7 @@ class LazyModel(TITOModel):
             self._grow_to(ledger.path(leaves[0]))
             return [self._rollout]  # the object that the user may hold, and may have changed
         if self._standalone and len(leaves) < 2:
-            return [_path_rollout(ledger.path(leaf)) for leaf in leaves]
+            return [_path_rollout(ledger, leaf) for leaf in leaves]
         return _rollouts(ledger)
 
     def stream(
@@ -286,7 +286,7 @@ class LazyModel(TITOModel):
 
     def _grow_to(self, path: Sequence[Turn]) -> None:
         for turn in path[self._rollout_turns :]:
-            self._rollout.add_turn(turn)
+            self._rollout.add_turn(turn, self.ledger.images)
         self._rollout_turns = len(path)
         self._rollout_tokens = len(self._rollout)
 
@@ -310,10 +310,10 @@ def _rollouts(ledger: Ledger) -> list[Rollout]:
     return [Rollout.of(trajectory) for trajectory in ledger.iter_trajectories()]
 
 
-def _path_rollout(path: Iterable[Turn]) -> Rollout:
+def _path_rollout(ledger: Ledger, leaf: int) -> Rollout:
     rollout = Rollout()
-    for turn in path:
-        rollout.add_turn(turn)
+    for turn in ledger.path(leaf):
+        rollout.add_turn(turn, ledger.images)
     return rollout
 
 

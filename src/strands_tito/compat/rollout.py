@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 
+from tito_core.backend.images import data_url
+from tito_core.ledger.image import Image
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Turn
 
@@ -42,7 +45,7 @@ class Rollout(BaseModel):
         logprobs: One per token; None if the engine reported none. Prompt logprobs, if requested, are raw and at
             temperature 1 whatever the semantics of the sampled ones (law 11).
         routed_experts: For each turn with routed experts, its int32 rows of (layers, experts per token) in base64.
-        image_data: Always empty: messages with images are refused.
+        image_data: The image of each place in the prompt that shows one, in order, as a `data:` URL.
         segment_info: (whether the engine sampled it, its length) for each run of tokens.
     """
 
@@ -60,9 +63,9 @@ class Rollout(BaseModel):
         rollout._append(trajectory)
         return rollout
 
-    def add_turn(self, turn: Turn) -> None:
-        """Append the next turn of a path that no other path shares."""
-        self._append(assemble((turn,), context=frozenset(), train_constrained=False))
+    def add_turn(self, turn: Turn, images: Mapping[bytes, Image] = MappingProxyType({})) -> None:
+        """Append the next turn of a path that no other path shares; `images` are the ledger's, by digest."""
+        self._append(assemble((turn,), context=frozenset(), train_constrained=False, images=images))
 
     def add_prompt(self, token_ids: Sequence[int], logprobs: Sequence[float | None] | None = None) -> None:
         """Append tokens that were not sampled.
@@ -106,8 +109,8 @@ class Rollout(BaseModel):
 
     def reset(self) -> None:
         """Remove all tokens."""
-        for column in (self.token_ids, self.loss_mask, self.logprobs, self.routed_experts, self.segment_info):
-            column.clear()
+        for name in type(self).model_fields:
+            getattr(self, name).clear()
 
     @property
     def output_mask(self) -> list[int]:
@@ -170,6 +173,7 @@ class Rollout(BaseModel):
         experts = (turn.draft.extras.get("routed_experts") for turn in piece.path)
         rows = (column.values.astype(_EXPERT).tobytes() for column in experts if column is not None)
         self.routed_experts.extend(base64.b64encode(turn_rows).decode("ascii") for turn_rows in rows)
+        self.image_data.extend(map(data_url, piece.images))
 
 
 class TokenManager(Rollout):
