@@ -43,6 +43,7 @@ def run(*arguments: str, path: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_suite_passes_and_lists_what_does_not_apply(installed: str, model: str, tmp_path: Path) -> None:
     command = ("-c", "from strands_tito.cli import main; main()", "conformance", "--backend", "transformers", "--seeds")
     options = (
