@@ -57,8 +57,8 @@ fails or times out on it, and *survives* otherwise. The score is the share of ki
 some did not run, those that ran are a random sample.
 
 A survivor is accepted if `tools/mutants_explained.toml` gives a reason, such as a change without effect. The others may
-show missing tests: `python tools/mutants.py --package ledger --report` prints them after a run. Not mutated: properties,
-lines that hold only a sentence for people, and packages without a row, such as the exporters.
+show missing tests: `python tools/mutants.py --package ledger --report` prints them after a run. Not mutated:
+properties, lines that hold only a sentence for people, and packages without a row, such as the exporters.
 
 `make mutants` (`PACKAGE=ledger` for one package, `SAMPLE=500` for a random sample) runs the tests that
 `tools/mutants.py` lists for each package, and writes this page.

@@ -99,8 +99,8 @@ PROOFS = {
         "Rollouts through a proxy that breaks a third of all requests, some of them cancelled. It resets or closes the "
         "connection in any part of request or answer, sends answers late, slowly, in half or not at all, "
         "and answers 429 with Retry-After or a series of 503. Every turn equals what the server reports, every error "
-        "is a [`BackendError`](errors.md#backenderror), there are no more attempts than allowed, and no task, connection or running "
-        "request is left.",
+        "is a [`BackendError`](errors.md#backenderror), there are no more attempts than allowed, and no task, "
+        "connection or running request is left.",
         "rollouts on each wire",
         2_000,
         500,
@@ -201,8 +201,9 @@ PROOFS = {
     ),
     "conversations": Proof(
         "Random conversations under each of [our test templates](templates.md#templates-of-the-zoo) that is certified "
-        "with tools. They have parallel calls, Unicode, reasoning, and 30% truncated turns. Each prompt starts with the previous prompt and completion, and each delta equals, token "
-        "for token, transformers' rendering of the whole conversation.",
+        "with tools. They have parallel calls, Unicode, reasoning, and 30% truncated turns. Each prompt starts with the "
+        "previous prompt and completion, and each delta equals, token for token, transformers' rendering of the whole "
+        "conversation.",
         "conversations",
         10_000,
         1_250,
@@ -233,8 +234,9 @@ PROOFS = {
         r"(\d+) conversations each",
     ),
     "attacks": Proof(
-        "Every place for content, including names and schema keys, is filled from a grammar over each tokenizer's control "
-        "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): none becomes a control id.",
+        "Every place for content, including names and schema keys, is filled from a grammar over each tokenizer's "
+        "control strings (whole, cut, nested, doubled, in other cases, widths and normal forms): none becomes a "
+        "control id.",
         "attacks",
         10_000,
         1_250,

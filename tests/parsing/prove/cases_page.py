@@ -33,8 +33,8 @@ GROUPS = ("valid", "damaged, drafts", "loose")
 HEADS = ("format", "valid: cases", "ours", "vLLM", "SGLang", "damaged, drafts: cases", "ours", "vLLM", "SGLang",
          "loose: cases", "strict", "lenient", "vLLM", "SGLang")  # fmt: skip
 SUITES = """
-The next table has the inputs of the engines' own test suites, read by an engine's parsers and by ours. The suites do not
-say which calls are valid, so it counts how often ours return the same calls as the engine.
+The next table has the inputs of the engines' own test suites, read by an engine's parsers and by ours. The suites do
+not say which calls are valid, so it counts how often ours return the same calls as the engine.
 
 | suite, parsers | cases | the engine reads calls | ours the same, strict | lenient | silent |
 | --- | --- | --- | --- | --- | --- |
