@@ -157,8 +157,8 @@ def page(
         "",
         "Does the [conformance suite](conformance.md) notice an error? Each defect here is the only error of a "
         "[scripted engine](testing.md) or of the client. The suite runs on it once for each wire (HTTP API of an "
-        "engine) that can have the defect, with `--profile standard --seeds`. Defects of kinds that nobody thought of "
-        "are [another matter](conformance.md#what-a-green-run-does-not-say).",
+        "engine) that can have the defect, with `--profile standard --seeds`. All are of kinds that we thought of; "
+        "[another author's](conformance.md#how-good-the-suite-is) were not all caught.",
         "",
         f"Commit `{commit}`: {len(by_name)} defects in {len(found)} runs, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "
