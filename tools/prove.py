@@ -201,9 +201,9 @@ PROOFS = {
     ),
     "conversations": Proof(
         "Random conversations under each of [our test templates](templates.md#templates-of-the-zoo) that is certified "
-        "with tools. They have parallel calls, Unicode, reasoning, and 30% truncated turns. Each prompt starts with the "
-        "previous prompt and completion, and each delta equals, token for token, transformers' rendering of the whole "
-        "conversation.",
+        "with tools. They have parallel calls, Unicode, reasoning, and 30% truncated turns. Each prompt starts with "
+        "the previous prompt and completion, and each delta equals, token for token, transformers' rendering of the "
+        "whole conversation.",
         "conversations",
         10_000,
         1_250,
