@@ -155,14 +155,21 @@ def page(
     lines = [
         "# Planted defects",
         "",
-        "Written by `make defects`, which fails when a defect escapes or an alarm is false. Each defect is the only "
-        "error of a scripted engine or of the client; the suite runs its standard profile.",
+        "Does the [conformance suite](conformance.md) notice an error? Each defect here is the only error of a "
+        "[scripted engine](testing.md) or of the client. The suite runs on it once for each wire (HTTP API of an "
+        "engine) that can have the defect, with `--profile standard --seeds`. All are of kinds that we thought of; "
+        "[another author's](conformance.md#how-good-the-suite-is) were not all caught.",
         "",
-        f"Commit `{commit}`: {len(by_name)} defects, {len(found)} times with their wires, "
+        f"Commit `{commit}`: {len(by_name)} defects in {len(found)} runs, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "
-        f"{turns:,} turns ({', '.join(f'{count} {kind}' for kind, count in kinds.items())}), {len(alarms)} alarms.",
+        f"{turns:,} turns ({', '.join(f'{count} {kind}' for kind, count in kinds.items())}), {len(alarms)} alarms. "
+        "`make defects` writes this page, and fails if a defect is missed or an alarm is false.",
         "",
-        "| defect | law | what is wrong | caught by | turns until then |",
+        "*Caught by* is the check that failed first; `src/strands_tito/conformance/laws.py` describes each check. With "
+        "`refused` the client itself refused the answer, and with `connecting` the whole server. *Turns* were played "
+        "until then.",
+        "",
+        "| defect | [law](laws.md) | what is wrong | caught by | turns |",
         "| --- | --- | --- | --- | --- |",
     ]
     defects = {defect.name: defect for defect, _ in all_defects()}

@@ -44,20 +44,24 @@ HEADINGS = (
     "date",
     "mutants",
     "killed",
-    "of them by the clock",
+    "of these by timeout",
     "not run",
-    "alive with a reason",
-    "alive without one",
+    "survivors accepted",
+    "other survivors",
     "score",
 )
 INTRODUCTION = """# Mutants
 
-Written by `make mutants` (`PACKAGE=ledger` for one package). A mutant is one small change to the code; it is killed
-when a test fails on it. The score is the share of killed ones among those that ran: of the sample, where only a
-sample ran. mutmut leaves properties alone, and our settings leave lines alone that hold only a sentence for people,
-since tests do not check wording. `tools/mutants_explained.toml` says why a mutant that lives is accepted; `python
-tools/mutants.py --package ledger --report` prints the others after a run. The tests of each package are listed in
-`tools/mutants.py`.
+How well the unit tests notice errors in the code. A mutant is one small change to the code; it is *killed* if a test
+fails or times out on it, and *survives* otherwise. The score is the share of killed mutants among those that ran; where
+some did not run, those that ran are a random sample.
+
+A survivor is accepted if `tools/mutants_explained.toml` gives a reason, such as a change without effect. The others may
+show missing tests: `python tools/mutants.py --package ledger --report` prints them after a run. Not mutated:
+properties, lines that hold only a sentence for people, and packages without a row, such as the exporters.
+
+`make mutants` (`PACKAGE=ledger` for one package, `SAMPLE=500` for a random sample) runs the tests that
+`tools/mutants.py` lists for each package, and writes this page.
 """
 
 
@@ -277,7 +281,7 @@ def page(rows: dict[str, Row]) -> str:
     """Return the whole page: one row for each package, in the order of `PACKAGES`, and their sum."""
     lines = [f"| {' | '.join((name, *rows[name]))} |" for name in PACKAGES if name in rows]
     sums = [sum(int(cells[at]) for cells in rows.values()) for at in range(2, 8)]
-    total = f"| together | | | {' | '.join(map(str, sums))} | {_score(sums[1], sums[0] - sums[3])} |"
+    total = f"| **all** | | | {' | '.join(map(str, sums))} | {_score(sums[1], sums[0] - sums[3])} |"
     head = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
     return "\n".join([INTRODUCTION, *head, *lines, total, ""])
 

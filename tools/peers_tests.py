@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import textwrap
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,12 +39,14 @@ NEEDED = ("pybase64", "openai", "boto3", "cachetools", "aiolimiter", "click", "t
 """Packages that the tests import, besides pytest and ours."""
 SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 ABOUT = """\
-Made by `python tools/peers_tests.py`, which runs the unit tests of strands-sglang and strands-vllm, and those of
-strands-env that touch the provider, from their source distributions, with the peers' packages replaced by ours
-(strands-agents {}). Where a test reaches for a private name of theirs, `tools/peers_shim.py` does what happens
-outside: messages reach a limiter through Strands' events, and HTTP goes through the mocked session. Tests that do not
-pass are listed with the reason why ours is right. "Import alone" is the run with nothing patched; the tests that pass
-only with the adapters are listed with the private name that they touch."""
+The unit tests of strands-sglang and strands-vllm, and those of strands-env that use a model, run with `tito_sglang` and
+`tito_vllm` under the names `strands_sglang` and `strands_vllm` (strands-agents {}). What a passing test
+checks is the same here. The tests use mocks: [Compatibility](compatibility.md) has results with real engines. Tests
+that do not pass are listed with the reason.
+
+*Pass unpatched* counts the tests that pass with only the packages replaced. Other tests use private names of
+strands-sglang; for these `tools/peers_shim.py` has adapters with the same visible behaviour. `python
+tools/peers_tests.py` runs all tests from the projects' source distributions, and writes this page."""
 NO_REASON = "No reason yet."
 
 
@@ -199,11 +201,11 @@ def page(
     alone = alone or found
     rows = [(suite.title, len(tests), passed_in(tests), passed_in(alone[suite])) for suite, tests in found.items()]
     lines = [
-        "# The peers' own tests",
+        "# Tests of strands-sglang, strands-vllm and strands-env",
         "",
-        textwrap.fill(ABOUT.format(version("strands-agents")), 120, break_long_words=False),
+        ABOUT.format(version("strands-agents")),
         "",
-        "| tests of | tests | pass | do not | pass with the import alone |",
+        "| tests of | tests | pass | do not pass | pass unpatched |",
         "| --- | --: | --: | --: | --: |",
         *(f"| {title} | {total} | {passed} | {total - passed} | {pure} |" for title, total, passed, pure in rows),
     ]
@@ -213,7 +215,7 @@ def page(
             if test.raised is not None:
                 by_reason.setdefault(reason_of(test.name, reasons), []).append(test.name)
         lines += ["", f"## {suite.title}", ""]
-        lines += ["All pass."] if not by_reason else ["| do not pass | why ours is right |", "| --- | --- |"]
+        lines += ["All pass."] if not by_reason else ["| do not pass | why |", "| --- | --- |"]
         for reason, names in by_reason.items():
             lines.append(f"| {listed(names)} | {reason} |")
         lines += private_names(tests, alone[suite])
@@ -229,13 +231,20 @@ def private_names(tests: Sequence[Outcome], alone: Sequence[Outcome]) -> list[st
             by_name.setdefault(touched(test), []).append(test.name)
     if not by_name:
         return []
-    rows = [f"| `{name}` | {len(names)} | {listed(names)} |" for name, names in by_name.items()]
-    return ["", "| private name | tests | pass with the adapters alone |", "| --- | --: | --- |", *rows]
+    rows = [f"| `{name}` | {len(names)} | {listed_by_class(names)} |" for name, names in by_name.items()]
+    return ["", "| private name | tests | pass only with its adapter |", "| --- | --: | --- |", *rows]
 
 
 def listed(names: Sequence[str]) -> str:
     """Return names as the content of a table cell."""
     return "<br>".join(f"`{name}`" for name in names)
+
+
+def listed_by_class(names: Sequence[str]) -> str:
+    """Return names as the content of a table cell; several tests of a class as its name and their number."""
+    classes = Counter(name.split("::")[0] for name in names)
+    single = {name.split("::")[0]: f"`{name}`" for name in names}
+    return "<br>".join(f"`{each}` ({count})" if count > 1 else single[each] for each, count in classes.items())
 
 
 def passed_in(tests: Sequence[Outcome]) -> int:

@@ -57,8 +57,8 @@ class Proof:
 PYTEST = "python -m pytest -q --timeout 0 -p no:cacheprovider"
 PROOFS = {
     "forests": Proof(
-        "Random forests, two ledgers in one file, equal an independent oracle of plain lists and dicts: every column, "
-        "mask, segment, branch, history and record, also after failed commits, restarts and round trips.",
+        "Random ledgers with many branches, two in one file, equal a second implementation of plain lists and dicts: "
+        "every column, mask, segment, branch, history and record, also after failed commits, restarts and round trips.",
         "forests",
         100_000,
         2_500,
@@ -70,8 +70,8 @@ PROOFS = {
         r"(\d+) passing",
     ),
     "crashes": Proof(
-        "Writers are killed with SIGKILL at random moments: every turn committed before the last fsync is read back, "
-        "in order and unchanged; no torn record is read; the file can be appended to.",
+        "Processes that write a file are killed with SIGKILL at random moments: every turn committed before the last "
+        "fsync is read back, in order and unchanged; no incomplete record is read; the file can be appended to.",
         "kills",
         200,
         20,
@@ -96,10 +96,11 @@ PROOFS = {
         for model in ("smollm2", "qwen3-tiny")
     },
     "faults": Proof(
-        "Rollouts through a proxy that breaks a third of all requests (a reset or an orderly close at each class of "
-        "bytes of request and answer, late answers, slow drips, 429 with Retry-After, storms of 503, halved bodies, "
-        "silence), on both wires, some cancelled: every turn equals what the server reports, every error has a type, "
-        "there are no more attempts than the policy allows, and no task, connection or running request is left.",
+        "Rollouts through a proxy that breaks a third of all requests, some of them cancelled. It resets or closes the "
+        "connection in any part of request or answer, sends answers late, slowly, in half or not at all, "
+        "and answers 429 with Retry-After or a series of 503. Every turn equals what the server reports, every error "
+        "is a [`BackendError`](errors.md#backenderror), there are no more attempts than allowed, and no task, "
+        "connection or running request is left.",
         "rollouts on each wire",
         2_000,
         500,
@@ -134,8 +135,8 @@ PROOFS = {
     ),
     "interrupts": Proof(
         "`tito conformance` gets Ctrl-C at random moments, on each wire, a quarter of them with a server that breaks a "
-        "law: it ends within seconds with the documented exit status, prints the results so far, no traceback and no "
-        "other noise, and leaves no request running.",
+        "law: it ends within seconds with the documented exit status, prints the results so far and no traceback, and "
+        "leaves no request running.",
         "interrupts on each wire",
         100,
         20,
@@ -152,7 +153,7 @@ PROOFS = {
     ),
     "collect-interrupts": Proof(
         "`tito collect` gets Ctrl-C or SIGTERM at random moments, repeatedly, on each wire: each time it ends within "
-        "seconds without noise, and in the end the folder has every rollout once, finished ones unchanged.",
+        "seconds without a traceback, and in the end the folder has every rollout once, finished ones unchanged.",
         "interrupts on each wire",
         30,
         30,
@@ -189,7 +190,8 @@ PROOFS = {
     ),
     "round-trips": Proof(
         "Calls that a real chat template renders are parsed back as the same calls: random schemas and arguments, "
-        "including strings that spell the format's tags, over each template of the zoo that renders calls.",
+        "including strings that spell the format's tags, over each of [our test templates]"
+        "(templates.md#templates-of-the-zoo) that renders calls.",
         "turns of each template",
         2_000,
         250,
@@ -198,9 +200,10 @@ PROOFS = {
         r"(\d+) turns of each",
     ),
     "conversations": Proof(
-        "Every certified tool template, random conversations with tools, parallel calls, Unicode, reasoning and 30% of "
-        "the turns truncated: each prompt starts with the previous prompt and completion, and each delta equals, token "
-        "for token, transformers' rendering of the whole conversation.",
+        "Random conversations under each of [our test templates](templates.md#templates-of-the-zoo) that is certified "
+        "with tools. They have parallel calls, Unicode, reasoning, and 30% truncated turns. Each prompt starts with "
+        "the previous prompt and completion, and each delta equals, token for token, transformers' rendering of the "
+        "whole conversation.",
         "conversations",
         10_000,
         1_250,
@@ -211,7 +214,7 @@ PROOFS = {
     "templates": Proof(
         "Templates that we did not choose (of llama.cpp, vLLM, TRL and several hundred models of the hub), with real "
         "tokenizers if a package has them: random conversations under each certified template equal transformers' "
-        "rendering, by a referee that shares no code with the deltas. `TITO_NEWEST=1` takes the newest versions.",
+        "rendering, compared by code that shares nothing with ours. `TITO_NEWEST=1` takes the newest versions.",
         "conversations of each template",
         200,
         25,
@@ -231,8 +234,9 @@ PROOFS = {
         r"(\d+) conversations each",
     ),
     "attacks": Proof(
-        "Every place for content, also names and schema keys, is filled from a grammar over each tokenizer's control "
-        "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): none becomes a control id.",
+        "Every place for content, including names and schema keys, is filled from a grammar over each tokenizer's "
+        "control strings (whole, cut, nested, doubled, in other cases, widths and normal forms): none becomes a "
+        "control id.",
         "attacks",
         10_000,
         1_250,
@@ -415,17 +419,26 @@ def write(name: str, done: dict[str, Any]) -> None:
             outcome = "holds" if ran >= done["count"] else f"holds so far, {ran:,} of {done['count']:,}"
         facts = (name, f"{ran:,} {proof.unit}", outcome, done["seed"], f"`{done['commit']}`", chunks[-1]["date"])
         rows.append(f"| {' | '.join(map(str, facts))} | {seconds:,.0f} |")
-        details += [f"\n## {name}\n", proof.what, f"\nPython {done['python']}, Hypothesis {done['hypothesis']}. "]
-        details[-1] += f"The first of {len(chunks)} commands, and the last:\n"
-        details += ["```sh", *dict.fromkeys((chunks[0]["command"], chunks[-1]["command"])), "```"]
-    PAGE.write_text("\n".join([INTRODUCTION, *rows, *details]) + "\n")
+        details += [f"\n## {name}\n", proof.what]
+        details += [f"\nPython {done['python']}, Hypothesis {done['hypothesis']}. {_commands(len(chunks))}:\n"]
+        details += ["```sh", chunks[0]["command"], "```"]
+    missing = [name for name in PROOFS if name not in results]
+    note = [f"\nWithout a recorded run so far: {', '.join(missing)}."] if missing else []
+    PAGE.write_text("\n".join([INTRODUCTION, *rows, *note, *details]) + "\n")
+
+
+def _commands(count: int) -> str:
+    return f"The first of {count} commands" if count > 1 else "The command"
 
 
 INTRODUCTION = """# Proofs
 
-Properties that were checked on a large number of cases. `make prove` runs them, resumes an interrupted run, and writes
-this page; `docs/proofs.json` has every chunk's command, size and seconds. To repeat a chunk, run its command with
-`.venv/bin` first in the path. The commit is the last one that changed the code of the proof.
+Each proof checks one property on many random cases. *Holds* means that no case failed. It does not cover cases that the
+generator cannot draw, or code that changed after the commit in the table, which is the last one that changed what the
+proof tests. A wire is an HTTP API of an engine. Servers are [scripted](testing.md) where no real one is named.
+
+`make prove` runs the proofs, resumes an interrupted run, and writes this page. `docs/proofs.json` has the command, size
+and seconds of every part of a run; to repeat one, run its command with `.venv/bin` first in the path.
 
 | proof | ran | outcome | seed | commit | date | seconds |
 | --- | --- | --- | --- | --- | --- | --- |"""

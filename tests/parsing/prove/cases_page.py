@@ -16,32 +16,33 @@ OURS = "documented"
 KINDS = ("sound", "damaged", "draft", "loose", "text", "given")
 WRITTEN = """## Written cases
 
-`tests/parsing/documented.json` has {total} completions of all formats as the families' documentation and the engines'
-bug trackers show them. Their author knew our parsers, but not our other tests, and changed some labels after a
-first run: a call whose last closing tag is missing counts as loose if lenient mode runs it.
+`tests/parsing/documented.json` has {total} answers in all formats as the models' documentation and the engines' bug
+trackers show them. The table counts the cases that our parsers ([strict and lenient](tools.md#strict-and-lenient)) and
+the engines' read right; for damaged ones and drafts, those in which a call runs.
 
-- *Sound* calls must run in both modes. *Damaged* ones (broken JSON, lost tags, a key twice) and *drafts* in closed
+- *Valid* calls must run in both modes. *Damaged* ones (broken JSON, lost tags, a key twice) and *drafts* in closed
   reasoning must never run.
-- *Loose* calls are not as documented, but have one reading. The table says how many run in each mode.
-- Silent losses, which would end as plain text without a status: {silent}.
+- *Loose* calls are not as documented, but have one reading.
+- *Silent* losses are calls that end as plain text without a status: {silent}.
 
-Written by `tests/parsing/prove/by_cases.py`. A dash: the engine has no such parser.
+The author knew our parsers, but not our other tests, and changed some labels after a first run: a call whose last
+closing tag is missing counts as loose if lenient mode runs it. `tests/parsing/prove/by_cases.py` writes this section.
 
 """
-GROUPS = ("sound", "damaged, drafts", "loose")
-HEADS = ("format", "sound: cases", "ours", "vLLM", "SGLang", "damaged, drafts: cases", "ours", "vLLM", "SGLang",
+GROUPS = ("valid", "damaged, drafts", "loose")
+HEADS = ("format", "valid: cases", "ours", "vLLM", "SGLang", "damaged, drafts: cases", "ours", "vLLM", "SGLang",
          "loose: cases", "strict", "lenient", "vLLM", "SGLang")  # fmt: skip
 SUITES = """
-The inputs of the engines' own test suites, run through that engine's parsers and ours. A suite does not say which calls
-are sound; the table says how often ours return the same calls as the engine.
+The next table has the inputs of the engines' own test suites, read by an engine's parsers and by ours. The suites do
+not say which calls are valid, so it counts how often ours return the same calls as the engine.
 
 | suite, parsers | cases | the engine reads calls | ours the same, strict | lenient | silent |
 | --- | --- | --- | --- | --- | --- |
 """
 MISSED = """
-### Loose calls that an engine reads and ours do not run
+### Loose calls that only an engine reads
 
-None is silent: each is reported as malformed, or is a suspect if it has no markup.
+None is silent: each is malformed, or a [suspect](tools.md#strict-and-lenient) if it has no markup.
 
 | format | case | why not |
 | --- | --- | --- |

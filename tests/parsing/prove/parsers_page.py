@@ -17,31 +17,37 @@ Results = dict[str, dict[str, dict[str, Any]]]
 FATES = ("invented", "broken arguments", "as it was", "no call", "hung")
 INTRODUCTION = """# How parsers differ
 
-Our parsers compared with those inside the real engines, over turns drawn from a seed: {turns} sound and {turns} damaged
-ones of each format. Written by `tests/parsing/prove/differential.py`, which runs in an engine's own environment
-(`tito engine install` makes it); `docs/parsers.json` has every count, commit and date. {versions}.
+Do our [tool-call parsers](tools.md) and those of {versions} read the same calls from the same answers?
+Each parser reads whole answers, not streams. There are four sets of answers: generated valid ones, generated damaged
+ones, cases [written from documentation](#written-cases), and cases by [another author](#cases-by-another-author).
+A dash means that the engine has no such parser, or that its package lacks it (vLLM's for `cohere_command`).
 
-## Sound turns
+`tests/parsing/prove/differential.py` runs the generated answers in an engine's own environment (`tito engine install`
+makes it). `docs/parsers.json` has every count, commit and date.
 
-How many turns give the same names and arguments. Ours read {wrong} of all {all} turns wrongly.
+## Valid answers
+
+The number of answers that give the same names and arguments, of {turns} per format. In {all} comparisons our
+parsers read {wrong} wrongly.
 
 | format | {engines} |
 | --- | --- | --- |
 """
 DAMAGED = """
-## Damaged turns
+## Damaged answers
 
-Each is a sound turn of two calls (one in formats that allow no more) in which one thing of the last call is broken: cut
-off, a character or a tag lost, a comma too many, single quotes. In per cent:
+Each is a valid answer with two calls (one in formats that allow no more) and one change in the last call: it is cut
+off, a character or a tag is lost, a comma is added, or quotes become single quotes. The tables show per cent:
 
 - *reported*: the parser returns a malformed call with its tokens and a reason, and the call does not run. Engines
   cannot report one.
-- *invented*: the parser returns a call that the turn never held, and the call would run.
+- *invented*: the parser returns a call that the answer never held, and the call would run.
 - *broken arguments*: the parser returns a call whose arguments are not JSON, and leaves it to the client.
-- *as it was*: the parser returns both calls as if nothing were wrong.
+- *as it was*: the parser returns all calls as if nothing were wrong.
 - *no call*: the broken call became text, or vanished.
+- *hung*, *raised*: the parser took more than a second, or raised an exception.
 
-Where our parser returns no call, the damage removed the markup that makes text a call. Ours repaired {repaired}.
+Where our parser returns no call, the damage removed the markup that makes text a call. Our parsers repaired {repaired}.
 
 """
 
@@ -62,7 +68,7 @@ def write_page(results: Results) -> None:
     page = INTRODUCTION.format(
         turns=f"{min(found['turns'] for found in ran):,}",
         versions=versions,
-        wrong=sum(found["sound"]["ours_wrong"] for found in ran) or "none",
+        wrong=sum(found["sound"]["ours_wrong"] for found in ran) or "no answer",
         all=f"{sum(found['turns'] for found in ran):,}",
         engines=" | ".join(ENGINES.values()),
     )
@@ -71,7 +77,7 @@ def write_page(results: Results) -> None:
         f"| `{name}` | {' | '.join(_agreed(results.get(engine, {}).get(name)) for engine in ENGINES)} |\n"
         for name in formats
     )
-    page += "\n## What differs, and why\n" + "".join(_differences(results))
+    page += "\n### What differs, and why\n" + "".join(_differences(results))
     repaired = sum(len(found["damaged"]["repaired"]) for found in ran)
     page += DAMAGED.format(repaired=f"{repaired:,} of them" if repaired else "none")
     page += "".join(_damage(results))
@@ -83,7 +89,7 @@ def _agreed(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not run yet"
     if "not_compared" in found:
-        return "has none"
+        return "-"
     sound = found["sound"]
     return "all" if sound["agree"] == sound["turns"] else f"{sound['agree']:,} of {sound['turns']:,}"
 
@@ -92,10 +98,14 @@ def _differences(results: Results) -> Iterator[str]:
     reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
     for engine, of_one in results.items():
         for name, found in sorted(of_one.items()):
+            by_reason: dict[str, dict[str, int]] = {}
             for kind, count in found.get("sound", {}).get("differ", {}).items():
-                yield f"\n**{ENGINES[engine]}, `{name}`: {kind}** ({count:,} turns). "
-                yield _reason(reasons, f"{engine} {name}", kind) + "\n"
-                if example := found["sound"]["examples"].get(kind):
+                by_reason.setdefault(_reason(reasons, f"{engine} {name}", kind), {})[kind] = count
+            for reason, kinds in by_reason.items():
+                counts = ", ".join(f"{kind} ({count:,})" for kind, count in kinds.items())
+                yield f"\n**{ENGINES[engine]}, `{name}`**: {counts}. {reason}\n"
+                examples = found["sound"]["examples"]
+                if example := next((examples[kind] for kind in kinds if kind in examples), None):
                     yield f"\n```text\n{example[0]}\n{ENGINES[engine]}: {example[1]}\n```\n"
 
 
