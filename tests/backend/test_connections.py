@@ -41,7 +41,7 @@ def fails_as(error: BackendError, reason: str, *, sent: bool = False) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_a_refused_connection(host: str) -> None:
-    with socket.socket() as held:  # bound, and nobody listens
+    with socket.socket() as held:  # bound, but not listening
         held.bind(("127.0.0.1", 0))
         error, retries = await failing(f"http://{host}:{held.getsockname()[1]}")
     fails_as(error, "refused")

@@ -1,4 +1,4 @@
-"""What a server may make of a prompt with images, and what is refused before it is sent (laws 4 and 6)."""
+"""Checks of the prompts with images that a server reports and that are sent (laws 4 and 6)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_one_response_is_unchanged() -> None:
     parts=st.lists(st.lists(st.sampled_from("ab"), max_size=3), min_size=2, max_size=4),
 )
 def test_joined_responses_keep_their_values(parts: list[list[str]]) -> None:
-    """Each token is of the weight version that its own response told."""
+    """Each token keeps the weight version of its own response."""
     said = []
     for number, versions in enumerate(parts):
         spans = tuple(VersionSpan(at, at + 1, version) for at, version in enumerate(versions))
@@ -148,7 +148,7 @@ def test_resumable_parameters(sampling: dict[str, Any], can: bool) -> None:
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a backend here gives is checked by nobody: it is a `TokenResponse` already."""
+    """The responses of these backends are `TokenResponse`s already and are not validated."""
 
     async def generate(backend: Any, request: Any, on_chunk: Any = None) -> TokenResponse:
         response: TokenResponse = await (

@@ -230,7 +230,7 @@ def test_an_open_result_is_measured_again_at_temperature_1() -> None:
 def test_an_open_result_is_decided_by_the_noise_of_the_server(
     apart: float, spread: float, noise: float, processed: bool | None
 ) -> None:
-    """`spread` as a standard deviation, of numbers of which half lie at each end."""
+    """`spread` as a standard deviation, of numbers: half lie at each end."""
     scored = [-5.0 - spread * 0.675, -5.0 + spread * 0.675] * 8
     even = ([value + noise for value in scored], scored)
     assert found(Asked([value - apart for value in scored], scored, even=even)).processed_logprobs is processed
@@ -282,7 +282,7 @@ def test_raw_and_processed_are_not_confused_in_the_second_measurement(
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 8.0), st.floats(0.0, 1e-4), st.sampled_from([1000, 5000]))
 def test_a_server_of_exact_numbers_is_always_measured(seed: int, scale: float, noise: float, vocabulary: int) -> None:
-    """SGLang draws anew at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
+    """SGLang draws again at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
     draws = np.random.default_rng(seed)
     logits = draws.normal(0, scale, (32, vocabulary))
     for processes in (False, True):
@@ -338,7 +338,7 @@ def test_a_truncation_shows_in_the_mass_of_the_top_two(
 
 
 def left(*logits: float, of: int) -> tuple[float, float]:
-    """Give the two likeliest of some tokens, at T = 2, among the first of them."""
+    """Return the two likeliest of some tokens, at T = 2, among the first of them."""
     weights = np.exp(np.array(logits) / 2)
     weights = np.sort(weights)[::-1][:of] / np.sum(np.sort(weights)[::-1][:of])
     return float(weights[0]), float(weights[1])

@@ -289,7 +289,7 @@ def holder(answer: Any) -> Any:
 
 
 def experts(change: Callable[[np.ndarray[Any, Any]], Any]) -> Edit:
-    """Decode as the wire does, change the array, encode again; what is no array goes as it is."""
+    """Decode as the wire does, change the array, encode again; anything else stays as it is."""
 
     def edit(answer: Any) -> None:
         raw = base64.b64decode(holder(answer)["routed_experts"])

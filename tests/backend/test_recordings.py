@@ -104,7 +104,7 @@ class Recorded:
         return replace(TokenRequest(np.array(self.ids, np.int32), sampling, "r"), echo=False)
 
     async def outcome(self, on_chunk: OnChunk | None = None) -> TokenResponse | BackendError:
-        """Give it to a backend as the answer to a generation, which streams where someone watches."""
+        """Pass it to a backend as the answer to a generation, streamed if there is a watcher."""
 
         def handler(request: Received) -> WireResponse:
             if request.method == "GET":

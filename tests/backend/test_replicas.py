@@ -107,7 +107,7 @@ async def test_a_dead_server_is_left_out_for_a_while_and_its_sessions_move_for_g
     for n in range(3):
         await generate(backend, of_session(f"new{n}", f"n{n}"))
     assert taken(engines) == [1, 4]
-    assert len(waits.seconds) == 1, "nobody was sent to the dead one again"
+    assert len(waits.seconds) == 1, "the dead one got no more requests"
     engines[0].state.dead = False
     clock.now += OUT_S
     await generate(backend, of_session("mine", "r2"))
@@ -219,7 +219,7 @@ async def test_an_abort_reaches_the_server_that_runs_it(kind: Kind) -> None:
     while [engine.running for engine in engines] != [1, 1]:
         await asyncio.sleep(0.01)
     await backend.abort("r1")
-    await backend.abort("of nobody")
+    await backend.abort("unknown")
     await asyncio.wait({tasks[1]})
     assert await soon(lambda: [engine.running for engine in engines] == [1, 0])
     tasks[0].cancel()
@@ -270,7 +270,7 @@ async def test_different_logprob_modes_are_refused_at_connect() -> None:
 
 
 class Member:
-    """A third party's backend, which fails as it is told."""
+    """A third party's backend, which fails with a given error."""
 
     name = "third"
 

@@ -130,8 +130,8 @@ def test_lost_duplicated_and_reordered_events_are_refused(kind: Kind, damage: st
     assert count == len(OUTPUT)
     for at in range(count - (damage == "swapped")):
         fault = Fault(edit=lambda events, at=at: DAMAGES[damage](events, at))
-        # SGLang says everything again with each event, so that a lost one costs nothing, and one that comes twice is no
-        # news; vLLM's generate endpoint numbers nothing, so that of a swap only the ends tell.
+        # SGLang repeats the whole output in each event, so a lost or repeated event is harmless. vLLM's generate
+        # endpoint does not number its events, so only a swap at either end is noticed.
         harmless = kind == "sglang" and (damage == "twice" or (damage == "lost" and at < count - 1))
         if kind == "vllm" and damage == "swapped" and 0 < at < count - 2:
             continue

@@ -304,7 +304,7 @@ async def test_cancelling_the_awaiting_task_aborts_on_the_engine(kind: Kind) -> 
 async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
     async with served(kind, latency=60.0) as server:
         backend = backend_to(server)
-        await backend.abort("of nobody")  # unknown ids are no error
+        await backend.abort("unknown")  # not an error
         task = asyncio.create_task(generate(backend, request_of(request_id="mine")))
         assert await soon(lambda: server.engine.running == 1)
         await backend.abort("mine")
@@ -349,7 +349,7 @@ async def test_a_second_cancellation_does_not_wait_for_a_hanging_abort() -> None
 
 
 async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> None:
-    """Else the request would be tried again in a task that was told to stop."""
+    """Otherwise the request would be retried in a cancelled task."""
     async with served("sglang", fault=always(Fault(reset_after=30))) as server:
         backend = backend_to(server)
         asked = asyncio.Event()

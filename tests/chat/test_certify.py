@@ -35,7 +35,7 @@ def test_a_chatml_template_passes_all_probes_with_the_cheapest_candidate() -> No
     assert len(set(certificate.passed)) == len(certificate.passed) == CASES
     assert certificate.tools
     assert certificate.refused == ()
-    assert certificate.rewrites == ("calls: a call in the history is written anew from its parsed arguments",)
+    assert certificate.rewrites == ("calls: a call in the history is rebuilt from its parsed arguments",)
 
 
 def test_a_template_that_renders_tools_late_requires_tool_specs() -> None:

@@ -35,7 +35,7 @@ BEFORE = {
     "after a round of tools, with a tool": '<t>look;<|im_start|>u:.<|im_end|><|im_start|>a:<tool_call>look{"at": "it"}'
     "</tool_call><|im_end|><|im_start|>t:seen<|im_end|><|im_start|>a:.<|im_end|><|im_start|>u:.<|im_end|>",
     "after a round of tools where there was one": "<|im_start|>u:.<|im_end|>",
-    "after a question, with a remark beside the calls": "<|im_start|>u:.<|im_end|>",
+    "after a question, with text before the calls": "<|im_start|>u:.<|im_end|>",
     "after a question, with the rollout's tools": "<t>find;<|im_start|>u:.<|im_end|>",
     "after messages like the rollout's own": "<|im_start|>u:.<|im_end|>",
     "after messages like the rollout's own, with a tool": "<t>look;<|im_start|>u:.<|im_end|>",

@@ -66,7 +66,7 @@ def test_results_are_ordered_by_call_and_named_after_it() -> None:
     many = results(*(str(i) for i in range(12)))
     many["content"].sort(key=lambda block: block["toolResult"]["toolUseId"])  # 0, 1, 10, 11, 2, ...
     many["content"].insert(0, {"text": "and then?"})
-    many["content"].append({"toolResult": {"toolUseId": "of nobody", "status": "success", "content": [{"text": "?"}]}})
+    many["content"].append({"toolResult": {"toolUseId": "unknown", "status": "success", "content": [{"text": "?"}]}})
     found = translated(template_messages([*calls(*((f"f{i}", {}) for i in range(12))), many]))[1:]
     assert [message["content"] for message in found] == [*map(str, range(12)), "?", "and then?"]
     assert [message["role"] for message in found] == ["tool"] * 13 + ["user"]

@@ -189,7 +189,7 @@ def test_a_template_that_shows_results_in_another_order_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "stops", "others", "calls"),
     [
-        # What closes a part of an answer is no stop.
+        # A token that closes a part of an answer is not a stop.
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|end|>",), False),
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|end|>",), True),
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|message|>",), False),

@@ -122,7 +122,7 @@ async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: st
 
 
 async def test_an_answer_that_was_not_sampled_here_is_not_skipped(kind: str) -> None:
-    """Another turn continued it, but no turn ends in it: the turn before it is no parent."""
+    """Another turn continued it, but no turn ends in it: the turn before it is not its parent."""
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await agent.invoke_async("First?")

@@ -24,7 +24,7 @@ from tito_core.turn.request import Prepared, prepare
 def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> int:
     """Count the turns whose request does not begin with the request and the completion of the turn before (law 1).
 
-    What a request holds is worked out by the model's own code from the whole history, each time anew.
+    What a request holds is computed by the model's own code from the whole history, each time again.
     """
     nothing: Any = None  # what no request needs before it is sent
     backend: Any = SimpleNamespace(name="drawn")

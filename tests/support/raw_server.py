@@ -19,7 +19,7 @@ class RawServer:
     """Serves one connection after another, in a thread.
 
     Args:
-        says: The bytes of each answer, or pieces of them, of which the last may be sent to nobody.
+        says: The bytes of each answer, or pieces of them, the last may be sent without a reader.
         ends: See `Ends`.
         tls: The context to speak TLS by.
         port: Where to listen; any free port when 0.
