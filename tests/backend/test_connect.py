@@ -46,9 +46,9 @@ async def test_connect_reports_the_server(kind: Kind) -> None:
     assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[engine_name(kind)]
     assert info.weight_version == "default"
     assert info.processed_logprobs is None
-    asked = len(engine.exchanges)
+    count = len(engine.exchanges)
     assert await backend.connect() is info
-    assert len(engine.exchanges) == asked, "later calls give the first answer"
+    assert len(engine.exchanges) == count, "later calls give the first answer"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,12 +209,12 @@ def test_any_text_is_an_address_or_a_typed_error(text: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_path_prefix_is_kept_before_every_path(kind: Kind) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def handler(request: Received) -> WireResponse:
-        asked.append(request.path)
+        paths.append(request.path)
         return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
 
     backend = BACKENDS[kind]("http://h/models/a/", http_transport=over_socket(Handler(handler)))
     await backend.connect()
-    assert all(path.startswith("/models/a/") for path in asked)
+    assert all(path.startswith("/models/a/") for path in paths)

@@ -57,8 +57,8 @@ def ask(
     known = {"experts": (LAYERS, EXPERTS), "sampling_masks": kind == "vllm", **(options or {})}
     engine = engine_of(kind, fault=always(Fault(edit=edit)) if edit else None, **known)
     request = request_of(prompt, **{"top_k": 4, "seed": 1, **sampling})
-    asked = replace(request, optional_outputs=optional_outputs or wanted_on(kind), delta_start=delta_start)
-    return asyncio.run(generate(in_process_backend(engine), asked)), engine
+    request = replace(request, optional_outputs=optional_outputs or wanted_on(kind), delta_start=delta_start)
+    return asyncio.run(generate(in_process_backend(engine), request)), engine
 
 
 @pytest.mark.parametrize("kind", WIRES)

@@ -60,8 +60,8 @@ class Liar:
 
 
 def truth(**changes: Any) -> RawResponse:
-    """What an honest backend says of this request."""
-    said: dict[str, Any] = {
+    """Return what an honest backend reports for this request."""
+    given: dict[str, Any] = {
         "finish": "stop",
         "stop": EOS,
         "output_ids": OUTPUT,
@@ -81,7 +81,7 @@ def truth(**changes: Any) -> RawResponse:
         "latency_s": 0.5,
         "request_id": "r-try2",
     }
-    return RawResponse(**{**said, **changes})
+    return RawResponse(**{**given, **changes})
 
 
 def ask(raw: Any, request: Any = REQUEST, **about: Any) -> Any:

@@ -98,8 +98,8 @@ class Recorded:
         params = params if isinstance(params, dict) else self.body
         sampled = self.sampled
         count = 1 if sampled is None else max(1, len(sampled[0]))
-        asked = params.get("max_new_tokens", params.get("max_tokens"))
-        limit = asked if type(asked) is int and asked >= count else count
+        given = params.get("max_new_tokens", params.get("max_tokens"))
+        limit = given if type(given) is int and given >= count else count
         sampling = SamplingParams(max_new_tokens=limit, ignore_eos=bool(params.get("ignore_eos")))
         return replace(TokenRequest(np.array(self.ids, np.int32), sampling, "r"), echo=False)
 

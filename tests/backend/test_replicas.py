@@ -275,13 +275,13 @@ class Member:
     name = "third"
 
     def __init__(self, error: Exception | None = None, shows: bool = False) -> None:
-        self.error, self.shows, self.asked = error, shows, 0
+        self.error, self.shows, self.calls = error, shows, 0
 
     async def connect(self) -> EngineInfo:
         return EngineInfo("third", "m", 100, "1")
 
     async def generate(self, request: Any, on_chunk: Any = None) -> Any:
-        self.asked += 1
+        self.calls += 1
         if self.shows:
             on_chunk(TokenChunk(np.array([5])))
         raise self.error or AssertionError
@@ -305,7 +305,7 @@ async def test_what_was_streamed_is_not_sent_again(marked: bool, shows: bool) ->
     with pytest.raises(ServerError) as caught:
         await backend.generate(request_of(), lambda chunk: seen.extend(chunk.output_ids.tolist()))
     assert caught.value.was_streamed == (marked or shows)
-    assert sum(member.asked for member in members) == (1 if marked or shows else 2)
+    assert sum(member.calls for member in members) == (1 if marked or shows else 2)
     assert seen == [5] * shows
 
 

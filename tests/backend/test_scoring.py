@@ -131,10 +131,10 @@ def processed(kind: Kind) -> Any:
         score, top = policy.score, policy.top
 
         def __call__(self, request: ScriptedRequest) -> Completion:
-            said = policy(request)
-            whole = [*request.prompt_ids, *said.output_ids]
+            completion = policy(request)
+            whole = [*request.prompt_ids, *completion.output_ids]
             logprobs = policy.score(whole, len(request.prompt_ids), request.temperature or 1.0)
-            return Completion(said.output_ids, logprobs)
+            return Completion(completion.output_ids, logprobs)
 
     return engine_of(kind, Processed())
 
@@ -147,9 +147,9 @@ def raw(kind: Kind) -> Any:
         score, top = policy.score, policy.top
 
         def __call__(self, request: ScriptedRequest) -> Completion:
-            said = policy(request)
-            whole = [*request.prompt_ids, *said.output_ids]
-            return Completion(said.output_ids, policy.score(whole, len(request.prompt_ids), 1.0))
+            completion = policy(request)
+            whole = [*request.prompt_ids, *completion.output_ids]
+            return Completion(completion.output_ids, policy.score(whole, len(request.prompt_ids), 1.0))
 
     return engine_of(kind, Raw())
 

@@ -60,12 +60,12 @@ class Shown(list[int]):
 
 
 def facts(response: TokenResponse) -> Any:
-    said = (response.finish, response.stop, response.prompt_length, response.versions, response.message)
-    return *said, response.output_ids.tolist(), response.logprobs.tolist()
+    outcome = (response.finish, response.stop, response.prompt_length, response.versions, response.message)
+    return *outcome, response.output_ids.tolist(), response.logprobs.tolist()
 
 
-def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, **options: Any) -> TokenResponse:
-    engine = engine_of(kind, lambda _: said or Completion(OUTPUT), fault=always(fault) if fault else None)
+def ask(kind: Kind, fault: Fault | None = None, completion: Completion | None = None, **options: Any) -> TokenResponse:
+    engine = engine_of(kind, lambda _: completion or Completion(OUTPUT), fault=always(fault) if fault else None)
     return asyncio.run(generate(in_process_backend(engine, **options), request_of(), Shown()))
 
 
@@ -82,8 +82,8 @@ def test_a_streamed_answer_equals_a_plain_one(kind: Kind, prompt: list[int], tem
         for shown in (Shown(), None):
             engine = engine_of(kind, hash_policy())
             backend = backend_of(engine, http_transport=in_process(engine))
-            asked = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
-            answers.append(await generate(backend, asked, shown))
+            request = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
+            answers.append(await generate(backend, request, shown))
             assert shown is None or shown == answers[0].output_ids.tolist()
         assert facts(answers[0]) == facts(answers[1])
         assert answers[0].output_ids.dtype == np.int32
@@ -95,13 +95,13 @@ def test_a_streamed_answer_equals_a_plain_one(kind: Kind, prompt: list[int], tem
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 @pytest.mark.parametrize("kind", WIRES)
 def test_every_finish_reason_can_be_streamed(kind: Kind, tokens: int, finish: Any) -> None:
-    said = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
+    completion = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
     if not tokens and not finish:
         with pytest.raises(ProtocolViolationError, match="no output ids"):
-            ask(kind, None, said)
+            ask(kind, None, completion)
         return
-    assert facts(ask(kind, None, said)) == facts(
-        asyncio.run(generate(backend_of(engine_of(kind, lambda _: said)), request_of()))
+    assert facts(ask(kind, None, completion)) == facts(
+        asyncio.run(generate(backend_of(engine_of(kind, lambda _: completion)), request_of()))
     )
 
 
@@ -206,8 +206,8 @@ def test_a_broken_stream_is_retried_only_before_its_first_chunk(kind: Kind) -> N
     async def broken(at: int, cut: str) -> None:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, Fault(**{cut: at})))
         shown, waits = Shown(), Waits()
-        asked = generate(backend_of(engine, sleep=waits), request_of(), shown)
-        [outcome] = await asyncio.gather(asked, return_exceptions=True)
+        generation = generate(backend_of(engine, sleep=waits), request_of(), shown)
+        [outcome] = await asyncio.gather(generation, return_exceptions=True)
         if isinstance(outcome, TokenResponse):
             assert outcome.output_ids.tolist() == list(OUTPUT) == shown
             assert len(engine.requests) == 2
@@ -255,7 +255,7 @@ def test_errors_in_a_stream_are_typed_with_the_server_message(
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_failed_stream_is_retried_only_before_its_first_chunk(kind: Kind, after: int) -> None:
-    async def asked() -> int:
+    async def attempts() -> int:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, failing({"code": 500}, after)))
         try:
             await generate(backend_of(engine), request_of(), Shown())
@@ -263,7 +263,7 @@ def test_a_failed_stream_is_retried_only_before_its_first_chunk(kind: Kind, afte
             assert after
         return len(engine.requests)
 
-    assert asyncio.run(asked()) == (1 if after else 2)
+    assert asyncio.run(attempts()) == (1 if after else 2)
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -310,8 +310,8 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
     async with ScriptedServer(engine) as server:
         backend = BACKENDS[kind](server.base_url)
         shown = Shown()
-        asked = request_of(max_new_tokens=600, stop_token_ids=())
-        task = asyncio.create_task(generate(backend, asked, shown))
+        request = request_of(max_new_tokens=600, stop_token_ids=())
+        task = asyncio.create_task(generate(backend, request, shown))
         while len(shown) < 2:
             await asyncio.sleep(0.01)
         assert not task.done()

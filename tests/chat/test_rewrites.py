@@ -56,7 +56,7 @@ def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "tools", "said"),
+    ("source", "tools", "expected"),
     [
         (CHATML_TOOLS, True, [CALLS]),
         (CHATML_TOOLS, False, []),
@@ -103,12 +103,12 @@ def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
         ("{{- 'a' if messages|length == 1 and tools else 'b' -}}" + CHATML_TOOLS, True, [CALLS, TOOLS]),
     ],
 )
-def test_rewrites(source: str, tools: bool, said: list[str]) -> None:
-    assert list(rewrites(source, {}, Rendering.of(source, {}), tools=tools)) == said
+def test_rewrites(source: str, tools: bool, expected: list[str]) -> None:
+    assert list(rewrites(source, {}, Rendering.of(source, {}), tools=tools)) == expected
 
 
 def test_a_date_counts_only_if_the_arguments_show_it() -> None:
     source = "{{ strftime_now('%H:%M') if clock else '' }}" + CHATML_TOOLS
-    for clock, said in ((True, [DATE]), (False, [])):
+    for clock, expected in ((True, [DATE]), (False, [])):
         variables = {"clock": clock}
-        assert list(rewrites(source, variables, Rendering.of(source, variables), tools=False)) == said
+        assert list(rewrites(source, variables, Rendering.of(source, variables), tools=False)) == expected

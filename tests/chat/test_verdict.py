@@ -225,8 +225,8 @@ def test_an_opener_as_stop_is_a_difference_if_another_token_closes_the_turn(call
 
 def test_the_delta_is_requested_after_the_sampled_stop() -> None:
     channels = TEMPLATE_FAMILIES["parts end as questions do"]
-    asked = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
-    source = channels.source.replace(asked, asked.replace("<|end|>", "<|return|><|end|>"))
+    written = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
+    source = channels.source.replace(written, written.replace("<|end|>", "<|return|><|end|>"))
     assert source != channels.source
     made = Bench(of_structure(source, channels.special), ("<|return|>", "<|call|>", "<|end|>"))
     writer = Writer(lambda: "So")

@@ -156,8 +156,8 @@ async def test_a_bias_moves_the_placeholder_and_a_path_that_sampled_it_takes_no_
         assert (len(result.differences), result.not_comparable) == (compared, 8 - compared)
         if not strays:
             continue
-        said = messages[-1]["content"][0]["text"]
-        messages[-1]["content"] = [{"text": "[blank text]" if said == "?" else said}]  # as Strands writes it
+        text = messages[-1]["content"][0]["text"]
+        messages[-1]["content"] = [{"text": "[blank text]" if text == "?" else text}]  # as Strands writes it
         messages.append(shown(2))
         with pytest.raises(ImageError, match=rf"sampled the image placeholder {PAD}"):
             await answered(model, messages)

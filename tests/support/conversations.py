@@ -28,7 +28,7 @@ HOSTILE = st.lists(
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | PLAIN, lambda inner: st.lists(inner, max_size=2))
 
 
-def asked(*texts: str) -> Message:
+def user(*texts: str) -> Message:
     return {"role": "user", "content": [{"text": text} for text in texts]}
 
 
@@ -69,7 +69,7 @@ def translated(value: Any) -> Any:
 @st.composite
 def rounds_of_tools(draw: Any, text: st.SearchStrategy[str] = PLAIN, *, reasoning: bool = False) -> Messages:
     """Draw one question, then calls and their results a few times; with reasoning, no text with the results."""
-    messages: Messages = [asked(*draw(st.lists(text, min_size=1, max_size=3)))]
+    messages: Messages = [user(*draw(st.lists(text, min_size=1, max_size=3)))]
     for _ in range(draw(st.integers(0, 2))):
         count = draw(st.integers(1, 3))
         thought = "Hm" + draw(text) + "." if reasoning and draw(st.booleans()) else ""

@@ -35,18 +35,18 @@ def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> i
     for turn in [*drawn.turns, None]:
         last = drawn.turns[-1]
         history = [*last.before, last.answered, *last.new] if turn is None else turn.before
-        asked, settings = TurnInput(history, drawn.system, drawn.tools, model_state=state), Settings()
-        prepared = prepare(policy, ledger, asked, settings, match_parent(policy, ledger, asked, settings))
+        turn_input, settings = TurnInput(history, drawn.system, drawn.tools, model_state=state), Settings()
+        prepared = prepare(policy, ledger, turn_input, settings, match_parent(policy, ledger, turn_input, settings))
         sent = prepared.request.input_ids.tolist()
         broken += sent[: len(before)] != before
         if turn is not None:
-            completion = _said(template, tokenizer, drawn, turn)
+            completion = _sampled(template, tokenizer, drawn, turn)
             _commit(ledger, prepared, turn, completion, state)
             before = [*sent, *completion]
     return broken
 
 
-def _said(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int]:
+def _sampled(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int]:
     return peers.sampled(template, tokenizer, drawn, turn, expected(template, tokenizer, drawn, turn).last)[1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.conversations import answer, asked
+from support.conversations import answer, user
 from support.rollouts import Expected, Rollout, Turn, encode, render
 from tito_core.chat.template import ChatTemplate
 
@@ -30,7 +30,7 @@ def rerendered_extends(template: ChatTemplate, tokenizer: Any, drawn: Rollout, t
 
 def fake_prefix(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int] | None:
     """A fixed fake prefix: render a made-up question and answer with and without the new messages, and subtract."""
-    fake, plain = [asked("."), answer(".")], Rollout(None, None, [])
+    fake, plain = [user("."), answer(".")], Rollout(None, None, [])
     try:
         base = render(template, tokenizer.chat_template, fake, plain, prompt=False)
         whole = render(template, tokenizer.chat_template, [*fake, *turn.new], plain)
