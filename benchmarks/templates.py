@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support import peers, structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
-from support.conversations import user, calls, results
+from support.conversations import calls, results, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate, TemplateError

@@ -170,7 +170,7 @@ async def test_an_error_body_is_text_in_any_charset(charset: str) -> None:
     known = charset in ("latin-1", "utf-16")
     body = "Zu spät.".encode(charset if known else "utf-8")
     kind = f"Content-Type: text/plain; charset={charset}"
-    head = f"HTTP/1.1 500 Broken\r\nContent-Length: {len(said)}\r\n{kind}\r\n\r\n"
+    head = f"HTTP/1.1 500 Broken\r\nContent-Length: {len(body)}\r\n{kind}\r\n\r\n"
     async with listening(head.encode() + body) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
         with pytest.raises(ServerError, match="Zu spät"):

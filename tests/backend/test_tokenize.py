@@ -77,7 +77,7 @@ async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kin
         http_response(200, json={"tokens": [-1]}),
         http_response(200, json={"tokens": [2**31]}),
     ],
-    ids=lambda response: f"{said.status} {said.content.decode()[:20]}",
+    ids=lambda response: f"{response.status} {response.content.decode()[:20]}",
 )
 async def test_any_refusal_is_none_and_not_retried(kind: Kind, response: WireResponse) -> None:
     backend, requests, _ = answers(kind, response)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import answer, user, calls, results
+from support.conversations import answer, calls, results, user
 from tito_core.chat import certificate, template
 from tito_core.chat.certificate import Certificate, CertificateStore, Thinking, default_folder
 from tito_core.chat.probes import LOOK, cases

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import LOOK, answer, user, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.template import ChatTemplate

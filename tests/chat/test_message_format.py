@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS
-from support.conversations import answer, user, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from tito_core.chat.messages import MessageFormat, template_messages
 from tito_core.chat.rendering import Rendering
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strands.types.content import Message
 
 from support import zoo
-from support.conversations import answer, user, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,

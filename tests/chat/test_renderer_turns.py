@@ -13,7 +13,7 @@ import renderers
 from strands_tito.inspect import renderers as ours
 from strands_tito.inspect.renderers import SEAMS, RendererComparison, RendererTokenizer
 from support.byte_level import shared
-from support.conversations import LOOK, answer, user, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
 from tito_core.chat.messages import template_tools
 from tito_core.chat.probes import TOOLS, cases

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.conversations import LOOK, answer, user, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from tito_core.chat.messages import SYSTEM_SOURCE, template_messages
 from tito_core.chat.rendering import Rendering, TemplateError
 

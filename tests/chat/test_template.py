@@ -18,12 +18,12 @@ from support.conversations import (
     HOSTILE,
     LOOK,
     answer,
-    user,
     calls,
     conversations,
     results,
     rounds_of_tools,
     translated,
+    user,
 )
 from support.templates import NAMES, template_of, tokenizer_of
 from tito_core.chat.environment import render

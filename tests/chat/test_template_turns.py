@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
-from support.conversations import LOOK, answer, user, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.template import ChatTemplate, TemplateError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands.types.content import Message
 
-from support.conversations import answer, user, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,

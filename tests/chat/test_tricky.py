@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import LOOK, answer, user, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from tito_core.chat.ending import Opened
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.ledger.errors import LawViolationError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
 from support.budget import examples
-from support.conversations import answer, user, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.certificate import Thinking

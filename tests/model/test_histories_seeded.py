@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
-from support.conversations import answer, user, calls, results
+from support.conversations import answer, calls, results, user
 from support.histories import observe
 from support.scripted import BACKENDS, END, call, ids_of
 from tito_core.ledger import Finish, Provenance

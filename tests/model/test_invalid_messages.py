@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from support.conversations import LOOK, answer, user, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError

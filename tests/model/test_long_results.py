@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.types.exceptions import ContextWindowOverflowException
 
-from support.conversations import user, calls, results
+from support.conversations import calls, results, user
 from support.scripted import BACKENDS, Says, model_of, policy_of
 from tito_core.backend import ContextLengthError, EngineInfo
 from tito_core.chat.word_cache import LONG_TEXT

@@ -9,7 +9,7 @@ from typing import Any
 
 from strands.types.content import Message, Messages
 
-from support.conversations import user, calls, results
+from support.conversations import calls, results, user
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 

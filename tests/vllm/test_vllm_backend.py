@@ -31,9 +31,9 @@ def replaying(answer: Any) -> Any:
         if request.method == "GET":
             name = "get_v1_models" if request.path == "/v1/models" else "get_version"
             return http_response(200, json=recorded(name)["response"])
-        for choice in answer["choices"]:
-            if choice["logprobs"] and choice["token_ids"]:
-                choice["logprobs"]["tokens"] = [f"token_id:{token}" for token in choice["token_ids"]]
+        for one in answer["choices"]:
+            if one["logprobs"] and one["token_ids"]:
+                one["logprobs"]["tokens"] = [f"token_id:{token}" for token in one["token_ids"]]
         return http_response(200, json=answer)
 
     return answering("vllm", handler)
