@@ -222,8 +222,8 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "logprob sentinel": (set_logprob(-9999.0), "logprob -9999.0 at output offset 1"),
     "logprob positive": (set_logprob(0.5), "logprob 0.5 at output offset 1"),
     "logprob text": (set_logprob("-1.0"), "Expected `float"),
-    "logprobs of another id": (set_logprob_id, "output id 22 at offset 1 has the logprob of 999"),
-    "ids shifted": (shift, r"output id 22 at offset 0 has the logprob of 21"),
+    "logprobs of another id": (set_logprob_id, r"id 22 .*offset 1\b.* 999"),
+    "ids shifted": (shift, r"id 22 .*offset 0\b.* 21"),
     "ids empty": (set_ids([]), "0 output ids .* 4 logprobs"),
     "id negative": (set_ids([21, -1, 23, EOS]), "output id -1 is not a token id"),
     "id past int32": (set_ids([21, 2**31, 23, EOS]), "output id 2147483648 is not a token id"),
@@ -260,7 +260,7 @@ def test_more_tokens_than_requested_are_refused(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", WIRES)
 def test_no_tokens_at_all_are_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolViolationError, match="no output ids, not even a stop token"):
+    with pytest.raises(ProtocolViolationError, match="no output ids"):
         ask(kind, None, Completion([], finish="stop"))
 
 
@@ -269,7 +269,7 @@ def test_a_stop_token_before_the_end_is_refused(kind: Kind) -> None:
     def edit(answer: Any) -> None:
         add_token(answer, EOS)
 
-    with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end the output of 5"):
+    with pytest.raises(ProtocolViolationError, match=r"token 2 .*offset 3\b.* 5"):
         ask(kind, edit)
     # Before min_new_tokens, or with ignore_eos, it need not end anything.
     completion = Completion(OUTPUT, finish="stop", stop=EOS)
@@ -299,7 +299,7 @@ def test_an_aborted_answer_is_validated(kind: Kind) -> None:
 
     with pytest.raises(ProtocolViolationError, match=r"output token 1 \(id 22\)"):
         ask(kind, no_logprob, Completion(OUTPUT[:3], finish="abort"))
-    with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end"):
+    with pytest.raises(ProtocolViolationError, match=r"token 2 .*offset 3\b"):
         ask(kind, None, Completion(OUTPUT, finish="abort"))
 
 

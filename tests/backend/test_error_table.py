@@ -141,7 +141,7 @@ async def test_a_redirect_is_an_error_and_not_retried(kind: Kind) -> None:
         paths.append(request.path)
         return http_response(307, headers={"location": "https://elsewhere/v1"})
 
-    with pytest.raises(ProtocolViolationError, match=r"a redirect to https://elsewhere/v1.*server's own addr"):
+    with pytest.raises(ProtocolViolationError, match=r"redirect .*https://elsewhere/v1.*own addr"):
         await answering(kind, handler).connect()
     assert paths == ["/v1/models"]
 

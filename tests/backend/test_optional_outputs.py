@@ -329,7 +329,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     ),
     "top of another place": (
         top(lambda pairs, own: [(VOCAB - 1 - n, -7.5 - n) for n in range(4)]),
-        "Law 4: output id .* at offset 1 has logprob .*missing from its top_logprobs",
+        "Law 4: .*offset 1 .*missing.*top_logprobs",
     ),
     "top positive": (
         top(lambda pairs, own: [(i, v + 20) for i, v in pairs]),
@@ -337,7 +337,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     ),
     "top id negative": (
         top(lambda pairs, own: [*pairs[:2], (-3, -9.0), (-4, -9.0)]),
-        r"Invalid token id ('token_id:)?-3'? in the optional outputs",
+        r"token id ('token_id:)?-3",
     ),
     "top all masked": (top(lambda pairs, own: [(i, None) for i, _ in pairs]), "missing from"),
     "prompt logprobs missing": (without_prompt, "no prompt_logprobs"),
@@ -355,13 +355,13 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "experts half a number": (experts(lambda array: base64.b64encode(b"abcde").decode()), "cannot be read"),
     "mask without the sampled id": (
         mask(lambda rows: [rows[0], list(range(VOCAB - 4, VOCAB)), *rows[2:]]),
-        "Law 4: output id .* at offset 1 is not among the 4 ids",
+        "Law 4: .*offset 1 .*not among the 4 ids",
     ),
     "mask short": (mask(lambda rows: rows[:-1]), "Law 2: .*8 output ids, but sampling_mask of 7 tokens"),
     "mask id twice": (mask(lambda rows: [rows[0] * 2, *rows[1:]]), "sampling_mask of output token 0 .*twice"),
     "mask id negative": (
         mask(lambda rows: [[*rows[0], -1], *rows[1:]]),
-        "Invalid token id -1 in the optional outputs of output token 0",
+        "token id -1 .*output token 0",
     ),
     "mask missing": (mask(lambda rows: None), "no sampling_mask"),
 }

@@ -140,8 +140,8 @@ async def test_waits_grow_only_without_new_tokens(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"on_abort": "retry"}, "on_abort must be 'resume', 'discard' or 'commit', not 'retry'"),
-        ({"max_resumes": -1}, "max_resumes must be a whole number, at least 0, not -1"),
+        ({"on_abort": "retry"}, "on_abort .*'resume', 'discard'.*'retry'"),
+        ({"max_resumes": -1}, "max_resumes .*0.* -1"),
         ({"max_resumes": True}, "max_resumes must be a whole number"),
     ],
 )

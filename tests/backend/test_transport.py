@@ -398,7 +398,7 @@ async def test_an_id_outside_the_vocabulary_does_not_crash_a_server(kind: Kind) 
     async with served(kind) as server:
         backend = backend_to(server)
         for lost in (generate(backend, request_of((VOCAB,))), score(backend, [5, VOCAB])):
-            with pytest.raises(BadRequestError, match=r"outside the vocabulary of 1000 tokens|is out of vocabulary"):
+            with pytest.raises(BadRequestError, match=r"vocabulary of 1000|out of vocabulary"):
                 await lost
         assert not server.engine.state.dead
         await generate(backend, request_of((VOCAB - 1,)))

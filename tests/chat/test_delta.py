@@ -159,7 +159,7 @@ def test_other_candidates_require_no_inputs() -> None:
 
 
 def test_a_template_without_a_turn_ending_control_token_is_refused() -> None:
-    with pytest.raises(TemplateError, match=r"no control token ends its assistant turns.*eos_token"):
+    with pytest.raises(TemplateError, match="eos_token"):
         source(CANDIDATES[0], "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
 
 

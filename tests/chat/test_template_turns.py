@@ -202,5 +202,5 @@ def test_a_slow_tokenizer_is_refused() -> None:
         backend_tokenizer = None
 
     slow: Any = Slow()
-    with pytest.raises(TypeError, match=r"Slow is not a fast tokenizer.*use_fast=True"):
+    with pytest.raises(TypeError, match=r"Slow .*use_fast=True"):
         ChatTemplate.of(slow)

@@ -67,7 +67,7 @@ def test_a_turn_without_its_images_is_refused(tmp_path: Path) -> None:
         ledger.commit(first())
     assert (len(ledger), len(ledger.images)) == (0, 0)
     ledger.commit(first(), images=[ONE])
-    with pytest.raises(LawViolationError, match=r"no image with that digest.* Give it the images") as caught:
+    with pytest.raises(LawViolationError, match=r"digest.* Give it the images") as caught:
         Ledger.load(ledger.header, [turn.draft for turn in ledger], ())
     assert caught.value.law == 4
     check_ledger(Ledger.load(ledger.header, [turn.draft for turn in ledger], (), [ONE]))

@@ -215,7 +215,7 @@ async def test_a_score_without_an_answer_is_refused() -> None:
         answer = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
         return http_response(200, json=answer)
 
-    with pytest.raises(ProtocolViolationError, match="2 ids were sent for scoring, the server scored 0"):
+    with pytest.raises(ProtocolViolationError, match=r"2 ids .*scored 0"):
         await score(answering("vllm", handler), [11, 12])
 
 
