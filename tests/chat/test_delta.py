@@ -66,7 +66,7 @@ def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> 
     assert tail.controls[0][0] == tail.start
     assert tail.ending is made.answers
     tail = made.tail(call_message(("find", {"n": 1}), text="Long."), [result_message([{"text": "c"}])], [FIND], history)
-    remark = "." if "remark" in name else ""
+    remark = BY_NAME[name].remark
     assert str.__str__(tail.text) == (
         f'{BEFORE[name]}<|im_start|>a:{remark}<tool_call>find{{"n": 1}}</tool_call><|im_end|>'
         "<|im_start|>t:c<|im_end|><|im_start|>a:"
