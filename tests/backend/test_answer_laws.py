@@ -83,7 +83,7 @@ def content(answer: Any) -> Any:
 
 
 def spans(answer: Any) -> Any:
-    """What is said of weight versions; None where nothing is."""
+    """Return the reported weight versions, or None."""
     return choice(answer).get("weight_versions") if "choices" in answer else answer["meta_info"]["weight_versions"]
 
 

@@ -67,7 +67,7 @@ def endless(*lines: str, chunk: bytes = CHUNK, count: int = 600, **options: str)
 
 @contextmanager
 def held() -> Iterator[list[int]]:
-    """How many bytes were held at most beyond those of before."""
+    """Measure the peak of allocated bytes above those at the start."""
     peak: list[int] = []
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

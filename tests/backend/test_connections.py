@@ -81,7 +81,7 @@ async def test_a_connection_that_never_opens_is_retried() -> None:
 
 
 async def test_a_connection_that_opens_at_the_second_try() -> None:
-    """What never reached the server is safe to send again."""
+    """A request that never reached the server is safe to send again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with contextlib.ExitStack() as later:

@@ -42,7 +42,7 @@ TIMED = ("hung", "late", "slow")
 
 
 async def outcome(kind: Kind, name: str, carried: Callable[[Any], Any], streams: bool) -> Any:
-    """What a client sees, and what the engine saw of it."""
+    """Return the client's result and the requests that the engine received."""
     engine = engine_of(kind, fault=always(FAULTS[name]), max_running=4)
     options = {"timeout_s": 0.3} if name in TIMED else {}
     backend = backend_of(engine, http_transport=carried(engine), max_attempts=2, sleep=(waits := Waits()), **options)

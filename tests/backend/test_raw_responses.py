@@ -214,7 +214,7 @@ GARBAGE: list[Any] = [
 
 
 def sound(response: Any) -> None:
-    """What comes in has the types and values that a ledger needs, however it was made."""
+    """A validated response has the types and values that a ledger needs, however it was made."""
     ids, logprobs = response.output_ids, response.logprobs
     assert (ids.dtype, logprobs.dtype, ids.shape) == (np.int32, np.float32, logprobs.shape)
     assert 1 <= len(ids) <= REQUEST.sampling.max_new_tokens or response.finish == Finish.ABORT

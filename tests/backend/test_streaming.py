@@ -149,7 +149,7 @@ def test_a_stream_without_its_usage_is_refused(kind: Kind) -> None:
 
 
 def incremental(events: Events) -> Events:
-    """What SGLang says with `--incremental-streaming-output`: each event only what is new."""
+    """Return SGLang's events with `--incremental-streaming-output`: each holds only new tokens."""
     before = 0
     for event in events:
         meta = event["meta_info"]
@@ -165,14 +165,14 @@ def test_sglang_may_stream_incrementally() -> None:
     for damage, change in DAMAGES.items():
         for at in range(len(OUTPUT) - (damage == "swapped")):
             if damage == "twice" and at == 0:
-                continue  # the first is all so far, which may be said again
+                continue  # the first holds all tokens so far, which may be repeated
             fault = Fault(edit=lambda events, at=at, change=change: change(incremental(events), at))
             with pytest.raises(ProtocolViolationError):
                 ask("sglang", fault)
 
 
 def echo_holders(events: Events) -> list[dict[str, Any]]:
-    """What holds the echo in each event that has one: the event, or its choice on `/v1/completions`."""
+    """Return the objects that hold an echo: events, or their choices on `/v1/completions`."""
     found = [holder for event in events for holder in (event, *event.get("choices", ()))]
     return [holder for holder in found if holder.get("prompt_token_ids")]
 

@@ -1,4 +1,4 @@
-"""What a user's code changes takes effect, or is refused: parsers, clients, methods of subclasses, parameters."""
+"""Changes by a user's code take effect or are refused: parsers, clients, methods of subclasses, parameters."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def test_both_engines_read_the_same_prompts_and_sample_the_same_tokens(kee
 
 
 async def test_no_text_becomes_an_image(seeing: Served) -> None:
-    """What the server echoed holds placeholders for the pictures alone."""
+    """The server's echo holds placeholders only for pictures."""
     slots = asyncio.Semaphore(8)
 
     async def attack(number: int) -> None:

@@ -200,7 +200,7 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
 @pytest.mark.parametrize("bound", ["context_window_limit", "max_total_tokens"])
 @pytest.mark.parametrize("long", [True, False])
 def test_a_refused_prompt_is_told_with_its_length(monkeypatch: pytest.MonkeyPatch, bound: str, long: bool) -> None:
-    """That of a long one is a lower bound, which needs no encoding."""
+    """For a long prompt it is a lower bound, which needs no encoding."""
     policy = policy_of("vllm")
     messages = result_of(2 * LONG_TEXT) if long else [user("word " * 90)]
     length = len(policy.template.first_prompt(messages, None, None).ids)

@@ -35,9 +35,9 @@ async def generate_resuming(
 ) -> TokenResponse:
     """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
 
-    A generation with a grammar or a stop string cannot be resumed, because engines restart both with each request;
-    nor one with images that sampled a placeholder, in whose place the server would put an image. It is sampled again
-    from its beginning, unless part of it was passed to `on_chunk`.
+    A generation with a grammar or a stop string cannot be resumed, because engines restart both with each request. With
+    images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
+    Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
     Raises:
         GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to

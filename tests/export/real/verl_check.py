@@ -33,7 +33,7 @@ PROMPT, RESPONSE = 512, 256
 
 
 class Servers:
-    """What verl's client gives a loop: verl's own `TokenOutput`, of what a script says."""
+    """Stands in for verl's client: returns verl's own `TokenOutput` with a script's completion."""
 
     def __init__(self) -> None:
         self.sessions: list[str] = []
