@@ -114,6 +114,7 @@ def code_lines(text: str) -> int:
     return len(counted)
 
 
+@cache
 def engine_names(src: Path) -> list[str]:
     """Return `file:line name` of every identifier, string or file name with an engine name."""
     found = []

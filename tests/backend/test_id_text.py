@@ -157,14 +157,14 @@ def test_a_missing_echo_is_not_an_echo() -> None:
 @settings(max_examples=40)
 @given(turns, ids, st.text(), st.booleans(), st.booleans())
 def test_an_equal_echo_is_replaced_and_any_other_is_kept(
-    parts: list[list[int]], other: list[int], text: str, nested: bool, blank: bool
+    parts: list[list[int]], other: list[int], answer_text: str, nested: bool, blank: bool
 ) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     marker = json.loads(bytes(SAME_ECHO))
     for echoed in (whole, other, None, [*whole, 7], whole[:-1]):
         inner = {"prompt_token_ids": echoed, "logprobs": [-0.5]}
         fields = {
-            "text": text + '"prompt_token_ids":[1]',
+            "text": answer_text + '"prompt_token_ids":[1]',
             **({"choices": [inner]} if nested else inner),
             "prompt": whole,
         }

@@ -196,7 +196,7 @@ PLACED = {"format": "png", "source": {"bytes": b"a", "location": {"uri": "s3://a
         (returned({"document": {}}), ITEM, ["'document'", "'call_7'", "Message 1 (user)"]),
         (returned({"what": {}}), ITEM, ["'what'", "'call_7'"]),
         (returned({}), ITEM, ["'empty'", "'call_7'"]),
-        (returned({"text": "a", "json": 1}), ITEM, ["'text' and 'json'", "'call_7'", "an item for each"]),
+        (returned({"text": "a", "json": 1}), ITEM, ["'text' and 'json'", "'call_7'", "one item each"]),
         (returned({"text": "a", "video": 1}), ITEM, ["'text' and 'video'", "'call_7'"]),
         (returned({"json": {"a": [{1, 2}]}}), ITEM, [f"{ITEM}['json']['a'][0] is of type set", "'call_7'"]),
         (returned({"json": float("inf")}), ITEM, [f"{ITEM}['json'] is inf"]),
