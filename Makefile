@@ -97,7 +97,7 @@ lint: $(READY)  ## ruff, mypy, import contracts and circles
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/house.py --check
 
-format: $(READY)  ## let ruff mend what it can
+format: $(READY)  ## format, and apply ruff's fixes
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
 
 docs: $(READY)  ## build the documentation into site/
@@ -110,7 +110,7 @@ bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/turn_cost.py
 	$(BIN)/python benchmarks/concurrency.py
 
-lock: $(READY)  ## write constraints.txt anew from pyproject.toml
+lock: $(READY)  ## rewrite constraints.txt from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools
 	$(BIN)/pip-compile -q --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
 		--no-header --extra dev --extra docs --extra mutants --extra renderers --extra train --output-file constraints.txt pyproject.toml

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support import peers, structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
-from support.conversations import asked, calls, results
+from support.conversations import calls, results, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -148,7 +148,7 @@ def plain(strings: int) -> dict[str, Any]:
         template, tokenizer = zoo.template(name), zoo.tokenizer(name)
         random = Random(0)
         for _ in range(strings):
-            message = asked("".join(random.choices(LETTERS, k=random.randint(1, 40))))
+            message = user("".join(random.choices(LETTERS, k=random.randint(1, 40))))
             text = str.__str__(template.rendering.of_messages([message]))
             equal += template.first_prompt([message], None, None).ids.tolist() == encode(tokenizer, text)
     return {"plain_strings": strings * len(REAL), "plain_equal_share": equal / (strings * len(REAL))}
@@ -162,7 +162,7 @@ def speed(repeats: int) -> dict[str, Any]:
     template = zoo.template("qwen3")
     [called] = calls(("look", {"at": "the door"}))
     random = Random(0)
-    histories = {name: [asked(" ".join(random.choices(WORDS, k=n)))] for name, n in CONTEXTS.items()}
+    histories = {name: [user(" ".join(random.choices(WORDS, k=n)))] for name, n in CONTEXTS.items()}
     samples: dict[str, list[float]] = {name: [] for name in (*CONTEXTS, "tokenizer_ms")}
     tokenizer = zoo.tokenizer("qwen3")
     for _ in range(repeats):

@@ -63,7 +63,7 @@ def run_parsed(
                     )  # fmt: skip
                     url = stack.enter_context(started)
             tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)
-            # An example's result is alone on standard output; progress goes beside it, as the engine's start does.
+            # Standard output holds only an example's result; progress goes to standard error.
             with stages_shown(VisibleConsole(stderr=True)):
                 policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
             asyncio.run(example(policy, arguments))

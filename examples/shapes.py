@@ -64,8 +64,8 @@ class DrawsFirst(TITOModel):
 
     def stream(self, messages: Any, *arguments: Any, **options: Any) -> AsyncGenerator[Any]:
         """Stream an answer; see `TITOModel.stream`."""
-        asked = not any("toolResult" in block for block in messages[-1]["content"])
-        if asked:
+        is_question = not any("toolResult" in block for block in messages[-1]["content"])
+        if is_question:
             options["tool_choice"] = {"tool": {"name": "draw_shapes"}}
         return super().stream(messages, *arguments, **options)
 

@@ -11,9 +11,9 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import Phase, settings
 
-# Tests are never timed: a slow machine is no defect. Benchmarks hold speed.
+# Tests are never timed: a slow machine is not a defect. Benchmarks hold speed.
 settings.register_profile("tito", deadline=None)
-# A mutant is killed by the first example that fails; nobody reads the smallest one.
+# A mutant is killed by the first example that fails; the smallest one is not needed.
 settings.register_profile("mutants", deadline=None, phases=[Phase.generate], derandomize=True, database=None)
 PROFILE = os.environ.get("TITO_PROFILE", "tito")
 settings.load_profile(PROFILE)

@@ -12,7 +12,8 @@
 - `loose_modules`: modules directly in `tito_core`, without `__init__` and `__main__`.
 - `import_depth`: length of the longest chain of imports that starts at `tito_core.model`, which is not counted.
 
-`--check` exits with 1 and prints the places if there is an import cycle or an engine name; it measures no turn.
+`--check` exits with 1 and prints the places of import cycles and engine names, and the longest chain of imports or the
+loose modules if they exceed `MOST_DEPTH` or `MOST_LOOSE`. It measures no turn.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ NEUTRAL = ("strands_tito", "tito_core")
 """Packages that must not name an engine."""
 ENGINES = re.compile("vllm|sglang", re.IGNORECASE)
 UNCOUNTED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+MOST_DEPTH = 12
+"""Most modules in a chain of imports below `tito_core.model`."""
+MOST_LOOSE = 8
+"""Most modules directly in `tito_core`."""
 TURN = 3
 """The turn of a rollout that is traced: the first processes the context, the second still fills caches."""
 
@@ -48,17 +53,29 @@ def main() -> int:
     """Print the table or the JSON; with --check, the problems."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--check", action="store_true", help="exit with 1 on an import cycle or an engine name")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a limit is exceeded")
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="folder of the sources")
     arguments = parser.parse_args()
     if arguments.check:
-        problems = [f"import cycle: {' <-> '.join(group)}" for group in cycles()]
-        problems += [f"engine name: {place}" for place in engine_names(arguments.src)]
-        print("\n".join(problems) or "No import cycles, no engine names in tito_core and strands_tito.")
-        return 1 if problems else 0
+        found = problems(arguments.src)
+        print("\n".join(found) or "No import cycles or engine names; import depth and loose modules within limits.")
+        return 1 if found else 0
     found = measure(arguments.src)
     print(json.dumps(found) if arguments.json else "\n".join(f"{name:20} {value:7,}" for name, value in found.items()))
     return 0
+
+
+def problems(src: Path) -> list[str]:
+    """Return what `--check` prints: one line for each problem."""
+    found = [f"import cycle: {' <-> '.join(group)}" for group in cycles()]
+    found += [f"engine name: {place}" for place in engine_names(src)]
+    chain = longest_chain("tito_core.model")
+    if len(chain) > MOST_DEPTH:
+        found.append(f"import depth {len(chain)}, most {MOST_DEPTH}: tito_core.model -> {' -> '.join(chain)}")
+    loose = loose_modules(src)
+    if len(loose) > MOST_LOOSE:
+        found.append(f"{len(loose)} modules directly in tito_core, most {MOST_LOOSE}: {', '.join(loose)}")
+    return found
 
 
 def measure(src: Path) -> dict[str, int]:
@@ -74,8 +91,8 @@ def measure(src: Path) -> dict[str, int]:
         "functions_per_turn": functions,
         "import_cycles": len(cycles()),
         "engine_names_in_core": len(engine_names(src)),
-        "loose_modules": sum(not path.name.startswith("__") for path in core.glob("*.py")),
-        "import_depth": depth("tito_core.model"),
+        "loose_modules": len(loose_modules(src)),
+        "import_depth": len(longest_chain("tito_core.model")),
     }
 
 
@@ -97,6 +114,7 @@ def code_lines(text: str) -> int:
     return len(counted)
 
 
+@cache
 def engine_names(src: Path) -> list[str]:
     """Return `file:line name` of every identifier, string or file name with an engine name."""
     found = []
@@ -159,10 +177,15 @@ def cycles() -> list[list[str]]:
 
 
 @cache
-def depth(module: str) -> int:
-    """Return the length of the longest chain of imports below a module, which skips cycles."""
-    onward = [one for one in imports().find_modules_directly_imported_by(module) if module not in below(one)]
-    return max((1 + depth(one) for one in onward), default=0)
+def longest_chain(module: str) -> tuple[str, ...]:
+    """Return the longest chain of imports below a module, which skips cycles."""
+    onward = [one for one in sorted(imports().find_modules_directly_imported_by(module)) if module not in below(one)]
+    return max(((one, *longest_chain(one)) for one in onward), key=len, default=())
+
+
+def loose_modules(src: Path) -> list[str]:
+    """Return the modules directly in `tito_core`, without `__init__` and `__main__`."""
+    return sorted(path.stem for path in (src / "tito_core").glob("*.py") if not path.name.startswith("__"))
 
 
 def followed() -> tuple[int, int]:

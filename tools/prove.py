@@ -320,25 +320,25 @@ def main() -> int:
     parser.add_argument("proofs", nargs="*", help=f"proofs to run, of {', '.join(PROOFS)}; default: all")
     parser.add_argument("--seed", type=int, default=20261121, help="seed from which the chunks' seeds are derived")
     parser.add_argument("--count", type=int, help="number of cases, instead of the proof's own")
-    parser.add_argument("--anew", action="store_true", help="ignore finished chunks")
+    parser.add_argument("--restart", action="store_true", help="ignore finished chunks")
     arguments = parser.parse_args()
     if unknown := set(arguments.proofs) - set(PROOFS):
         parser.error(f"unknown proof {', '.join(sorted(unknown))}; available: {', '.join(PROOFS)}")
     results = known()
     holds = [
-        run(name, arguments.seed, arguments.count or PROOFS[name].count, results, anew=arguments.anew)
+        run(name, arguments.seed, arguments.count or PROOFS[name].count, results, restart=arguments.restart)
         for name in arguments.proofs or PROOFS
     ]
     return 0 if all(holds) else 1
 
 
-def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool) -> bool:
+def run(name: str, seed: int, count: int, results: dict[str, Any], *, restart: bool) -> bool:
     """Run the unfinished chunks of a proof, and return whether all hold."""
     proof = PROOFS[name]
     chunk = min(proof.chunk, count)
     identity = {"seed": seed, "chunk": chunk, "commit": commit_of(proof.paths)}
     done = results.get(name) if count >= proof.count else None  # a smaller run is not recorded
-    if anew or done is None or {key: done[key] for key in identity} != identity:
+    if restart or done is None or {key: done[key] for key in identity} != identity:
         done = results[name] = {**identity, "python": platform.python_version(), "hypothesis": version("hypothesis")}
         done["chunks"] = []
     done["count"] = count

@@ -36,7 +36,7 @@ class Row:
         certified: Name of the candidate, or "" if the template was refused.
         reason: Why the template was refused.
         tools: Whether its certificate covers tools; `plain_tools`: whether the plain rendering shows them.
-        whole: Turns after which all ids so far were compared; `tails`: turns of which the delta was compared.
+        whole: Turns after which all ids so far were compared; `tails`: turns whose delta was compared.
         different: The first difference of each conversation.
     """
 

@@ -127,9 +127,7 @@ def export(
     paths: Paths,
     to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")],
     out: Annotated[Path, typer.Option(help="File to write. An existing file is replaced.", dir_okay=False)],
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Temperature by which the trainer divides its logits.")
-    ] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="The trainer's logit temperature.")] = 1.0,
     logprobs: Annotated[
         str, typer.Option(help="checked: refuse logprobs of another quantity than the trainer's; as-recorded; omit.")
     ] = "checked",

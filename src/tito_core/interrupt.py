@@ -16,7 +16,7 @@ T = TypeVar("T")
 GRACE_S = 2.0
 """Seconds that work may take to stop after a signal. Aborting its requests takes a fraction of a second."""
 LAST_S = 3.0
-"""Seconds that a command may then take to print its results. Its output may go to a pipe that nobody reads."""
+"""Seconds that a command may then take to print its results. Its output may go to a pipe without a reader."""
 _SHOW_CURSOR = b"\x1b[?25h"
 """Shows the cursor again, which a progress bar hides."""
 

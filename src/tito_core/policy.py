@@ -52,7 +52,7 @@ OnStage = Callable[[str], None]
 def stage_printer() -> OnStage | None:
     """Return a function that prints a stage of connecting on a terminal or in a notebook.
 
-    None if nobody would see it, or if logging shows it already.
+    None if output is hidden, or if logging shows it already.
     """
     is_watched = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
     if not is_watched or logger.isEnabledFor(logging.INFO):
@@ -95,15 +95,15 @@ def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], b
 
 
 def refuse_ignored(backend: Backend, given: Mapping[str, Any]) -> None:
-    """Refuse arguments beside a backend object, which is made with its own.
+    """Refuse arguments together with a backend object, which has its own.
 
     Raises:
         InvalidValueError: One of them is set.
     """
     if names := [name for name, value in given.items() if value is not None and value != ""]:
         raise InvalidValueError(
-            f"{', '.join(names)} cannot be set beside a backend object ({type(backend).__name__}), which has its own "
-            "address and options. Make the object with them, or pass the backend's name."
+            f"{', '.join(names)} cannot be set together with a backend object ({type(backend).__name__}), which has "
+            "its own address and options. Make the object with them, or pass the backend's name."
         )
 
 

@@ -54,7 +54,7 @@ def emit_spans(
     Args:
         rollout: The rollout.
         tracer: The tracer that starts the spans.
-        temperature: The temperature by which the trainer divides its logits.
+        temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
         train_constrained: Whether to include turns that were sampled under a grammar.
 

@@ -35,10 +35,10 @@ OUTPUT = (21, 22, 23, EOS)
 Edit = Callable[[Any], Any]
 
 
-def ask(kind: Kind, edit: Edit | None, said: Completion | None = None, **sampling: Any) -> TokenResponse:
+def ask(kind: Kind, edit: Edit | None, completion: Completion | None = None, **sampling: Any) -> TokenResponse:
     """One generation whose answer, of four tokens and a stop, was edited on the way."""
-    said = said or Completion(OUTPUT)
-    engine = engine_of(kind, lambda _: said, fault=always(Fault(edit=edit)) if edit else None)
+    completion = completion or Completion(OUTPUT)
+    engine = engine_of(kind, lambda _: completion, fault=always(Fault(edit=edit)) if edit else None)
     return asyncio.run(generate(in_process_backend(engine), request_of(**sampling)))
 
 
@@ -83,7 +83,7 @@ def content(answer: Any) -> Any:
 
 
 def spans(answer: Any) -> Any:
-    """What is said of weight versions; None where nothing is."""
+    """Return the reported weight versions, or None."""
     return choice(answer).get("weight_versions") if "choices" in answer else answer["meta_info"]["weight_versions"]
 
 
@@ -222,8 +222,8 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "logprob sentinel": (set_logprob(-9999.0), "logprob -9999.0 at output offset 1"),
     "logprob positive": (set_logprob(0.5), "logprob 0.5 at output offset 1"),
     "logprob text": (set_logprob("-1.0"), "Expected `float"),
-    "logprobs of another id": (set_logprob_id, "output id 22 at offset 1 has the logprob of 999"),
-    "ids shifted": (shift, r"output id 22 at offset 0 has the logprob of 21"),
+    "logprobs of another id": (set_logprob_id, r"id 22 .*offset 1\b.* 999"),
+    "ids shifted": (shift, r"id 22 .*offset 0\b.* 21"),
     "ids empty": (set_ids([]), "0 output ids .* 4 logprobs"),
     "id negative": (set_ids([21, -1, 23, EOS]), "output id -1 is not a token id"),
     "id past int32": (set_ids([21, 2**31, 23, EOS]), "output id 2147483648 is not a token id"),
@@ -260,7 +260,7 @@ def test_more_tokens_than_requested_are_refused(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", WIRES)
 def test_no_tokens_at_all_are_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolViolationError, match="no output ids, not even a stop token"):
+    with pytest.raises(ProtocolViolationError, match="no output ids"):
         ask(kind, None, Completion([], finish="stop"))
 
 
@@ -269,11 +269,11 @@ def test_a_stop_token_before_the_end_is_refused(kind: Kind) -> None:
     def edit(answer: Any) -> None:
         add_token(answer, EOS)
 
-    with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end the output of 5"):
+    with pytest.raises(ProtocolViolationError, match=r"token 2 .*offset 3\b.* 5"):
         ask(kind, edit)
     # Before min_new_tokens, or with ignore_eos, it need not end anything.
-    said = Completion(OUTPUT, finish="stop", stop=EOS)
-    assert len(ask(kind, edit, said, min_new_tokens=4).output_ids) == 5
+    completion = Completion(OUTPUT, finish="stop", stop=EOS)
+    assert len(ask(kind, edit, completion, min_new_tokens=4).output_ids) == 5
     assert len(ask(kind, None, Completion([EOS] * 8, finish="length"), ignore_eos=True, stop_token_ids=()).logprobs)
 
 
@@ -299,7 +299,7 @@ def test_an_aborted_answer_is_validated(kind: Kind) -> None:
 
     with pytest.raises(ProtocolViolationError, match=r"output token 1 \(id 22\)"):
         ask(kind, no_logprob, Completion(OUTPUT[:3], finish="abort"))
-    with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end"):
+    with pytest.raises(ProtocolViolationError, match=r"token 2 .*offset 3\b"):
         ask(kind, None, Completion(OUTPUT, finish="abort"))
 
 
@@ -318,10 +318,10 @@ SPANS: dict[str, tuple[list[tuple[str, int, int]], str]] = {
 @pytest.mark.parametrize("name", SPANS)
 @pytest.mark.parametrize("kind", VERSIONED)
 def test_version_spans_that_do_not_tile_are_refused(kind: Kind, name: str) -> None:
-    said, sentence = SPANS[name]
+    reported, sentence = SPANS[name]
 
     def edit(answer: Any) -> None:
-        spans(answer)[:] = [{"version": v, "start": s, "end": e} for v, s, e in said]
+        spans(answer)[:] = [{"version": v, "start": s, "end": e} for v, s, e in reported]
 
     with pytest.raises(ProtocolViolationError, match=sentence):
         ask(kind, edit)
@@ -332,9 +332,9 @@ def test_version_spans_that_do_not_tile_are_refused(kind: Kind, name: str) -> No
 @settings(deadline=None, max_examples=10)
 def test_version_spans_that_tile_are_kept(kind: Kind, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), 4]
-    said = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
-    response = ask(kind, None, Completion(OUTPUT, weight_versions=[s for s in said if s[1] < s[2]]))
-    assert [(v.version, v.start, v.stop) for v in response.versions] == [s for s in said if s[1] < s[2]]
+    reported = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
+    response = ask(kind, None, Completion(OUTPUT, weight_versions=[s for s in reported if s[1] < s[2]]))
+    assert [(v.version, v.start, v.stop) for v in response.versions] == [s for s in reported if s[1] < s[2]]
 
 
 @pytest.mark.parametrize("kind", VERSIONED)
@@ -384,13 +384,13 @@ def test_a_single_changed_id_is_refused(kind: Kind, edit: Edit) -> None:
 def test_a_right_answer_is_accepted_and_equal_on_both_wires(
     kind: Kind, prompt: list[int], output: list[int], stops: bool
 ) -> None:
-    said = [*output, EOS] if stops or not output else output
-    engine = engine_of(kind, lambda _: Completion(said))
+    expected = [*output, EOS] if stops or not output else output
+    engine = engine_of(kind, lambda _: Completion(expected))
     backend = in_process_backend(engine)
-    response = asyncio.run(generate(backend, request_of(prompt, max_new_tokens=len(said))))
-    other = engine_of("vllm" if kind == "sglang" else "sglang", lambda _: Completion(said))
-    twin = asyncio.run(generate(in_process_backend(other), request_of(prompt, max_new_tokens=len(said))))
-    assert response.output_ids.tolist() == said == twin.output_ids.tolist()
+    response = asyncio.run(generate(backend, request_of(prompt, max_new_tokens=len(expected))))
+    other = engine_of("vllm" if kind == "sglang" else "sglang", lambda _: Completion(expected))
+    twin = asyncio.run(generate(in_process_backend(other), request_of(prompt, max_new_tokens=len(expected))))
+    assert response.output_ids.tolist() == expected == twin.output_ids.tolist()
     assert response.logprobs.tobytes() == twin.logprobs.tobytes()
     assert (response.finish, response.stop) == (twin.finish, twin.stop)
 
@@ -412,12 +412,12 @@ BODIES: dict[str, tuple[bytes, str | None, str]] = {
 async def test_a_200_that_is_not_an_answer_is_refused(kind: Kind, name: str) -> None:
     body, content_type, sentence = BODIES[name]
     headers = {} if content_type is None else {"content-type": content_type}
-    asked = []
+    requests = []
 
     def handler(request: Received) -> WireResponse:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m", "max_model_len": 100}], "version": "1"})
-        asked.append(request)
+        requests.append(request)
         return http_response(200, content=body, headers=headers)
 
     with pytest.raises(ProtocolViolationError, match=sentence) as caught:
@@ -425,7 +425,7 @@ async def test_a_200_that_is_not_an_answer_is_refused(kind: Kind, name: str) -> 
     assert "http://scripted" in str(caught.value)
     assert caught.value.status == 200
     assert caught.value.request_id == "r"
-    assert len(asked) == 1, "it is not sent again"
+    assert len(requests) == 1, "it is not sent again"
 
 
 @pytest.mark.parametrize("kind", WIRES)

@@ -67,7 +67,7 @@ def endless(*lines: str, chunk: bytes = CHUNK, count: int = 600, **options: str)
 
 @contextmanager
 def held() -> Iterator[list[int]]:
-    """How many bytes were held at most beyond those of before."""
+    """Measure the peak of allocated bytes above those at the start."""
     peak: list[int] = []
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -140,8 +140,8 @@ BOMBS = {
 async def test_a_decompression_bomb_is_decoded_up_to_the_limit(packing: str, status: str) -> None:
     packed = BOMBS[packing]
     assert len(packed) < 100_000
-    said = head(f"Content-Encoding: {packing}", f"Content-Length: {len(packed)}", status=status) + packed
-    with RawServer(said) as server, held() as peak:
+    answer = head(f"Content-Encoding: {packing}", f"Content-Length: {len(packed)}", status=status) + packed
+    with RawServer(answer) as server, held() as peak:
         error = await refused(server.url, HttpRequest("/v1/models"), "GET")
     assert isinstance(error, AnswerTooLargeError) == (status == "200 OK")
     assert peak[0] < 3 * INFO_BYTES
@@ -225,13 +225,13 @@ async def test_the_body_of_an_error_is_cut_off() -> None:
 async def test_a_generation_is_read_up_to_the_limit_of_its_request(kind: Kind) -> None:
     """The bound is small for a small request, whatever a server may send."""
     backend = await connected(kind)
-    asked = request_of(max_new_tokens=8)
-    limit = answer_size(asked).body
+    request = request_of(max_new_tokens=8)
+    limit = answer_size(request).body
     assert limit < 2 * MIB
     with Server() as server, held() as peak:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError) as caught:
-            await generate(backend, asked)
+            await generate(backend, request)
         await backend.aclose()
     assert caught.value.limit == limit
     assert peak[0] < 3 * limit
@@ -262,13 +262,13 @@ STREAMS = {
 async def test_a_stream_is_read_up_to_the_limit_of_its_request(kind: Kind, name: str) -> None:
     backend = await connected(kind)
     chunk = b"%x\r\n" % MIB + STREAMS[name] + b"\r\n"
-    asked = request_of(max_new_tokens=8)
+    request = request_of(max_new_tokens=8)
     with Server(chunk=chunk, kind="text/event-stream") as server, held() as peak:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError) as caught:
-            await generate(backend, asked, lambda _: None)
+            await generate(backend, request, lambda _: None)
         await backend.aclose()
-    size = answer_size(asked)
+    size = answer_size(request)
     assert caught.value.limit >= size.body
     assert (caught.value.limit == size.body) == (name == "one line without an end")
     assert peak[0] < 4 * size.body
@@ -277,9 +277,9 @@ async def test_a_stream_is_read_up_to_the_limit_of_its_request(kind: Kind, name:
 async def test_events_that_are_kept_hold_one_answer_at_most() -> None:
     """SGLang's incremental events are kept until the last has come."""
     backend = await connected("sglang")
-    asked = request_of(max_new_tokens=8)
+    request = request_of(max_new_tokens=8)
 
-    def said() -> Iterator[bytes]:
+    def pieces() -> Iterator[bytes]:
         yield head(CHUNKED, kind="text/event-stream")
         for count in range(1, 9):
             event = {"output_ids": [5], "meta_info": {"completion_tokens": count}, "text": "x" * (MIB // 2)}
@@ -287,11 +287,11 @@ async def test_events_that_are_kept_hold_one_answer_at_most() -> None:
             yield b"%x\r\n" % len(data) + data + b"\r\n"
 
     server = RawServer(b"")
-    server._says = said()
+    server._says = pieces()
     with server:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError):
-            await generate(backend, asked, lambda _: None)
+            await generate(backend, request, lambda _: None)
         await backend.aclose()
 
 
@@ -308,8 +308,8 @@ async def test_endless_nesting_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "utf-16", "no\u017fuch", "utf-8\x01"])
 async def test_an_error_body_that_is_not_text_is_read_as_far_as_possible(charset: str) -> None:
     body = b'{"message": "+2AA- \\ud800 \xff gone"}'
-    said = head(f"Content-Length: {len(body)}", status="500 Broken", kind=f"text/plain; charset={charset}")
-    with RawServer(said.decode().encode("utf-8") + body) as server:
+    answer = head(f"Content-Length: {len(body)}", status="500 Broken", kind=f"text/plain; charset={charset}")
+    with RawServer(answer.decode().encode("utf-8") + body) as server:
         error = await refused(server.url, HttpRequest("/x"))
     assert error.status == 500
     assert charset == "utf-16" or "gone" in error.body
@@ -459,7 +459,7 @@ def test_the_limit_is_the_sum_of_its_parts(data: st.DataObject) -> None:
     top, top_k, repeats = data.draw(st.integers(0, 1024)), data.draw(st.integers(-1, 10**5)), data.draw(SIZES)
     shape: Any = data.draw(st.sampled_from([False, True, (3, 5)]))
     scores, prompt_logprobs = data.draw(st.booleans()), data.draw(st.booleans())
-    asked = OptionalOutputs(top_logprobs=top, prompt_logprobs=prompt_logprobs, routed_experts=shape)
+    request = OptionalOutputs(top_logprobs=top, prompt_logprobs=prompt_logprobs, routed_experts=shape)
     parts = [
         BASE_BYTES,
         TOKEN_BYTES * (prompt + sampled),
@@ -468,17 +468,17 @@ def test_the_limit_is_the_sum_of_its_parts(data: st.DataObject) -> None:
         SCORED_BYTES * prompt if scores or prompt_logprobs else 0,
         EXPERT_BYTES * (prompt + sampled) * {False: 0, True: UNKNOWN_EXPERTS, (3, 5): 15}[shape],
     ]
-    found = size_of(prompt, sampled, asked, top_k=top_k, repeats=repeats, scores=scores)
+    found = size_of(prompt, sampled, request, top_k=top_k, repeats=repeats, scores=scores)
     assert (found.body, found.stream) == (sum(parts), sum(parts) * (1 + repeats))
 
 
 @given(old=st.integers(0, 3), new=st.integers(0, 3), length=st.integers(1, 9))
 def test_the_limit_counts_the_tokens_of_images(old: int, new: int, length: int) -> None:
     picture = Image(b"x", "png", 28, 28)
-    asked = request_of([7] * (old + new) + [5])
+    request = request_of([7] * (old + new) + [5])
     images = PromptImages((picture,) * (old + new), 7, (length,) * old)
     more = old * (length - 1) + new * IMAGE_TOKENS
-    assert answer_size(replace(asked, images=images)).body == answer_size(asked).body + more * TOKEN_BYTES
+    assert answer_size(replace(request, images=images)).body == answer_size(request).body + more * TOKEN_BYTES
 
 
 def test_text_is_decompressed_no_further_than_its_limit() -> None:

@@ -133,11 +133,11 @@ def test_rows_requested_from_the_delta_on() -> None:
 
 
 def test_bare_rows_of_an_unknown_shape_have_the_largest_possible_count() -> None:
-    asked = replace(request({"routed_experts": True}, delta_start=3), outputs_may_be_missing=True)
+    token_request = replace(request({"routed_experts": True}, delta_start=3), outputs_may_be_missing=True)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     for rows in (7, 5):
         text = packed(range(rows * 4))
-        found = ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(
+        found = ColumnValidation(READER, token_request, np.array(OUTPUT, np.int32), logprobs).columns(
             RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, routed_experts=text)
         )
         column = found["routed_experts"]
@@ -220,12 +220,12 @@ def test_rows_of_different_lengths_keep_the_top_k() -> None:
 
 
 def test_all_optional_outputs_together() -> None:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt": [(12, -1.0), (13, -1.0), (14, -1.0), (15, -1.0)],
         "mask": [[21, 30], [22, 30], [2, 31]],
         "experts": packed(FLAT),
     }
-    assert set(columns(ALL, top_k=2, top=TOP, **said)) == {
+    assert set(columns(ALL, top_k=2, top=TOP, **fields)) == {
         *("top_ids", "top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask")
     }
 

@@ -46,16 +46,14 @@ async def test_connect_reports_the_server(kind: Kind) -> None:
     assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[engine_name(kind)]
     assert info.weight_version == "default"
     assert info.processed_logprobs is None
-    asked = len(engine.exchanges)
+    count = len(engine.exchanges)
     assert await backend.connect() is info
-    assert len(engine.exchanges) == asked, "later calls give the first answer"
+    assert len(engine.exchanges) == count, "later calls give the first answer"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_model_name_lists_those_served(kind: Kind) -> None:
-    with pytest.raises(
-        BadRequestError, match=r"at http://scripted does not serve 'other'; it serves 'scripted'.*model_id"
-    ):
+    with pytest.raises(BadRequestError, match=r"http://scripted .*'other'.*'scripted'.*model_id"):
         await backend_of(engine_of(kind), model="other").connect()
 
 
@@ -69,7 +67,7 @@ async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: K
     other: Kind = "sglang" if kind == "vllm" else "vllm"
     engine = engine_of(other)
     backend = BACKENDS[kind]("http://scripted", http_transport=lambda: InProcessTransport(engine), sleep=Waits())
-    sentence = f"The server at http://scripted runs {other}, not {kind}: use backend='{other}'"
+    sentence = f"http://scripted .*{other}.*{kind}.*backend='{other}'"
     with pytest.raises(BadRequestError, match=sentence):
         await backend.connect()
 
@@ -77,7 +75,7 @@ async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: K
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_without_a_model_is_refused(kind: Kind) -> None:
     backend = answering(kind, lambda _: http_response(200, json={"data": []}))
-    with pytest.raises(BadRequestError, match="at http://scripted serves no model: start it with one"):
+    with pytest.raises(BadRequestError, match=r"http://scripted .*no model.*start it"):
         await backend.connect()
 
 
@@ -85,7 +83,7 @@ async def test_a_server_without_a_model_is_refused(kind: Kind) -> None:
 async def test_a_wrong_path_is_reported_with_the_address(kind: Kind) -> None:
     with scripted_server(kind, Replay([])) as server:
         backend = BACKENDS[kind](server.base_url + "/api")
-        with pytest.raises(BadRequestError, match=f"{server.base_url}/api/v1/models answered 404: Not Found.*Check"):
+        with pytest.raises(BadRequestError, match=f"{server.base_url}/api/v1/models .*404.*Check"):
             await backend.connect()
         await backend.aclose()
 
@@ -95,7 +93,7 @@ async def test_a_web_page_is_reported(kind: Kind) -> None:
     backend = answering(
         kind, lambda _: http_response(200, text="<html>Welcome to nginx!</html>", headers={"content-type": "text/html"})
     )
-    with pytest.raises(ProtocolViolationError, match=f"Welcome to nginx.*this is a {kind} server"):
+    with pytest.raises(ProtocolViolationError, match=f"Welcome to nginx.*{kind}"):
         await backend.connect()
 
 
@@ -162,14 +160,14 @@ BAD: list[tuple[Any, str]] = [
     ("ftp://h", "'ftp://h' is not a server address"),
     ("http://", "is not a server address"),
     ("//h", "is not a server address"),
-    ("http://h:80a", "is not a server address .*port"),
-    ("http://h:99999", "is not a server address .*out of range"),
+    ("http://h:80a", "80a.*port"),
+    ("http://h:99999", "99999.*out of range"),
     ("http://h:0", "no port between 1 and 65535"),
     ("http://h\x00", "is not a server address"),
     ("http://h?key=1", "query or a fragment"),
     ("http://h/#x", "query or a fragment"),
-    ("http://h:8000/v1", "ends in /v1, which is not the server's root"),
-    ("http://h:8000/v1/", "ends in /v1"),
+    ("http://h:8000/v1", "/v1.*root"),
+    ("http://h:8000/v1/", "/v1"),
     (None, "None is not a server address"),
     (8000, "8000 is not a server address"),
 ]
@@ -209,12 +207,12 @@ def test_any_text_is_an_address_or_a_typed_error(text: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_path_prefix_is_kept_before_every_path(kind: Kind) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def handler(request: Received) -> WireResponse:
-        asked.append(request.path)
+        paths.append(request.path)
         return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
 
     backend = BACKENDS[kind]("http://h/models/a/", http_transport=over_socket(Handler(handler)))
     await backend.connect()
-    assert all(path.startswith("/models/a/") for path in asked)
+    assert all(path.startswith("/models/a/") for path in paths)

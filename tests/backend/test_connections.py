@@ -41,7 +41,7 @@ def fails_as(error: BackendError, reason: str, *, sent: bool = False) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_a_refused_connection(host: str) -> None:
-    with socket.socket() as held:  # bound, and nobody listens
+    with socket.socket() as held:  # bound, but not listening
         held.bind(("127.0.0.1", 0))
         error, retries = await failing(f"http://{host}:{held.getsockname()[1]}")
     fails_as(error, "refused")
@@ -81,7 +81,7 @@ async def test_a_connection_that_never_opens_is_retried() -> None:
 
 
 async def test_a_connection_that_opens_at_the_second_try() -> None:
-    """What never reached the server is safe to send again."""
+    """A request that never reached the server is safe to send again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with contextlib.ExitStack() as later:
@@ -94,7 +94,7 @@ async def test_a_connection_that_opens_at_the_second_try() -> None:
         await http.aclose()
 
 
-SAID = {
+ANSWERS = {
     "nothing": b"",
     "half a status line": b"HTTP/1.1 2",
     "half the headers": HEAD[:30],
@@ -102,10 +102,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize(("ends", "reason"), [("reset", "reset"), ("close", "closed")])
-async def test_a_connection_that_breaks_in_mid_answer(said: str, ends: Ends, reason: str) -> None:
-    with RawServer(SAID[said], ends=ends) as server:
+async def test_a_connection_that_breaks_in_mid_answer(answer: str, ends: Ends, reason: str) -> None:
+    with RawServer(ANSWERS[answer], ends=ends) as server:
         error, retries = await failing(server.url)
     fails_as(error, reason, sent=True)
     assert f"was {reason} before" in str(error)
@@ -114,9 +114,9 @@ async def test_a_connection_that_breaks_in_mid_answer(said: str, ends: Ends, rea
     assert len([head for head in server.heads if head.startswith(b"GET")]) == 3
 
 
-@pytest.mark.parametrize("said", SAID)
-async def test_a_late_answer_is_not_a_failed_connection(said: str) -> None:
-    with RawServer(SAID[said], ends="hold") as server:
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_a_late_answer_is_not_a_failed_connection(answer: str) -> None:
+    with RawServer(ANSWERS[answer], ends="hold") as server:
         error, retries = await failing(server.url, timeout_s=0.3)
     assert isinstance(error, EngineTimeoutError)
     assert not isinstance(error, EngineConnectionError)
@@ -127,8 +127,8 @@ async def test_a_late_answer_is_not_a_failed_connection(said: str) -> None:
 
 
 async def test_a_pool_with_its_own_certificate_authority(tmp_path: Path) -> None:
-    said = HEAD.replace(b"10", b"2") + b"{}"
-    with RawServer(said, tls=server_context(tmp_path)) as server:
+    answer = HEAD.replace(b"10", b"2") + b"{}"
+    with RawServer(answer, tls=server_context(tmp_path)) as server:
         trusted = ssl.create_default_context(cafile=tmp_path / "server.pem")
         http = EngineHttp("vllm", server.url, http_transport=lambda: ConnectionPool(tls=trusted))
         assert (await http.send_once(HttpRequest("/v1/models"), method="GET")).body == b"{}"
@@ -233,15 +233,15 @@ async def test_an_invalid_header_is_refused_unsent(value: str) -> None:
 @pytest.mark.parametrize(("given", "waited"), [(0.3, 0.3), (20.0, 1.0)])
 async def test_a_check_for_tls_is_short(monkeypatch: pytest.MonkeyPatch, given: float, waited: float) -> None:
     """A server that hangs up may be slow to answer a handshake, too."""
-    asked: list[tuple[str, float]] = []
+    requests: list[tuple[str, float]] = []
 
     async def speaks_tls(url: str, within_s: float) -> bool:
-        asked.append((url, within_s))
+        requests.append((url, within_s))
         return False
 
     monkeypatch.setattr(transport, "speaks_tls", speaks_tls)
     with RawServer(b"", ends="close") as server:
         error, retries = await failing(server.url, connect_timeout_s=given)
     fails_as(error, "closed", sent=True)
-    assert asked == [(server.url, waited)], "it is not asked again"
+    assert requests == [(server.url, waited)], "it is not asked again"
     assert retries == 2

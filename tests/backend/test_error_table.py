@@ -135,15 +135,15 @@ async def test_other_answers_are_typed_too(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_redirect_is_an_error_and_not_retried(kind: Kind) -> None:
-    asked = []
+    paths = []
 
     def handler(request: Received) -> WireResponse:
-        asked.append(request.path)
+        paths.append(request.path)
         return http_response(307, headers={"location": "https://elsewhere/v1"})
 
-    with pytest.raises(ProtocolViolationError, match=r"a redirect to https://elsewhere/v1.*server's own addr"):
+    with pytest.raises(ProtocolViolationError, match=r"redirect .*https://elsewhere/v1.*own addr"):
         await answering(kind, handler).connect()
-    assert asked == ["/v1/models"]
+    assert paths == ["/v1/models"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,7 @@ def test_running_generations_are_aborted_at_exit(kind: Kind, way: str) -> None:
         with process:
             assert process.stdin is not None
             assert process.stdout is not None
-            assert process.stdout.readline() == "asked\n"
+            assert process.stdout.readline() == "started\n"
             until = time.monotonic() + SOON_S
             while not server.engine.running and time.monotonic() < until:
                 time.sleep(0.01)
@@ -63,7 +63,7 @@ def test_an_unreachable_server_does_not_delay_the_exit() -> None:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stdout.readline() == "asked\n"
+        assert process.stdout.readline() == "started\n"
     with process:
         process.stdin.write("go\n")
         process.stdin.flush()

@@ -108,8 +108,8 @@ async def test_a_compressed_answer_is_read() -> None:
 
 @pytest.mark.parametrize("packing", ["", "gzip", "deflate"])
 async def test_an_answer_is_the_same_in_every_encoding(packing: str) -> None:
-    said = "é" * 5_000
-    body = said.encode("latin-1")
+    text = "é" * 5_000
+    body = text.encode("latin-1")
     packed = {"": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[packing]
     headers = ["Content-Type: text/plain; charset=latin-1", *([f"Content-Encoding: {packing}"] if packing else ())]
     async with listening(answer(packed, *headers)) as listener:
@@ -125,7 +125,7 @@ async def test_an_answer_is_the_same_in_every_encoding(packing: str) -> None:
                 read.append(await (reply.read(5_000) if part == "whole" else reply.text(5_000)))
             await reply.aclose()
         await pool.aclose()
-    assert read == [body, body, said]
+    assert read == [body, body, text]
 
 
 STATUSES = {"401 No": AuthenticationError, "503 Busy": ThrottledError, "500 Broken": ServerError}
@@ -168,10 +168,10 @@ async def test_identity_is_not_an_encoding(packing: str) -> None:
 @pytest.mark.parametrize("charset", ["latin-1", "utf-16", "hex", "idna", "undefined", "no-such", ""])
 async def test_an_error_body_is_text_in_any_charset(charset: str) -> None:
     known = charset in ("latin-1", "utf-16")
-    said = "Zu spät.".encode(charset if known else "utf-8")
+    body = "Zu spät.".encode(charset if known else "utf-8")
     kind = f"Content-Type: text/plain; charset={charset}"
-    head = f"HTTP/1.1 500 Broken\r\nContent-Length: {len(said)}\r\n{kind}\r\n\r\n"
-    async with listening(head.encode() + said) as listener:
+    head = f"HTTP/1.1 500 Broken\r\nContent-Length: {len(body)}\r\n{kind}\r\n\r\n"
+    async with listening(head.encode() + body) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
         with pytest.raises(ServerError, match="Zu spät"):
             await http.send_once(HttpRequest("/x", b"{}"))
@@ -198,12 +198,12 @@ async def test_a_custom_transport_gets_the_same_request() -> None:
     class Recording:
         async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
             seen.append((method, url, headers, body if isinstance(body, bytes) else b"".join(body)))
-            return HttpResponse(200, {}, said(), self.aclose)
+            return HttpResponse(200, {}, pieces(), self.aclose)
 
         async def aclose(self) -> None:
             pass
 
-    async def said() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncIterator[bytes]:
         yield b"{}"
 
     http = EngineHttp("vllm", "http://h:8000/base", http_transport=Recording)

@@ -74,9 +74,9 @@ async def test_a_prompt_in_pieces_arrives_whole_also_on_a_retry(kind: Kind) -> N
         response = await generate(backend, replace(request_of(prompt), id_text=text))
         await backend.aclose()
     assert response.prompt_length == len(prompt)
-    asked = [body for body in bodies(engine) if len(str(body)) > 10_000]
+    long = [body for body in bodies(engine) if len(str(body)) > 10_000]
     names = {"sglang": "input_ids", "vllm": "token_ids", "vllm-completions": "prompt"}
-    assert [body[names[kind]] for body in asked] == [prompt] * 2, "once refused, once taken"
+    assert [body[names[kind]] for body in long] == [prompt] * 2, "once refused, once taken"
 
 
 @settings(max_examples=40)
@@ -157,14 +157,14 @@ def test_a_missing_echo_is_not_an_echo() -> None:
 @settings(max_examples=40)
 @given(turns, ids, st.text(), st.booleans(), st.booleans())
 def test_an_equal_echo_is_replaced_and_any_other_is_kept(
-    parts: list[list[int]], other: list[int], said: str, nested: bool, blank: bool
+    parts: list[list[int]], other: list[int], answer_text: str, nested: bool, blank: bool
 ) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     marker = json.loads(bytes(SAME_ECHO))
     for echoed in (whole, other, None, [*whole, 7], whole[:-1]):
         inner = {"prompt_token_ids": echoed, "logprobs": [-0.5]}
         fields = {
-            "text": said + '"prompt_token_ids":[1]',
+            "text": answer_text + '"prompt_token_ids":[1]',
             **({"choices": [inner]} if nested else inner),
             "prompt": whole,
         }

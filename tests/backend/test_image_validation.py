@@ -1,4 +1,4 @@
-"""What a server may make of a prompt with images, and what is refused before it is sent (laws 4 and 6)."""
+"""Checks of the prompts with images that a server reports and that are sent (laws 4 and 6)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.vision import LIMIT, VisionEngine, png, tokens_of
 from tito_core.backend import BadRequestError, ContextLengthError, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.images import ImageSupport, PromptImages, collapsed, expanded, room_beside
+from tito_core.backend.images import ImageSupport, PromptImages, collapsed, expanded, room_after_images
 from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.backend.replicas import Replicas
 from tito_core.backend.request_check import room_of, sendable
@@ -156,7 +156,7 @@ def test_room_is_kept_for_the_expected_tokens_of_new_images(
     sizes: list[tuple[int, int]], room: int, length: int, bound: int | None
 ) -> None:
     """One token for each 28 x 28 pixels, and at least 256 for an image."""
-    found = room_beside([Image(b"x", "png", *size) for size in sizes], room, length, bound)
+    found = room_after_images([Image(b"x", "png", *size) for size in sizes], room, length, bound)
     if bound is None or not sizes:
         assert found == room
     else:

@@ -42,7 +42,7 @@ TIMED = ("hung", "late", "slow")
 
 
 async def outcome(kind: Kind, name: str, carried: Callable[[Any], Any], streams: bool) -> Any:
-    """What a client sees, and what the engine saw of it."""
+    """Return the client's result and the requests that the engine received."""
     engine = engine_of(kind, fault=always(FAULTS[name]), max_running=4)
     options = {"timeout_s": 0.3} if name in TIMED else {}
     backend = backend_of(engine, http_transport=carried(engine), max_attempts=2, sleep=(waits := Waits()), **options)
@@ -54,13 +54,13 @@ async def outcome(kind: Kind, name: str, carried: Callable[[Any], Any], streams:
         response = await generate(backend, request_of(), on_chunk)
         seen: Any = (response.output_ids.tolist(), response.logprobs.tolist(), response.finish, shown)
     except BackendError as error:
-        told = {name: getattr(error, name, None) for name in ("reason", "retry_after_s", "limit", "was_streamed")}
-        seen = (type(error), error.status, error.body, error.sent, error.request_id, told)
+        details = {name: getattr(error, name, None) for name in ("reason", "retry_after_s", "limit", "was_streamed")}
+        seen = (type(error), error.status, error.body, error.sent, error.request_id, details)
     assert await soon(lambda: engine.running == 0)
     await backend.aclose()
-    asked = [(request.request_id, request.prompt_ids) for request in engine.requests]
+    requests = [(request.request_id, request.prompt_ids) for request in engine.requests]
     aborts = [exchange.body for exchange in engine.exchanges if "abort" in exchange.path]
-    return seen, len(waits.seconds), asked, aborts
+    return seen, len(waits.seconds), requests, aborts
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])

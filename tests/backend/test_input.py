@@ -50,7 +50,7 @@ BAD: list[tuple[Any, str]] = [
     ([[]], r"shape \(1, 0\)"),
     ([[1], [2, 3]], "non-empty list of token ids"),
     (np.zeros((2, 3), np.int32), r"shape \(2, 3\)"),
-    ([1, -1], "token -1 at offset 1 is outside the vocabulary"),
+    ([1, -1], "token -1 .*offset 1 .*vocabulary"),
     ([2**31], "token 2147483648 at offset 0"),
     ([2**63], "token 9223372036854775808 at offset 0"),
     ([2**70], "non-empty list of token ids"),
@@ -94,14 +94,14 @@ def test_exactly_ids_below_the_vocabulary_are_accepted(ids: list[int], vocab_siz
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_negative_ids_are_refused_for_a_too_large_vocabulary(dtype: Any) -> None:
-    with pytest.raises(BadRequestError, match="token -1 at offset 1 is outside the vocabulary"):
+    with pytest.raises(BadRequestError, match=r"token -1 .*offset 1 .*vocabulary"):
         check_input_ids(np.array([1, -1], dtype), 2**32, backend="vllm")
 
 
 @pytest.mark.parametrize("token", [VOCAB, VOCAB + 1, 2**31 - 1])
 async def test_a_stop_id_outside_the_vocabulary_is_not_sent(token: int) -> None:
     engine = engine_of("sglang")
-    with pytest.raises(BadRequestError, match=f"Stop token {token} is outside the vocabulary of 1000 tokens"):
+    with pytest.raises(BadRequestError, match=f"Stop token {token} .*vocabulary of 1000"):
         await generate(in_process_backend(engine), request_of(stop_token_ids=(EOS, token)))
     assert bodies(engine) == []
 

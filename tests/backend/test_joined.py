@@ -55,28 +55,28 @@ def test_the_next_request_samples_the_missing_tokens(
         session_id="s",
     )
     there = list(itertools.chain(*parts))
-    asked = continuing(request, [part(ids) for ids in parts], number)
-    assert asked.input_ids.tolist() == [*PROMPT, *there]
-    assert asked.input_ids.dtype == np.int32
-    assert not asked.input_ids.flags.writeable
-    assert (asked.request_id, asked.session_id) == (f"r-part{number}", "s")
-    assert asked.sampling.max_new_tokens == 20 - len(there)
-    assert asked.sampling.min_new_tokens == max(0, least - len(there))
+    following = continuing(request, [part(ids) for ids in parts], number)
+    assert following.input_ids.tolist() == [*PROMPT, *there]
+    assert following.input_ids.dtype == np.int32
+    assert not following.input_ids.flags.writeable
+    assert (following.request_id, following.session_id) == (f"r-part{number}", "s")
+    assert following.sampling.max_new_tokens == 20 - len(there)
+    assert following.sampling.min_new_tokens == max(0, least - len(there))
     if seed is None:
-        assert asked.sampling.seed is None
+        assert following.sampling.seed is None
     else:
         top = 2**63 - 1  # past which it begins again from below
-        assert asked.sampling.seed == (seed + number if seed + number <= top else seed + number - 2**64)
+        assert following.sampling.seed == (seed + number if seed + number <= top else seed + number - 2**64)
     rest = {"max_new_tokens", "min_new_tokens", "seed"}
-    assert asked.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
+    assert following.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
     if kept:
-        assert asked.id_text is not None
-        assert asked.id_text.matches(asked.input_ids)
+        assert following.id_text is not None
+        assert following.id_text.matches(following.input_ids)
     else:
-        assert asked.id_text is None
+        assert following.id_text is None
     # a prompt's logprobs came with its first tokens
-    assert asked.optional_outputs == (optional_outputs.model_copy(update={"prompt_logprobs": not there}))
-    assert asked.delta_start == request.delta_start
+    assert following.optional_outputs == (optional_outputs.model_copy(update={"prompt_logprobs": not there}))
+    assert following.delta_start == request.delta_start
 
 
 def test_one_response_is_unchanged() -> None:
@@ -88,13 +88,13 @@ def test_one_response_is_unchanged() -> None:
     parts=st.lists(st.lists(st.sampled_from("ab"), max_size=3), min_size=2, max_size=4),
 )
 def test_joined_responses_keep_their_values(parts: list[list[str]]) -> None:
-    """Each token is of the weight version that its own response told."""
-    said = []
+    """Each token keeps the weight version of its own response."""
+    responses = []
     for number, versions in enumerate(parts):
         spans = tuple(VersionSpan(at, at + 1, version) for at, version in enumerate(versions))
-        said.append(part([number] * len(versions), number, versions=spans or (VersionSpan(0, 0, None),)))
-    said[-1] = replace(said[-1], finish=Finish.STOP, stop=EOS, message=None)
-    whole = joined(said)
+        responses.append(part([number] * len(versions), number, versions=spans or (VersionSpan(0, 0, None),)))
+    responses[-1] = replace(responses[-1], finish=Finish.STOP, stop=EOS, message=None)
+    whole = joined(responses)
     tokens = list(itertools.chain(*parts))
     assert whole.output_ids.tolist() == [n for n, versions in enumerate(parts) for _ in versions]
     assert whole.logprobs.tolist() == [-1.0 - n for n, versions in enumerate(parts) for _ in versions]
@@ -148,7 +148,7 @@ def test_resumable_parameters(sampling: dict[str, Any], can: bool) -> None:
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a backend here gives is checked by nobody: it is a `TokenResponse` already."""
+    """The responses of these backends are `TokenResponse`s already and are not validated."""
 
     async def generate(backend: Any, request: Any, on_chunk: Any = None) -> TokenResponse:
         response: TokenResponse = await (

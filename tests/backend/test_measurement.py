@@ -33,24 +33,24 @@ IDS = np.array(PROMPT, np.int32)
 INFO = EngineInfo("fake", "m", None, "1")
 
 
-class Asked:
-    """A backend that says given logprobs, and scores given ones; it writes down what it is asked.
+class MeasuredServer:
+    """A backend that reports and scores given logprobs, and records its requests.
 
-    At T = 1 it says and scores the pair `even`; by default all but certain tokens, which tell nothing.
+    At T = 1 it reports and scores the pair `even`; by default almost certain tokens, which decide nothing.
     """
 
     name = "fake"
 
     def __init__(
         self,
-        said: Sequence[float],
+        reported: Sequence[float],
         scored: Sequence[float],
         top: tuple[Sequence[float], Sequence[float]] | None = None,
         refuses: Sequence[Exception | None] = (),
         even: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> None:
-        self.said, self.scored, self.top, self.refuses = said, scored, top, list(refuses)
-        self.even = ([-0.1] * len(said), [-0.1] * len(said)) if even is None else even
+        self.reported, self.scored, self.top, self.refuses = reported, scored, top, list(refuses)
+        self.even = ([-0.1] * len(reported), [-0.1] * len(reported)) if even is None else even
         self.requests: list[TokenRequest] = []
         self.sequences: list[list[int]] = []
 
@@ -58,15 +58,15 @@ class Asked:
         self.requests.append(request)
         if self.refuses and (error := self.refuses.pop(0)) is not None:
             raise error
-        said = self.even[0] if request.sampling.temperature == 1.0 else self.said
-        ids = np.arange(len(said), dtype=np.int32)
+        reported = self.even[0] if request.sampling.temperature == 1.0 else self.reported
+        ids = np.arange(len(reported), dtype=np.int32)
         columns: dict[str, Column] = {}
         if self.top is not None:
             pair = self.top[0 if request.sampling.top_k == 2 else 1]
             table = np.log(np.array([pair] * len(ids), np.float64)).astype(np.float32)
             columns = {"top_ids": Column.of(5, np.zeros(table.shape, np.int32)), "top_logprobs": Column.of(5, table)}
         spans = (VersionSpan(0, len(ids), None),)
-        logprobs = np.array(said, np.float32)
+        logprobs = np.array(reported, np.float32)
         return TokenResponse(
             ids, logprobs, Finish.LENGTH, None, 5, None, 0.1, request.request_id, spans, columns=columns
         )
@@ -77,8 +77,8 @@ class Asked:
         return np.array([np.nan, *[-9.0] * (len(PROMPT) - 1), *scored], np.float32)
 
 
-def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
-    """Measure by what the backend gives, unchecked: it makes up columns that no server could give together."""
+def found(backend: MeasuredServer, info: EngineInfo = INFO) -> EngineInfo:
+    """Measure with the backend's responses, unvalidated: it invents columns that no server could return together."""
 
     async def given(backend: Any, request: TokenRequest) -> TokenResponse:
         response: TokenResponse = await backend.generate(request)
@@ -94,7 +94,7 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
 
 
 def test_it_samples_with_top_k_2_and_without_and_scores_the_latter() -> None:
-    backend = Asked([-1.0] * 32, [-2.0] * 32)
+    backend = MeasuredServer([-1.0] * 32, [-2.0] * 32)
     assert found(backend).processed_logprobs is True
     cut, free = backend.requests
     for request, top_k in ((cut, 2), (free, -1)):
@@ -116,11 +116,11 @@ def test_it_samples_with_top_k_2_and_without_and_scores_the_latter() -> None:
 
 
 def test_a_short_context_is_filled_and_a_too_short_one_is_not_measured() -> None:
-    backend = Asked([-1.0] * 8, [-2.0] * 8)
+    backend = MeasuredServer([-1.0] * 8, [-2.0] * 8)
     found(backend, EngineInfo("fake", "m", 14, "1"))
     assert [request.sampling.max_new_tokens for request in backend.requests] == [8, 8]
     short = EngineInfo("fake", "m", 13, "1")
-    backend = Asked([], [])
+    backend = MeasuredServer([], [])
     assert found(backend, short) is short
     assert backend.requests == []
 
@@ -130,7 +130,7 @@ def test_a_short_context_is_filled_and_a_too_short_one_is_not_measured() -> None
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_logprobs_near_the_scores_are_raw_and_far_ones_are_processed(apart: float, spread: float, sign: float) -> None:
     scored = [-5.0 - spread, -5.0 + spread] * 8
-    info = found(Asked([value + sign * apart for value in scored], scored))
+    info = found(MeasuredServer([value + sign * apart for value in scored], scored))
     if apart > max(0.2, 0.1 * spread):
         assert info.processed_logprobs is True
     elif apart < max(0.02, 0.1 * spread):
@@ -162,9 +162,9 @@ def test_raw_and_processed_logprobs_are_never_confused(
     at = np.arange(32)
     sampled = np.argmax(processed + draws.gumbel(size=processed.shape), axis=1)
     scored = raw[at, sampled] + draws.normal(0, noise, 32)
-    for said, processes in ((raw, False), (processed, True)):
-        told = said[at, sampled] + draws.normal(0, noise, 32)
-        assert found(Asked(told.tolist(), scored.tolist())).processed_logprobs in (processes, None)
+    for reported, processes in ((raw, False), (processed, True)):
+        noisy = reported[at, sampled] + draws.normal(0, noise, 32)
+        assert found(MeasuredServer(noisy.tolist(), scored.tolist())).processed_logprobs in (processes, None)
 
 
 @settings(max_examples=20)
@@ -179,16 +179,16 @@ def test_a_few_very_unlikely_tokens_do_not_make_processed_logprobs_raw(
     raw, processed = (each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in (logits, logits / 2))
     at = np.arange(32)
     sampled = np.argmax(processed + draws.gumbel(size=processed.shape), axis=1)
-    for said, processes in ((raw, False), (processed, True)):
-        info = found(Asked(said[at, sampled].tolist(), raw[at, sampled].tolist()))
+    for reported, processes in ((raw, False), (processed, True)):
+        info = found(MeasuredServer(reported[at, sampled].tolist(), raw[at, sampled].tolist()))
         assert info.processed_logprobs in (processes, None)
 
 
 def test_three_very_unlikely_tokens_are_no_spread() -> None:
     """Of 32: else what lies 0.3 nats apart in most places would count as the same."""
     scored = [*np.linspace(-10.6, -9.4, 29).tolist(), -24.0, -24.0, -24.0]
-    said = [value + 0.3 for value in scored[:29]] + [-12.5] * 3
-    assert found(Asked(said, scored)).processed_logprobs is True
+    reported = [value + 0.3 for value in scored[:29]] + [-12.5] * 3
+    assert found(MeasuredServer(reported, scored)).processed_logprobs is True
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
@@ -196,12 +196,12 @@ def test_a_policy_of_wide_spread_is_measured_also_in_bfloat16(noise: float) -> N
     draws = np.random.default_rng(3)
     scored = draws.normal(-12, 4, 32)
     raw = scored + draws.normal(0, noise, 32)
-    assert found(Asked(raw.tolist(), scored.tolist())).processed_logprobs is False
-    assert found(Asked((raw / 2 - 1).tolist(), scored.tolist())).processed_logprobs is True
+    assert found(MeasuredServer(raw.tolist(), scored.tolist())).processed_logprobs is False
+    assert found(MeasuredServer((raw / 2 - 1).tolist(), scored.tolist())).processed_logprobs is True
 
 
 def test_an_open_result_is_measured_again_at_temperature_1() -> None:
-    backend = Asked([-1.1] * 32, [-1.0] * 32, even=([-1.0] * 31, [-1.0] * 31))
+    backend = MeasuredServer([-1.1] * 32, [-1.0] * 32, even=([-1.0] * 31, [-1.0] * 31))
     assert found(backend).processed_logprobs is True
     _, free, even = backend.requests
     assert even.sampling == free.sampling.model_copy(update={"temperature": 1.0})
@@ -230,13 +230,13 @@ def test_an_open_result_is_measured_again_at_temperature_1() -> None:
 def test_an_open_result_is_decided_by_the_noise_of_the_server(
     apart: float, spread: float, noise: float, processed: bool | None
 ) -> None:
-    """`spread` as a standard deviation, of numbers of which half lie at each end."""
+    """`spread` as a standard deviation, of numbers: half lie at each end."""
     scored = [-5.0 - spread * 0.675, -5.0 + spread * 0.675] * 8
     even = ([value + noise for value in scored], scored)
-    assert found(Asked([value - apart for value in scored], scored, even=even)).processed_logprobs is processed
+    assert found(MeasuredServer([value - apart for value in scored], scored, even=even)).processed_logprobs is processed
 
 
-class Policy(Asked):
+class Policy(MeasuredServer):
     """Samples from logits, by a place's own, and says raw or processed logprobs, as exact as `noise` is small."""
 
     def __init__(self, logits: NDArray[np.float64], processes: bool, noise: float, draws: np.random.Generator) -> None:
@@ -248,9 +248,9 @@ class Policy(Asked):
         raw, processed = self.of(self.logits), self.of(self.logits / heat)
         sampled = np.argmax(processed + self.draws.gumbel(size=processed.shape), axis=1)
         exact = (processed if self.processes else raw)[np.arange(32), sampled]
-        self.said = (exact + self.blur()).tolist()
+        self.reported = (exact + self.blur()).tolist()
         self.scored = (raw[np.arange(32), sampled] + self.blur()).tolist()
-        self.even = (self.said, self.scored)
+        self.even = (self.reported, self.scored)
         return await super().generate(request)
 
     def blur(self) -> NDArray[np.float64]:
@@ -282,7 +282,7 @@ def test_raw_and_processed_are_not_confused_in_the_second_measurement(
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 8.0), st.floats(0.0, 1e-4), st.sampled_from([1000, 5000]))
 def test_a_server_of_exact_numbers_is_always_measured(seed: int, scale: float, noise: float, vocabulary: int) -> None:
-    """SGLang draws anew at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
+    """SGLang draws again at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
     draws = np.random.default_rng(seed)
     logits = draws.normal(0, scale, (32, vocabulary))
     for processes in (False, True):
@@ -302,7 +302,7 @@ def test_a_field_unknown_for_one_server_is_unknown_for_all() -> None:
 def masses(first: tuple[float, float], rest: tuple[float, float], places: int = 8) -> bool | None:
     """Find out from the probability that two tokens have in the first place and in the others, cut off and freely."""
 
-    class Masses(Asked):
+    class Masses(MeasuredServer):
         async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
             response = await super().generate(request)
             which = 0 if request.sampling.top_k == 2 else 1
@@ -338,7 +338,7 @@ def test_a_truncation_shows_in_the_mass_of_the_top_two(
 
 
 def left(*logits: float, of: int) -> tuple[float, float]:
-    """Give the two likeliest of some tokens, at T = 2, among the first of them."""
+    """Return the two likeliest of some tokens, at T = 2, among the first of them."""
     weights = np.exp(np.array(logits) / 2)
     weights = np.sort(weights)[::-1][:of] / np.sum(np.sort(weights)[::-1][:of])
     return float(weights[0]), float(weights[1])
@@ -355,13 +355,13 @@ def left(*logits: float, of: int) -> tuple[float, float]:
 def test_a_server_that_keeps_tied_tokens_is_not_taken_for_untruncated(logits: tuple[float, ...], stay: int) -> None:
     """As both engines do with top_k, and of bfloat16's logits many are equal."""
     cut, free = left(*logits, of=stay), left(*logits, of=len(logits))
-    assert found(Asked([-1.0] * 8, [-1.0] * 8, (cut, free))).truncated_logprobs is None
-    assert found(Asked([-1.0] * 8, [-1.0] * 8, (free, free))).truncated_logprobs is False
-    assert found(Asked([-1.0] * 8, [-1.0] * 8, (left(*logits, of=2), free))).truncated_logprobs is True
+    assert found(MeasuredServer([-1.0] * 8, [-1.0] * 8, (cut, free))).truncated_logprobs is None
+    assert found(MeasuredServer([-1.0] * 8, [-1.0] * 8, (free, free))).truncated_logprobs is False
+    assert found(MeasuredServer([-1.0] * 8, [-1.0] * 8, (left(*logits, of=2), free))).truncated_logprobs is True
 
 
 def test_without_top_logprobs_truncation_stays_unknown() -> None:
-    class Half(Asked):
+    class Half(MeasuredServer):
         async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
             self.top = ((0.75, 0.25), (0.2, 0.2)) if request.sampling.top_k == 2 else None
             return await super().generate(request)
@@ -374,7 +374,7 @@ REFUSED = BadRequestError("no", backend="fake")
 
 def test_refused_optional_outputs_are_left_out() -> None:
     for error in (REFUSED, ProtocolViolationError("no", backend="fake")):
-        backend = Asked([-1.0] * 8, [-2.0] * 8, refuses=[error, None, error])
+        backend = MeasuredServer([-1.0] * 8, [-2.0] * 8, refuses=[error, None, error])
         before = Capabilities(top_logprobs=7, prompt_logprobs=True)
         info = found(backend, EngineInfo("fake", "m", None, "1", capabilities=before))
         assert info.capabilities is before, "nothing is known of what it gives"
@@ -389,7 +389,7 @@ def test_refused_optional_outputs_are_left_out() -> None:
 
 
 def test_a_server_that_requires_top_k_still_has_capabilities() -> None:
-    backend = Asked([-1.0] * 8, [], ((0.5, 0.5), (0.5, 0.5)), refuses=[None, REFUSED, REFUSED])
+    backend = MeasuredServer([-1.0] * 8, [], ((0.5, 0.5), (0.5, 0.5)), refuses=[None, REFUSED, REFUSED])
     info = found(backend)
     assert info.capabilities == Capabilities(None, prompt_logprobs=False, routed_experts=False, sampling_mask=False)
     assert (info.processed_logprobs, info.truncated_logprobs, backend.sequences) == (None, None, [])
@@ -401,7 +401,7 @@ NAMES = {"top_ids": "top_logprobs", **{name: name for name in ("prompt_logprobs"
 @pytest.mark.parametrize("came", [(), *[(name,) for name in NAMES], tuple(NAMES)])
 @pytest.mark.parametrize("free", [True, False])
 def test_returned_columns_are_capabilities(came: tuple[str, ...], free: bool) -> None:
-    class Gives(Asked):
+    class Gives(MeasuredServer):
         async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
             response = await super().generate(request)
             return replace(response, columns={name: Column.of(5, np.zeros((8, 1), np.int32)) for name in came})
@@ -446,8 +446,8 @@ def test_semantics_of_requests(
     processed: Any, truncated: Any, sampling: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     info = EngineInfo("fake", "m", None, "1", processed_logprobs=processed, truncated_logprobs=truncated)
-    said = semantics_of(info, SamplingParams(**{**PLAIN, **sampling}))
-    assert (said.processed, said.temperature, said.adjusted) == expected
-    assert said.source == "fake 1, measured at connect"
+    reported = semantics_of(info, SamplingParams(**{**PLAIN, **sampling}))
+    assert (reported.processed, reported.temperature, reported.adjusted) == expected
+    assert reported.source == "fake 1, measured at connect"
     unknown = EngineInfo("fake", "m", None, None)
     assert semantics_of(unknown, SamplingParams()).source == "fake of unknown version, measured at connect"

@@ -57,8 +57,8 @@ def ask(
     known = {"experts": (LAYERS, EXPERTS), "sampling_masks": kind == "vllm", **(options or {})}
     engine = engine_of(kind, fault=always(Fault(edit=edit)) if edit else None, **known)
     request = request_of(prompt, **{"top_k": 4, "seed": 1, **sampling})
-    asked = replace(request, optional_outputs=optional_outputs or wanted_on(kind), delta_start=delta_start)
-    return asyncio.run(generate(in_process_backend(engine), asked)), engine
+    request = replace(request, optional_outputs=optional_outputs or wanted_on(kind), delta_start=delta_start)
+    return asyncio.run(generate(in_process_backend(engine), request)), engine
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -289,7 +289,7 @@ def holder(answer: Any) -> Any:
 
 
 def experts(change: Callable[[np.ndarray[Any, Any]], Any]) -> Edit:
-    """Decode as the wire does, change the array, encode again; what is no array goes as it is."""
+    """Decode as the wire does, change the array, encode again; anything else stays as it is."""
 
     def edit(answer: Any) -> None:
         raw = base64.b64decode(holder(answer)["routed_experts"])
@@ -329,7 +329,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     ),
     "top of another place": (
         top(lambda pairs, own: [(VOCAB - 1 - n, -7.5 - n) for n in range(4)]),
-        "Law 4: output id .* at offset 1 has logprob .*missing from its top_logprobs",
+        "Law 4: .*offset 1 .*missing.*top_logprobs",
     ),
     "top positive": (
         top(lambda pairs, own: [(i, v + 20) for i, v in pairs]),
@@ -337,7 +337,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     ),
     "top id negative": (
         top(lambda pairs, own: [*pairs[:2], (-3, -9.0), (-4, -9.0)]),
-        r"Invalid token id ('token_id:)?-3'? in the optional outputs",
+        r"token id ('token_id:)?-3",
     ),
     "top all masked": (top(lambda pairs, own: [(i, None) for i, _ in pairs]), "missing from"),
     "prompt logprobs missing": (without_prompt, "no prompt_logprobs"),
@@ -355,13 +355,13 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "experts half a number": (experts(lambda array: base64.b64encode(b"abcde").decode()), "cannot be read"),
     "mask without the sampled id": (
         mask(lambda rows: [rows[0], list(range(VOCAB - 4, VOCAB)), *rows[2:]]),
-        "Law 4: output id .* at offset 1 is not among the 4 ids",
+        "Law 4: .*offset 1 .*not among the 4 ids",
     ),
     "mask short": (mask(lambda rows: rows[:-1]), "Law 2: .*8 output ids, but sampling_mask of 7 tokens"),
     "mask id twice": (mask(lambda rows: [rows[0] * 2, *rows[1:]]), "sampling_mask of output token 0 .*twice"),
     "mask id negative": (
         mask(lambda rows: [[*rows[0], -1], *rows[1:]]),
-        "Invalid token id -1 in the optional outputs of output token 0",
+        "token id -1 .*output token 0",
     ),
     "mask missing": (mask(lambda rows: None), "no sampling_mask"),
 }

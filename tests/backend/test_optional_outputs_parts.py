@@ -56,11 +56,11 @@ def ask(
 ) -> TokenResponse:
     engine = engine_of(kind, Cut(cuts), experts=(LAYERS, EXPERTS), sampling_masks=kind == "vllm")
     request = request_of(max_new_tokens=len(WHOLE), stop_token_ids=(), top_k=4 if kind == "vllm" else -1)
-    asked = replace(
+    request = replace(
         request, optional_outputs=optional_outputs or wanted_on(kind, sampling_mask=kind == "vllm"), delta_start=START
     )
     on_chunk = (lambda _: None) if stream else None
-    return asyncio.run(generate_resuming(in_process_backend(engine), asked, on_chunk=on_chunk))
+    return asyncio.run(generate_resuming(in_process_backend(engine), request, on_chunk=on_chunk))
 
 
 def facts(columns: Mapping[str, Column]) -> Any:
@@ -98,9 +98,9 @@ def test_outputs_that_can_be_streamed_are_streamed(kind: Kind) -> None:
     )
     engine = engine_of(kind, Cut([]), experts=(LAYERS, EXPERTS))
     chunks: list[Any] = []
-    asked = replace(
+    request = replace(
         request_of(max_new_tokens=len(WHOLE), stop_token_ids=()), optional_outputs=optional_outputs, delta_start=START
     )
-    response = asyncio.run(generate(in_process_backend(engine), asked, chunks.append))
+    response = asyncio.run(generate(in_process_backend(engine), request, chunks.append))
     assert len(chunks) > 5
     assert facts(response.columns) == facts(ask(kind, [], optional_outputs=optional_outputs).columns)

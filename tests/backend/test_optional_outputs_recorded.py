@@ -36,9 +36,9 @@ async def read(
     folder: str, name: str, optional_outputs: OptionalOutputs, *, older: bool = False, delta_start: int = 0
 ) -> TokenResponse:
     """Ask a server that gives one recorded answer, with the echo that most recordings did not ask for."""
-    asked, answer = recorded(folder, name)
-    ids = asked.get("input_ids") or asked.get("token_ids") or asked["prompt"]
-    kind: Kind = "sglang" if "meta_info" in answer else "vllm" if "token_ids" in asked else "vllm-completions"
+    sent, answer = recorded(folder, name)
+    ids = sent.get("input_ids") or sent.get("token_ids") or sent["prompt"]
+    kind: Kind = "sglang" if "meta_info" in answer else "vllm" if "token_ids" in sent else "vllm-completions"
     (answer["choices"][0] if kind == "vllm-completions" else answer)["prompt_token_ids"] = ids
     if kind == "vllm-completions":  # asked for by us, and not when it was recorded
         table = answer["choices"][0]["logprobs"]
@@ -53,7 +53,7 @@ async def read(
             return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
         return http_response(200, json=answer)
 
-    params = asked.get("sampling_params", asked)
+    params = sent.get("sampling_params", sent)
     limit = params.get("max_tokens") or params["max_new_tokens"]
     sampling = {name: params[name] for name in ("temperature", "top_k") if name in params}
     request = request_of(ids, max_new_tokens=limit, stop_token_ids=(), **sampling)
@@ -101,9 +101,9 @@ async def test_sglang_grammar_returns_fewer_top_tokens() -> None:
 
 
 def test_sglang_sampling_mask() -> None:
-    asked, answer = recorded("sglang-0.5.23", "gen_sampling_mask_support")
+    sent, answer = recorded("sglang-0.5.23", "gen_sampling_mask_support")
     meta = msgspec.convert(answer["meta_info"], sglang_wire.MetaInfo)
-    request = replace(request_of(asked["input_ids"], top_k=4), optional_outputs=OptionalOutputs(sampling_mask=True))
+    request = replace(request_of(sent["input_ids"], top_k=4), optional_outputs=OptionalOutputs(sampling_mask=True))
     mask = sglang_wire.optional_response_fields(meta, request)["sampling_mask"]
     assert mask == [[57, 19556, 67, 26843], [28, 665, 17, 30]]
     ids, logprobs = np.int32(answer["output_ids"]), np.zeros(2, np.float32)
@@ -120,8 +120,8 @@ async def test_sglangs_sampling_mask_of_a_greedy_token_is_itself() -> None:
 
 @pytest.mark.parametrize("name", ["moe_routed_experts", "moe_routed_experts_start"])
 async def test_sglangs_routed_experts_whole_and_cropped(name: str) -> None:
-    asked, answer = recorded("sglang-0.5.23", name)
-    start = asked.get("routed_experts_start_len", 0)
+    sent, answer = recorded("sglang-0.5.23", name)
+    start = sent.get("routed_experts_start_len", 0)
     raw = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), "<i4").reshape(-1, 3, 2)
     response = await read("sglang-0.5.23", name, OptionalOutputs(routed_experts=(3, 2)), delta_start=4)
     column = response.columns["routed_experts"]
@@ -133,9 +133,9 @@ async def test_sglangs_routed_experts_whole_and_cropped(name: str) -> None:
 
 def test_sglang_capabilities() -> None:
     _, answer = recorded("sglang-0.5.23-more", "info_server_info")
-    said = sglang_wire.capabilities(msgspec.convert(answer, sglang_wire.ServerInfo), 151936)
-    assert (said.routed_experts, said.sampling_mask, said.priority, said.lower_first) == (True, True, False, False)
-    assert (said.top_logprobs, said.expert_shape) == (1024, False)
+    found = sglang_wire.capabilities(msgspec.convert(answer, sglang_wire.ServerInfo), 151936)
+    assert (found.routed_experts, found.sampling_mask, found.priority, found.lower_first) == (True, True, False, False)
+    assert (found.top_logprobs, found.expert_shape) == (1024, False)
     unknown = sglang_wire.capabilities(None, None)
     assert (unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (None, None, None)
     assert unknown.top_logprobs == 1000
@@ -173,9 +173,9 @@ async def test_vllm_processed_logprobs_mask_truncated_tokens() -> None:
     "name", ["routed_experts_completions", "routed_experts_completions_pstart", "routed_experts_generate"]
 )
 async def test_vllm_routed_experts_have_a_shape(name: str) -> None:
-    asked, answer = recorded("vllm-0.30.0", name)
+    sent, answer = recorded("vllm-0.30.0", name)
     whole = np.load(io.BytesIO(base64.b64decode(answer["choices"][0]["routed_experts"])))
-    start = asked.get("routed_experts_prompt_start", 0)
+    start = sent.get("routed_experts_prompt_start", 0)
     response = await read("vllm-0.30.0", name, OptionalOutputs(routed_experts=True), delta_start=10 if start else 4)
     column = response.columns["routed_experts"]
     assert (column.start, column.shape[1:], column.dtype) == (9 if start else 3, (3, 2), "|u1")

@@ -60,8 +60,8 @@ class Liar:
 
 
 def truth(**changes: Any) -> RawResponse:
-    """What an honest backend says of this request."""
-    said: dict[str, Any] = {
+    """Return what an honest backend reports for this request."""
+    given: dict[str, Any] = {
         "finish": "stop",
         "stop": EOS,
         "output_ids": OUTPUT,
@@ -81,7 +81,7 @@ def truth(**changes: Any) -> RawResponse:
         "latency_s": 0.5,
         "request_id": "r-try2",
     }
-    return RawResponse(**{**said, **changes})
+    return RawResponse(**{**given, **changes})
 
 
 def ask(raw: Any, request: Any = REQUEST, **about: Any) -> Any:
@@ -214,7 +214,7 @@ GARBAGE: list[Any] = [
 
 
 def sound(response: Any) -> None:
-    """What comes in has the types and values that a ledger needs, however it was made."""
+    """A validated response has the types and values that a ledger needs, however it was made."""
     ids, logprobs = response.output_ids, response.logprobs
     assert (ids.dtype, logprobs.dtype, ids.shape) == (np.int32, np.float32, logprobs.shape)
     assert 1 <= len(ids) <= REQUEST.sampling.max_new_tokens or response.finish == Finish.ABORT

@@ -98,13 +98,13 @@ class Recorded:
         params = params if isinstance(params, dict) else self.body
         sampled = self.sampled
         count = 1 if sampled is None else max(1, len(sampled[0]))
-        asked = params.get("max_new_tokens", params.get("max_tokens"))
-        limit = asked if type(asked) is int and asked >= count else count
+        given = params.get("max_new_tokens", params.get("max_tokens"))
+        limit = given if type(given) is int and given >= count else count
         sampling = SamplingParams(max_new_tokens=limit, ignore_eos=bool(params.get("ignore_eos")))
         return replace(TokenRequest(np.array(self.ids, np.int32), sampling, "r"), echo=False)
 
     async def outcome(self, on_chunk: OnChunk | None = None) -> TokenResponse | BackendError:
-        """Give it to a backend as the answer to a generation, which streams where someone watches."""
+        """Pass it to a backend as the answer to a generation, streamed if there is a watcher."""
 
         def handler(request: Received) -> WireResponse:
             if request.method == "GET":

@@ -107,7 +107,7 @@ async def test_a_dead_server_is_left_out_for_a_while_and_its_sessions_move_for_g
     for n in range(3):
         await generate(backend, of_session(f"new{n}", f"n{n}"))
     assert taken(engines) == [1, 4]
-    assert len(waits.seconds) == 1, "nobody was sent to the dead one again"
+    assert len(waits.seconds) == 1, "the dead one got no more requests"
     engines[0].state.dead = False
     clock.now += OUT_S
     await generate(backend, of_session("mine", "r2"))
@@ -181,7 +181,7 @@ async def test_connect_queries_all_and_takes_the_shortest_context(kind: Kind) ->
 @pytest.mark.parametrize("kind", KINDS)
 async def test_servers_of_different_models_are_refused_with_both_named(kind: Kind) -> None:
     backend, _ = replicas(kind, [engine_of(kind, model="one"), engine_of(kind, model="other")])
-    with pytest.raises(BadRequestError, match="model is 'one' at http://server0 and 'other' at http://server1"):
+    with pytest.raises(BadRequestError, match=r"'one' at http://server0 .*'other' at http://server1"):
         await backend.connect()
 
 
@@ -219,7 +219,7 @@ async def test_an_abort_reaches_the_server_that_runs_it(kind: Kind) -> None:
     while [engine.running for engine in engines] != [1, 1]:
         await asyncio.sleep(0.01)
     await backend.abort("r1")
-    await backend.abort("of nobody")
+    await backend.abort("unknown")
     await asyncio.wait({tasks[1]})
     assert await soon(lambda: [engine.running for engine in engines] == [1, 0])
     tasks[0].cancel()
@@ -270,18 +270,18 @@ async def test_different_logprob_modes_are_refused_at_connect() -> None:
 
 
 class Member:
-    """A third party's backend, which fails as it is told."""
+    """A third party's backend, which fails with a given error."""
 
     name = "third"
 
     def __init__(self, error: Exception | None = None, shows: bool = False) -> None:
-        self.error, self.shows, self.asked = error, shows, 0
+        self.error, self.shows, self.calls = error, shows, 0
 
     async def connect(self) -> EngineInfo:
         return EngineInfo("third", "m", 100, "1")
 
     async def generate(self, request: Any, on_chunk: Any = None) -> Any:
-        self.asked += 1
+        self.calls += 1
         if self.shows:
             on_chunk(TokenChunk(np.array([5])))
         raise self.error or AssertionError
@@ -305,7 +305,7 @@ async def test_what_was_streamed_is_not_sent_again(marked: bool, shows: bool) ->
     with pytest.raises(ServerError) as caught:
         await backend.generate(request_of(), lambda chunk: seen.extend(chunk.output_ids.tolist()))
     assert caught.value.was_streamed == (marked or shows)
-    assert sum(member.asked for member in members) == (1 if marked or shows else 2)
+    assert sum(member.calls for member in members) == (1 if marked or shows else 2)
     assert seen == [5] * shows
 
 

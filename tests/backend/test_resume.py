@@ -44,18 +44,20 @@ def test_a_resumed_completion_is_what_one_response_would_have_been(
     assert response.output_ids.tolist() == list(WHOLE)
     assert (response.finish, response.stop, response.prompt_length) == (Finish.STOP, EOS, len(PROMPT))
     ends = np.cumsum([*cuts, len(WHOLE) - sum(cuts)]).tolist()
-    said = [(start, stop, run) for run, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)) if stop > start]
-    for start, stop, run in said:  # the logprobs of each part as that part's response had them
+    spans = [
+        (start, stop, run) for run, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)) if stop > start
+    ]
+    for start, stop, run in spans:  # the logprobs of each part as that part's response had them
         assert set(response.logprobs[start:stop].tolist()) == {-0.25 - 0.5 * run}
         if kind != "vllm-completions":
             inside = [span.version for span in response.versions if span.start < stop and span.stop > start]
             assert inside == [versions[run]]
     check_versions(response.versions, len(WHOLE))
-    if len(said) > 1:
+    if len(spans) > 1:
         check_responses(response.responses, len(WHOLE), turn=0)
-        names = [f"r-part{run}" if run else "r" for _, _, run in said]
+        names = [f"r-part{run}" if run else "r" for _, _, run in spans]
         assert [(s.start, s.stop, s.request_id) for s in response.responses] == [
-            (start, stop, name) for (start, stop, _), name in zip(said, names, strict=True)
+            (start, stop, name) for (start, stop, _), name in zip(spans, names, strict=True)
         ]
     else:
         assert response.responses == ()
@@ -138,8 +140,8 @@ async def test_waits_grow_only_without_new_tokens(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"on_abort": "retry"}, "on_abort must be 'resume', 'discard' or 'commit', not 'retry'"),
-        ({"max_resumes": -1}, "max_resumes must be a whole number, at least 0, not -1"),
+        ({"on_abort": "retry"}, "on_abort .*'resume', 'discard'.*'retry'"),
+        ({"max_resumes": -1}, "max_resumes .*0.* -1"),
         ({"max_resumes": True}, "max_resumes must be a whole number"),
     ],
 )

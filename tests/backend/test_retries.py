@@ -42,8 +42,8 @@ from tito_core.backend.http import in_flight
 from tito_core.backend.retries import LONGEST_WAIT_S, Retries
 
 
-async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
-    """Connect, then generate once; what the engine saw, how long we waited, how it ended."""
+async def outcome_of(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
+    """Connect, then generate once. Return the engine, the waits, and the error or None."""
     engine, waits = engine_of(kind, **options), Waits()
     backend = backend_of(engine, max_attempts=attempts, sleep=waits)
     await backend.connect()
@@ -69,7 +69,7 @@ RETRIED: dict[str, tuple[Fault, type[BackendError]]] = {
 @pytest.mark.parametrize("name", RETRIED)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_transient_failure_is_retried_and_succeeds(kind: Kind, name: str) -> None:
-    engine, waits, error = await told(kind, fault=first(2, RETRIED[name][0]))
+    engine, waits, error = await outcome_of(kind, fault=first(2, RETRIED[name][0]))
     assert error is None
     assert len(engine.requests) == 3
     assert len(waits.seconds) == 2
@@ -81,7 +81,7 @@ async def test_a_transient_failure_is_retried_and_succeeds(kind: Kind, name: str
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_lasting_failure_is_tried_max_attempts_times(kind: Kind, name: str, attempts: int) -> None:
     fault, expected = RETRIED[name]
-    engine, waits, error = await told(kind, attempts, fault=always(fault))
+    engine, waits, error = await outcome_of(kind, attempts, fault=always(fault))
     assert type(error) is expected
     assert len(engine.requests) == attempts
     assert len(waits.seconds) == attempts - 1
@@ -90,7 +90,7 @@ async def test_a_lasting_failure_is_tried_max_attempts_times(kind: Kind, name: s
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 409, 413, 422])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_another_4xx_is_never_retried(kind: Kind, status: int) -> None:
-    engine, waits, error = await told(kind, fault=always(Fault(status=status, headers={"retry-after": "1"})))
+    engine, waits, error = await outcome_of(kind, fault=always(Fault(status=status, headers={"retry-after": "1"})))
     assert isinstance(error, BadRequestError | AuthenticationError)
     assert len(engine.requests) == 1
     assert waits.seconds == []
@@ -99,7 +99,7 @@ async def test_another_4xx_is_never_retried(kind: Kind, status: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_try_has_an_id_of_its_own(kind: Kind) -> None:
     """SGLang refuses an id that still runs, and a lost try may still run."""
-    engine, _, error = await told(kind, fault=first(2, Fault(reset_after=20)))
+    engine, _, error = await outcome_of(kind, fault=first(2, Fault(reset_after=20)))
     assert error is None
     assert len({request.request_id for request in engine.requests}) == 3
 
@@ -157,7 +157,7 @@ async def test_retry_after_is_honoured_within_bounds(header: str | None, least: 
 
 
 async def test_backoff_grows_and_is_bounded() -> None:
-    _, waits, error = await told("vllm", attempts=12, fault=always(UNAVAILABLE))
+    _, waits, error = await outcome_of("vllm", attempts=12, fault=always(UNAVAILABLE))
     assert isinstance(error, ThrottledError)
     base = [min(8.0, 0.25 * 2**n) for n in range(11)]
     assert all(low <= seconds <= low + 0.25 for low, seconds in zip(base, waits.seconds, strict=True))
@@ -166,14 +166,14 @@ async def test_backoff_grows_and_is_bounded() -> None:
 async def test_backoff_is_jittered() -> None:
     seen = set()
     for _ in range(5):
-        _, waits, _ = await told("vllm", fault=first(1, UNAVAILABLE))
+        _, waits, _ = await outcome_of("vllm", fault=first(1, UNAVAILABLE))
         seen.update(waits.seconds)
     assert len(seen) == 5
 
 
 async def test_the_last_throttling_has_retry_after() -> None:
     fault = always(Fault(status=429, headers={"retry-after": "7"}))
-    _, _, error = await told("vllm", fault=fault)
+    _, _, error = await outcome_of("vllm", fault=fault)
     assert isinstance(error, ThrottledError)
     assert error.retry_after_s == 7
 

@@ -46,8 +46,10 @@ parameters = st.fixed_dictionaries(
 
 def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
     """The sampling fields of the body that a generation with these parameters sends."""
-    said = Completion([7] * 3000, finish="length")
-    engine = engine_of(kind, lambda request: Completion(said.output_ids[: request.max_new_tokens], finish="length"))
+    completion = Completion([7] * 3000, finish="length")
+    engine = engine_of(
+        kind, lambda request: Completion(completion.output_ids[: request.max_new_tokens], finish="length")
+    )
     backend = backend_of(engine)
 
     async def run() -> None:
@@ -148,7 +150,7 @@ def test_a_grammar_in_extra_is_refused(name: str) -> None:
 
 
 def test_a_stop_regex_is_refused_as_a_malformed_one_crashes_sglang() -> None:
-    with pytest.raises(InvalidValueError, match="use the sampling parameter 'stop', which is recorded"):
+    with pytest.raises(InvalidValueError, match="sampling parameter 'stop'"):
         SamplingParams(extra={"stop_regex": "((("})
 
 
@@ -227,5 +229,5 @@ def test_within_lowers_both_lengths_and_nothing_else(room: int, wanted: int, lea
 async def test_a_clamped_request_never_exceeds_its_limit(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=20)
     response = await generate(backend_of(engine), request_of(max_new_tokens=100, min_new_tokens=50, ignore_eos=True))
-    asked = engine.requests[0]
-    assert asked.min_new_tokens <= asked.max_new_tokens == len(response.output_ids) <= 20 - len(PROMPT)
+    request = engine.requests[0]
+    assert request.min_new_tokens <= request.max_new_tokens == len(response.output_ids) <= 20 - len(PROMPT)

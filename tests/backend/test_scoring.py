@@ -98,13 +98,13 @@ def null_at_two(answer: Any) -> None:
 
 
 PLANTED: dict[str, tuple[Edit, str]] = {
-    "another id": (change(2, token=99), "id 13 at offset 2 was sent, the server scored 99"),
-    "one short": (one_short, "5 ids were sent for scoring, the server scored 4"),
+    "another id": (change(2, token=99), "id 13 at offset 2 .*scored 99"),
+    "one short": (one_short, "5 ids .*scored 4"),
     "one more": (lambda answer: scored(answer).append(scored(answer)[-1]), "the server scored 6"),
     "none": (nothing, "the server scored 0"),
     "no choices": (no_choices, "the server scored 0"),
     "null inside": (null_at_two, "(id 13|scored id 13).*None"),
-    "first has one": (change(0, token=11), "id 11 at offset 0 with -1.0; only the first is None"),
+    "first has one": (change(0, token=11), "id 11 at offset 0 .*-1.0"),
     "NaN": (change(2, logprob=float("nan")), "NaN"),
     "-inf": (change(2, logprob=float("-inf")), "Infinity"),
     "positive": (change(2, logprob=2.0), "logprob 2.0"),
@@ -131,10 +131,10 @@ def processed(kind: Kind) -> Any:
         score, top = policy.score, policy.top
 
         def __call__(self, request: ScriptedRequest) -> Completion:
-            said = policy(request)
-            whole = [*request.prompt_ids, *said.output_ids]
+            completion = policy(request)
+            whole = [*request.prompt_ids, *completion.output_ids]
             logprobs = policy.score(whole, len(request.prompt_ids), request.temperature or 1.0)
-            return Completion(said.output_ids, logprobs)
+            return Completion(completion.output_ids, logprobs)
 
     return engine_of(kind, Processed())
 
@@ -147,9 +147,9 @@ def raw(kind: Kind) -> Any:
         score, top = policy.score, policy.top
 
         def __call__(self, request: ScriptedRequest) -> Completion:
-            said = policy(request)
-            whole = [*request.prompt_ids, *said.output_ids]
-            return Completion(said.output_ids, policy.score(whole, len(request.prompt_ids), 1.0))
+            completion = policy(request)
+            whole = [*request.prompt_ids, *completion.output_ids]
+            return Completion(completion.output_ids, policy.score(whole, len(request.prompt_ids), 1.0))
 
     return engine_of(kind, Raw())
 

@@ -60,8 +60,8 @@ def test_a_location_header_matters_only_for_a_redirect(status: int, words: str) 
 
 @given(st.text())
 def test_server_messages_cannot_control_a_terminal(words: str) -> None:
-    said = str(error_of(400, words, {}))
-    assert said.isprintable()
+    message = str(error_of(400, words, {}))
+    assert message.isprintable()
 
 
 def error_of(status: int, body: str, headers: dict[str, str]) -> BackendError:

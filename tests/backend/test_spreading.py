@@ -32,7 +32,7 @@ INFO = EngineInfo("fake", "m", 100, "1", "w1")
 
 
 class Member:
-    """A backend that answers at once, or as it is told."""
+    """A backend that answers at once, or after `act`."""
 
     name = "fake"
 
@@ -331,8 +331,8 @@ async def test_an_abort_goes_to_the_running_server_or_to_all() -> None:
     gate.set()
     await asyncio.gather(task, aborting)
     assert [("abort", "r") in member.calls for member in members] == [True, False]
-    await backend.abort("nobody's")
-    assert [("abort", "nobody's") in member.calls for member in members] == [True, True]
+    await backend.abort("unknown")
+    assert [("abort", "unknown") in member.calls for member in members] == [True, True]
 
 
 async def test_a_failed_abort_is_raised_only_by_the_running_server() -> None:
@@ -345,8 +345,8 @@ async def test_a_failed_abort_is_raised_only_by_the_running_server() -> None:
     members[0].act = members[1].act = lambda: fails(EngineConnectionError("gone", backend="fake"))
     with pytest.raises(EngineConnectionError):
         await backend.abort("r")
-    await backend.abort("nobody's")
-    assert [member.calls[-1] for member in members] == [("abort", "nobody's")] * 2
+    await backend.abort("unknown")
+    assert [member.calls[-1] for member in members] == [("abort", "unknown")] * 2
     gate.set()
     await task
 

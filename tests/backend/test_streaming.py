@@ -60,12 +60,12 @@ class Shown(list[int]):
 
 
 def facts(response: TokenResponse) -> Any:
-    said = (response.finish, response.stop, response.prompt_length, response.versions, response.message)
-    return *said, response.output_ids.tolist(), response.logprobs.tolist()
+    outcome = (response.finish, response.stop, response.prompt_length, response.versions, response.message)
+    return *outcome, response.output_ids.tolist(), response.logprobs.tolist()
 
 
-def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, **options: Any) -> TokenResponse:
-    engine = engine_of(kind, lambda _: said or Completion(OUTPUT), fault=always(fault) if fault else None)
+def ask(kind: Kind, fault: Fault | None = None, completion: Completion | None = None, **options: Any) -> TokenResponse:
+    engine = engine_of(kind, lambda _: completion or Completion(OUTPUT), fault=always(fault) if fault else None)
     return asyncio.run(generate(in_process_backend(engine, **options), request_of(), Shown()))
 
 
@@ -82,8 +82,8 @@ def test_a_streamed_answer_equals_a_plain_one(kind: Kind, prompt: list[int], tem
         for shown in (Shown(), None):
             engine = engine_of(kind, hash_policy())
             backend = backend_of(engine, http_transport=in_process(engine))
-            asked = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
-            answers.append(await generate(backend, asked, shown))
+            request = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
+            answers.append(await generate(backend, request, shown))
             assert shown is None or shown == answers[0].output_ids.tolist()
         assert facts(answers[0]) == facts(answers[1])
         assert answers[0].output_ids.dtype == np.int32
@@ -95,13 +95,13 @@ def test_a_streamed_answer_equals_a_plain_one(kind: Kind, prompt: list[int], tem
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 @pytest.mark.parametrize("kind", WIRES)
 def test_every_finish_reason_can_be_streamed(kind: Kind, tokens: int, finish: Any) -> None:
-    said = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
+    completion = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
     if not tokens and not finish:
         with pytest.raises(ProtocolViolationError, match="no output ids"):
-            ask(kind, None, said)
+            ask(kind, None, completion)
         return
-    assert facts(ask(kind, None, said)) == facts(
-        asyncio.run(generate(backend_of(engine_of(kind, lambda _: said)), request_of()))
+    assert facts(ask(kind, None, completion)) == facts(
+        asyncio.run(generate(backend_of(engine_of(kind, lambda _: completion)), request_of()))
     )
 
 
@@ -130,8 +130,8 @@ def test_lost_duplicated_and_reordered_events_are_refused(kind: Kind, damage: st
     assert count == len(OUTPUT)
     for at in range(count - (damage == "swapped")):
         fault = Fault(edit=lambda events, at=at: DAMAGES[damage](events, at))
-        # SGLang says everything again with each event, so that a lost one costs nothing, and one that comes twice is no
-        # news; vLLM's generate endpoint numbers nothing, so that of a swap only the ends tell.
+        # SGLang repeats the whole output in each event, so a lost or repeated event is harmless. vLLM's generate
+        # endpoint does not number its events, so only a swap at either end is noticed.
         harmless = kind == "sglang" and (damage == "twice" or (damage == "lost" and at < count - 1))
         if kind == "vllm" and damage == "swapped" and 0 < at < count - 2:
             continue
@@ -149,7 +149,7 @@ def test_a_stream_without_its_usage_is_refused(kind: Kind) -> None:
 
 
 def incremental(events: Events) -> Events:
-    """What SGLang says with `--incremental-streaming-output`: each event only what is new."""
+    """Return SGLang's events with `--incremental-streaming-output`: each holds only new tokens."""
     before = 0
     for event in events:
         meta = event["meta_info"]
@@ -165,14 +165,14 @@ def test_sglang_may_stream_incrementally() -> None:
     for damage, change in DAMAGES.items():
         for at in range(len(OUTPUT) - (damage == "swapped")):
             if damage == "twice" and at == 0:
-                continue  # the first is all so far, which may be said again
+                continue  # the first holds all tokens so far, which may be repeated
             fault = Fault(edit=lambda events, at=at, change=change: change(incremental(events), at))
             with pytest.raises(ProtocolViolationError):
                 ask("sglang", fault)
 
 
 def echo_holders(events: Events) -> list[dict[str, Any]]:
-    """What holds the echo in each event that has one: the event, or its choice on `/v1/completions`."""
+    """Return the objects that hold an echo: events, or their choices on `/v1/completions`."""
     found = [holder for event in events for holder in (event, *event.get("choices", ()))]
     return [holder for holder in found if holder.get("prompt_token_ids")]
 
@@ -206,8 +206,8 @@ def test_a_broken_stream_is_retried_only_before_its_first_chunk(kind: Kind) -> N
     async def broken(at: int, cut: str) -> None:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, Fault(**{cut: at})))
         shown, waits = Shown(), Waits()
-        asked = generate(backend_of(engine, sleep=waits), request_of(), shown)
-        [outcome] = await asyncio.gather(asked, return_exceptions=True)
+        generation = generate(backend_of(engine, sleep=waits), request_of(), shown)
+        [outcome] = await asyncio.gather(generation, return_exceptions=True)
         if isinstance(outcome, TokenResponse):
             assert outcome.output_ids.tolist() == list(OUTPUT) == shown
             assert len(engine.requests) == 2
@@ -255,7 +255,7 @@ def test_errors_in_a_stream_are_typed_with_the_server_message(
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_failed_stream_is_retried_only_before_its_first_chunk(kind: Kind, after: int) -> None:
-    async def asked() -> int:
+    async def attempts() -> int:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, failing({"code": 500}, after)))
         try:
             await generate(backend_of(engine), request_of(), Shown())
@@ -263,7 +263,7 @@ def test_a_failed_stream_is_retried_only_before_its_first_chunk(kind: Kind, afte
             assert after
         return len(engine.requests)
 
-    assert asyncio.run(asked()) == (1 if after else 2)
+    assert asyncio.run(attempts()) == (1 if after else 2)
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -310,8 +310,8 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
     async with ScriptedServer(engine) as server:
         backend = BACKENDS[kind](server.base_url)
         shown = Shown()
-        asked = request_of(max_new_tokens=600, stop_token_ids=())
-        task = asyncio.create_task(generate(backend, asked, shown))
+        request = request_of(max_new_tokens=600, stop_token_ids=())
+        task = asyncio.create_task(generate(backend, request, shown))
         while len(shown) < 2:
             await asyncio.sleep(0.01)
         assert not task.done()

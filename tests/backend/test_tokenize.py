@@ -31,18 +31,18 @@ def encode(text: str, special: bool) -> list[int]:
     return [BOS] * special + [10 + ord(letter) % 900 for letter in text]
 
 
-def answers(kind: Kind, *said: WireResponse) -> tuple[HttpBackend, list[Received], Waits]:
-    """A backend whose server says these things at `/tokenize`, one after the other; the last one again and again."""
-    left, asked, waits = list(said), [], Waits()
+def answers(kind: Kind, *responses: WireResponse) -> tuple[HttpBackend, list[Received], Waits]:
+    """Return a backend whose server answers `/tokenize` with these responses in turn, and repeats the last."""
+    left, requests, waits = list(responses), [], Waits()
 
     def answer(request: Received) -> WireResponse:
         if request.path != "/tokenize":
             models = {"data": [{"id": "m", "max_model_len": 100}]}
             return http_response(200, json=models) if request.path == "/v1/models" else http_response(404)
-        asked.append(request)
+        requests.append(request)
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return answering(kind, answer, sleep=waits), asked, waits
+    return answering(kind, answer, sleep=waits), requests, waits
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +68,7 @@ async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kin
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         *(http_response(status, json={"error": "no"}) for status in (400, 401, 403, 404, 405, 422, 500, 501)),
         http_response(200, text="<html>", headers={"content-type": "text/html"}),
@@ -77,36 +77,36 @@ async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kin
         http_response(200, json={"tokens": [-1]}),
         http_response(200, json={"tokens": [2**31]}),
     ],
-    ids=lambda said: f"{said.status} {said.content.decode()[:20]}",
+    ids=lambda response: f"{response.status} {response.content.decode()[:20]}",
 )
-async def test_any_refusal_is_none_and_not_retried(kind: Kind, said: WireResponse) -> None:
-    backend, asked, _ = answers(kind, said)
+async def test_any_refusal_is_none_and_not_retried(kind: Kind, response: WireResponse) -> None:
+    backend, requests, _ = answers(kind, response)
     assert await backend.tokenize("x") is None
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("passing", [http_response(503), http_response(502), NO_ANSWER], ids=["503", "502", "reset"])
 async def test_a_transient_failure_of_tokenize_is_retried(kind: Kind, passing: Any) -> None:
-    backend, asked, waits = answers(kind, passing, http_response(200, json={"tokens": [7]}))
+    backend, requests, waits = answers(kind, passing, http_response(200, json={"tokens": [7]}))
     ids = await backend.tokenize("x")
     assert ids is not None
     assert ids.tolist() == [7]
-    assert len(asked) == 2
+    assert len(requests) == 2
     assert len(waits.seconds) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("response", "error"),
     [
         (http_response(503), ThrottledError),
         (http_response(504), ServerError),
         (NO_ANSWER, EngineConnectionError),
     ],
 )
-async def test_an_unreachable_server_is_an_error(kind: Kind, said: Any, error: type) -> None:
-    backend, _, _ = answers(kind, said)
+async def test_an_unreachable_server_is_an_error(kind: Kind, response: Any, error: type) -> None:
+    backend, _, _ = answers(kind, response)
     with pytest.raises(error):
         await backend.tokenize("x")
 

@@ -40,7 +40,7 @@ async def test_a_server_behind_a_unix_socket(kind: Kind, tmp_path: Path) -> None
         backend = create_backend(kind, url)
         response = await generate(backend, request_of())
         assert response.request_id == "r"
-        await backend.abort("of nobody")
+        await backend.abort("unknown")
         await backend.aclose()
     assert len(engine.requests) == 1
 

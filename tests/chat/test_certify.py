@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import answer, asked, calls, results
+from support.conversations import answer, calls, results, user
 from tito_core.chat import certificate, template
 from tito_core.chat.certificate import Certificate, CertificateStore, Thinking, default_folder
 from tito_core.chat.probes import LOOK, cases
@@ -35,18 +35,18 @@ def test_a_chatml_template_passes_all_probes_with_the_cheapest_candidate() -> No
     assert len(set(certificate.passed)) == len(certificate.passed) == CASES
     assert certificate.tools
     assert certificate.refused == ()
-    assert certificate.rewrites == ("calls: a call in the history is written anew from its parsed arguments",)
+    assert certificate.rewrites == ("calls: a call in the history is rebuilt from its parsed arguments",)
 
 
 def test_a_template_that_renders_tools_late_requires_tool_specs() -> None:
     made = ChatTemplate.of(byte_level(template=CHATML + PROMPT + "{{ tools }}"))
     assert made.certificate.candidate == "after a question, with the rollout's tools"
     with pytest.raises(TemplateError, match="pass tool_specs="):
-        made.delta(answer("a"), [asked("b")], None)
-    with_tools = made.first_prompt([asked("a"), answer("b"), asked("c")], None, [LOOK]).ids.tolist()
-    delta = made.delta(answer("b"), [asked("c")], made.closer_id, tool_specs=[LOOK]).ids.tolist()
+        made.delta(answer("a"), [user("b")], None)
+    with_tools = made.first_prompt([user("a"), answer("b"), user("c")], None, [LOOK]).ids.tolist()
+    delta = made.delta(answer("b"), [user("c")], made.closer_id, tool_specs=[LOOK]).ids.tolist()
     assert with_tools[-len(delta) :] == delta
-    assert made.delta(answer("b"), [asked("c")], None, tool_specs=[]).ids.tolist() != [made.closer_id, *delta]
+    assert made.delta(answer("b"), [user("c")], None, tool_specs=[]).ids.tolist() != [made.closer_id, *delta]
 
 
 def test_a_template_that_counts_results_requires_the_history() -> None:
@@ -59,8 +59,8 @@ def test_a_template_that_counts_results_requires_the_history() -> None:
     [call] = calls(("look", {}))
     with pytest.raises(TemplateError, match="pass history="):
         made.delta(call, [results("x")], None)
-    first = made.delta(call, [results("x")], None, history=[asked("a")]).ids.tolist()
-    again = made.delta(call, [results("x")], None, history=[asked("a"), call, results("y")]).ids.tolist()
+    first = made.delta(call, [results("x")], None, history=[user("a")]).ids.tolist()
+    again = made.delta(call, [results("x")], None, history=[user("a"), call, results("y")]).ids.tolist()
     assert first != again
 
 
@@ -162,8 +162,8 @@ def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     again = ChatTemplate.of(tokenizer, certificates=tmp_path)
     assert again.certificate == made.certificate
     assert (
-        again.delta(answer("a"), [asked("b")], None).ids.tolist()
-        == made.delta(answer("a"), [asked("b")], None).ids.tolist()
+        again.delta(answer("a"), [user("b")], None).ids.tolist()
+        == made.delta(answer("a"), [user("b")], None).ids.tolist()
     )
     for changed in ({"enable_thinking": False}, {"content_tokens": "as-template"}):
         with pytest.raises(TypeError):

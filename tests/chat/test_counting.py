@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import LOOK, answer, asked, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.template import ChatTemplate
@@ -20,9 +20,9 @@ TEXTS = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_si
 
 def added(template: ChatTemplate, answer_: Any, more: list[Any]) -> int:
     """Return the tokens that messages add after an answer, from the delta."""
-    delta = template.delta(answer_, more, template.closer_id, tool_specs=[LOOK], history=[asked("a")])
-    generation_prompt = len(template.first_prompt([asked("a")], None, [LOOK]).ids) - template.count_tokens(
-        [asked("a")], None, [LOOK]
+    delta = template.delta(answer_, more, template.closer_id, tool_specs=[LOOK], history=[user("a")])
+    generation_prompt = len(template.first_prompt([user("a")], None, [LOOK]).ids) - template.count_tokens(
+        [user("a")], None, [LOOK]
     )
     return len(delta.ids) - generation_prompt
 
@@ -36,7 +36,7 @@ def _calls(count: int) -> Any:
 @given(text=TEXTS)
 def test_the_estimate_for_a_question_is_exact(name: str, text: str) -> None:
     template = template_of(name)
-    assert template.added_tokens([asked(text)]) == added(template, answer("b"), [asked(text)])
+    assert template.added_tokens([user(text)]) == added(template, answer("b"), [user(text)])
 
 
 @pytest.mark.parametrize("name", ["byte level", "qwen3-tiny"])
@@ -53,10 +53,10 @@ def test_the_estimate_for_results_is_close(name: str, texts: list[str]) -> None:
 @given(TEXTS)
 def test_a_question_after_results_adds_its_own_tokens(text: str) -> None:
     template = template_of("byte level")
-    results_alone, asked_alone = template.added_tokens([results("4")]), template.added_tokens([asked(text)])
-    both: Any = {"role": "user", "content": [*results("4")["content"], *asked(text)["content"]]}
-    assert template.added_tokens([both]) == results_alone + asked_alone
-    assert template.added_tokens([results("4"), asked(text)]) == results_alone + asked_alone
+    results_alone, user_alone = template.added_tokens([results("4")]), template.added_tokens([user(text)])
+    both: Any = {"role": "user", "content": [*results("4")["content"], *user(text)["content"]]}
+    assert template.added_tokens([both]) == results_alone + user_alone
+    assert template.added_tokens([results("4"), user(text)]) == results_alone + user_alone
 
 
 def test_no_messages_add_no_tokens() -> None:
@@ -65,7 +65,7 @@ def test_no_messages_add_no_tokens() -> None:
 
 def test_a_history_with_answers_is_rendered() -> None:
     template = template_of("byte level")
-    history = [asked("a"), answer("b"), asked("c")]
+    history = [user("a"), answer("b"), user("c")]
     assert template.added_tokens(history) == template.count_tokens(history, None, None)
 
 
@@ -75,7 +75,7 @@ def test_a_role_that_the_template_refuses_raises_its_reason() -> None:
             template=PLAIN.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{")
         )
     )
-    assert template.added_tokens([asked("a b")]) == added(template, answer("b"), [asked("a b")])
+    assert template.added_tokens([user("a b")]) == added(template, answer("b"), [user("a b")])
     with pytest.raises(ValueError, match="no tools"):
         template.added_tokens([results("4")])
 
@@ -84,7 +84,7 @@ def test_content_in_parts_is_counted() -> None:
     parts = CHATML_TOOLS.replace("message.content", "message.content[0].text")
     template = ChatTemplate.of(byte_level(template=parts))
     assert template.rendering.message_format.parts
-    assert template.added_tokens([asked("two words")]) == template_of("byte level").added_tokens([asked("two words")])
+    assert template.added_tokens([user("two words")]) == template_of("byte level").added_tokens([user("two words")])
 
 
 def test_unsupported_blocks_cannot_be_counted() -> None:

@@ -35,7 +35,7 @@ BEFORE = {
     "after a round of tools, with a tool": '<t>look;<|im_start|>u:.<|im_end|><|im_start|>a:<tool_call>look{"at": "it"}'
     "</tool_call><|im_end|><|im_start|>t:seen<|im_end|><|im_start|>a:.<|im_end|><|im_start|>u:.<|im_end|>",
     "after a round of tools where there was one": "<|im_start|>u:.<|im_end|>",
-    "after a question, with a remark beside the calls": "<|im_start|>u:.<|im_end|>",
+    "after a question, with text before the calls": "<|im_start|>u:.<|im_end|>",
     "after a question, with the rollout's tools": "<t>find;<|im_start|>u:.<|im_end|>",
     "after messages like the rollout's own": "<|im_start|>u:.<|im_end|>",
     "after messages like the rollout's own, with a tool": "<t>look;<|im_start|>u:.<|im_end|>",
@@ -66,7 +66,7 @@ def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> 
     assert tail.controls[0][0] == tail.start
     assert tail.ending is made.answers
     tail = made.tail(call_message(("find", {"n": 1}), text="Long."), [result_message([{"text": "c"}])], [FIND], history)
-    remark = "." if "remark" in name else ""
+    remark = BY_NAME[name].remark
     assert str.__str__(tail.text) == (
         f'{BEFORE[name]}<|im_start|>a:{remark}<tool_call>find{{"n": 1}}</tool_call><|im_end|>'
         "<|im_start|>t:c<|im_end|><|im_start|>a:"
@@ -159,7 +159,7 @@ def test_other_candidates_require_no_inputs() -> None:
 
 
 def test_a_template_without_a_turn_ending_control_token_is_refused() -> None:
-    with pytest.raises(TemplateError, match=r"no control token ends its assistant turns.*eos_token"):
+    with pytest.raises(TemplateError, match="eos_token"):
         source(CANDIDATES[0], "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
 
 

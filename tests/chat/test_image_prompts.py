@@ -52,7 +52,7 @@ def test_without_markup_it_is_the_plain_rendering(data: st.DataObject) -> None:
 
 
 def test_images_are_in_the_order_of_their_placeholders() -> None:
-    """Results come in the order of their calls, before the images beside them."""
+    """Results come in the order of their calls, before the images of the same message."""
 
     def image(number: int) -> Any:
         return {"image": {"format": "png", "source": {"bytes": bytes([number])}}}

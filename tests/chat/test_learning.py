@@ -142,7 +142,7 @@ def test_control_tokens_within_turns_of_several_parts() -> None:
         (CHATML, [("<a><t>", HM, "\n</t>\n<e>\n")], "\n</t>\n<e>"),
         # The token that closes a turn may close reasoning too.
         (CHATML, [("<a><t>", HM, "<e><a></t><e>\n")], "<e><a></t><e>"),
-        # It does not show reasoning alone, or first; then that beside calls counts.
+        # It does not show reasoning alone, or first; then reasoning before calls counts.
         (CHATML, [("<a><e>\n",), ("<a><t>", HM, "</t><c>", ("look", TURN), "</c><f>")], "</t><e>"),
         (
             CHATML,

@@ -157,9 +157,9 @@ ITEM = f"{RESULT}['content'][0]"
     ],
 )
 def test_an_invalid_message_is_named_with_its_place_and_remedy(message: Any, place: str, remedy: str) -> None:
-    told = refusal(message)
-    assert place in told
-    assert remedy in told
+    message_ = refusal(message)
+    assert place in message_
+    assert remedy in message_
 
 
 def test_a_place_counts_from_the_first_message_of_the_history() -> None:
@@ -180,7 +180,7 @@ PLACED = {"format": "png", "source": {"bytes": b"a", "location": {"uri": "s3://a
 
 
 @pytest.mark.parametrize(
-    ("message", "place", "told"),
+    ("message", "place", "expected"),
     [
         (user({"video": {}}), BLOCK, ["'video'", "Message 1 (user)", "'...'"]),
         (user({"document": {}}), BLOCK, ["'document'", "Message 1 (user)"]),
@@ -196,7 +196,7 @@ PLACED = {"format": "png", "source": {"bytes": b"a", "location": {"uri": "s3://a
         (returned({"document": {}}), ITEM, ["'document'", "'call_7'", "Message 1 (user)"]),
         (returned({"what": {}}), ITEM, ["'what'", "'call_7'"]),
         (returned({}), ITEM, ["'empty'", "'call_7'"]),
-        (returned({"text": "a", "json": 1}), ITEM, ["'text' and 'json'", "'call_7'", "an item for each"]),
+        (returned({"text": "a", "json": 1}), ITEM, ["'text' and 'json'", "'call_7'", "one item each"]),
         (returned({"text": "a", "video": 1}), ITEM, ["'text' and 'video'", "'call_7'"]),
         (returned({"json": {"a": [{1, 2}]}}), ITEM, [f"{ITEM}['json']['a'][0] is of type set", "'call_7'"]),
         (returned({"json": float("inf")}), ITEM, [f"{ITEM}['json'] is inf"]),
@@ -204,11 +204,11 @@ PLACED = {"format": "png", "source": {"bytes": b"a", "location": {"uri": "s3://a
         (returned({"json": [2**64]}), ITEM, [str(2**64), "64 bits"]),
     ],
 )
-def test_unsupported_content_is_named_with_its_place_and_remedy(message: Any, place: str, told: list[str]) -> None:
+def test_unsupported_content_is_named_with_its_place_and_remedy(message: Any, place: str, expected: list[str]) -> None:
     with pytest.raises(UnsupportedContentError) as caught:
         check_messages([FIRST, message])
     assert place in str(caught.value)
-    assert [words for words in told if words not in str(caught.value)] == []
+    assert [words for words in expected if words not in str(caught.value)] == []
     if "source" not in place:
         assert f"agent.{place} = " in str(caught.value)
 
@@ -287,7 +287,7 @@ def test_an_opening_is_checked_without_its_messages(several: Callable[[Any], Any
 
 
 @pytest.mark.parametrize(
-    ("system", "tools", "told"),
+    ("system", "tools", "expected"),
     [
         (["a"], None, ["system_prompt is a list", "string"]),
         (5, None, ["system_prompt is 5", "string"]),
@@ -300,10 +300,10 @@ def test_an_opening_is_checked_without_its_messages(several: Callable[[Any], Any
         (None, [{**SPEC, "description": None}], ["tool_specs[0]['description']", "'look'", "None", "string"]),
     ],
 )
-def test_an_invalid_opening_is_named_with_its_place_and_remedy(system: Any, tools: Any, told: list[str]) -> None:
+def test_an_invalid_opening_is_named_with_its_place_and_remedy(system: Any, tools: Any, expected: list[str]) -> None:
     with pytest.raises(InvalidMessageError) as caught:
         check_opening([], system, tools)
-    assert [words for words in told if words not in str(caught.value)] == []
+    assert [words for words in expected if words not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("several", [list, tuple])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS
-from support.conversations import answer, asked, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from tito_core.chat.messages import MessageFormat, template_messages
 from tito_core.chat.rendering import Rendering
 
@@ -76,7 +76,7 @@ def test_content_in_parts() -> None:
     assert found.parts
     assert not message_format(CHATML_TOOLS).parts
     messages: Any = translated(
-        template_messages([asked("a"), *calls(("f", {})), results("b")], "s", message_format=found)
+        template_messages([user("a"), *calls(("f", {})), results("b")], "s", message_format=found)
     )
     assert [message["content"] for message in messages] == [
         [{"type": "text", "text": text}] for text in ("s", "a", "", "b")

@@ -13,7 +13,7 @@ import renderers
 from strands_tito.inspect import renderers as ours
 from strands_tito.inspect.renderers import SEAMS, RendererComparison, RendererTokenizer
 from support.byte_level import shared
-from support.conversations import LOOK, answer, asked, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
 from tito_core.chat.messages import template_tools
 from tito_core.chat.probes import TOOLS, cases
@@ -42,20 +42,20 @@ def compared(
 ) -> tuple[RendererComparison, Recorder, list[int]]:
     """Return a comparison of a renderer with the tests' template, the renderer, and the template's own delta."""
     template = template_of("byte level")
-    own = template.delta(answer("a"), [asked("b")], template.closer_id).ids.tolist()
+    own = template.delta(answer("a"), [user("b")], template.closer_id).ids.tolist()
     renderer = Recorder(own, spoil, **options)
     return RendererComparison("Recorder", renderer, template, shared()), renderer, own
 
 
 def refusal(spoil: Callable[[list[int]], Any]) -> str:
-    found = compared(spoil)[0].difference(answer("a"), [asked("b")])
+    found = compared(spoil)[0].difference(answer("a"), [user("b")])
     assert found is not None
     return found
 
 
 def test_a_renderer_gets_a_stand_in_turn_and_the_new_messages() -> None:
     comparison, renderer, _ = compared()
-    assert comparison.difference(answer("a" * 99), [asked("b")], [LOOK], [asked("c" * 99)]) is None
+    assert comparison.difference(answer("a" * 99), [user("b")], [LOOK], [user("c" * 99)]) is None
     [(prompt, completion, new, tools)] = renderer.requests
     assert shared().decode(prompt) == "<|im_start|>user\n.<|im_end|>\n<|im_start|>assistant\n."
     assert shared().decode(completion) == "<|im_end|>"
@@ -68,12 +68,12 @@ def test_a_renderer_gets_a_stand_in_turn_and_the_new_messages() -> None:
 def test_without_tools_a_renderer_gets_none() -> None:
     comparison, renderer, _ = compared()
     for specs in (None, []):
-        assert comparison.difference(answer("a"), [asked("b")], specs) is None
+        assert comparison.difference(answer("a"), [user("b")], specs) is None
     assert [tools for *_, tools in renderer.requests] == [None, None]
 
 
 def test_a_renderer_may_return_an_object_with_ids() -> None:
-    assert compared(wrapped=True)[0].difference(answer("a"), [asked("b")]) is None
+    assert compared(wrapped=True)[0].difference(answer("a"), [user("b")]) is None
 
 
 def test_shorter_and_longer_deltas_of_a_renderer_are_differences() -> None:
@@ -115,7 +115,7 @@ def test_a_turn_that_cannot_be_extended_names_the_new_roles() -> None:
     def failing(bridged: Callable[[], Any]) -> str:
         renderer: Any = SimpleNamespace(bridge_to_next_turn=lambda *_, **__: bridged())
         comparison = RendererComparison("Failing", renderer, template, shared())
-        return str(comparison.difference(message, [results("y"), asked("z")]))
+        return str(comparison.difference(message, [results("y"), user("z")]))
 
     assert failing(lambda: None) == "Failing cannot extend a turn by messages with roles ['tool', 'user']."
     assert failing(lambda: {}["x"]) == "Failing fails to extend a turn: KeyError: 'x'"

@@ -153,7 +153,7 @@ def test_template_arguments_reach_the_packages_renderer() -> None:
     assert (
         "Qwen3Renderer differs from the chat template" in compare(enable_thinking=False)[0]
     )  # its tokenizer matches <think> in content
-    with pytest.raises(TemplateError, match="'qwen3' cannot be made for this tokenizer: Unsupported chat_template"):
+    with pytest.raises(TemplateError, match=r"'qwen3' .*Unsupported chat_template"):
         compare(unheard_of=1)
 
 
@@ -163,7 +163,7 @@ def test_template_arguments_reach_the_packages_renderer() -> None:
 )
 def test_an_unknown_or_unfit_renderer_is_refused(chosen: str, why: str) -> None:
     tokenizer = byte_level((), CHATML_TOOLS)
-    with pytest.raises(TemplateError, match=f"The renderer '{chosen}' cannot be made for this tokenizer: [^$]*{why}"):
+    with pytest.raises(TemplateError, match=f"(?s)'{chosen}' .*{why}"):
         RendererComparison.of(chosen, tokenizer, ChatTemplate.of(tokenizer))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.conversations import LOOK, answer, asked, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from tito_core.chat.messages import SYSTEM_SOURCE, template_messages
 from tito_core.chat.rendering import Rendering, TemplateError
 
@@ -20,20 +20,20 @@ ALL = (
 
 def test_a_template_gets_messages_tools_arguments_and_the_prompt_flag() -> None:
     rendering = Rendering.of(ALL, {"style": "terse"})
-    text = rendering.of_messages([asked("a"), answer("b")], "s", [LOOK])
+    text = rendering.of_messages([user("a"), answer("b")], "s", [LOOK])
     assert str.__str__(text) == "look|True|True|terse|system:s;user:a;assistant:b;"
     assert [(text[start:stop], source) for start, stop, source in text.spans if source >= SYSTEM_SOURCE] == [
         ("s", SYSTEM_SOURCE), ("a", 0), ("b", 1)
     ]  # fmt: skip
-    assert rendering.of_messages([asked("a")], generation_prompt=False) == "|True|False|terse|user:a;"
-    assert rendering.of_messages([asked("a")]) == "|True|True|terse|user:a;"
-    assert rendering.of_translated(template_messages([asked("a")])) == "|True|True|terse|user:a;"
+    assert rendering.of_messages([user("a")], generation_prompt=False) == "|True|False|terse|user:a;"
+    assert rendering.of_messages([user("a")]) == "|True|True|terse|user:a;"
+    assert rendering.of_translated(template_messages([user("a")])) == "|True|True|terse|user:a;"
     assert rendering.variables == {"style": "terse"}
 
 
 def test_the_rollouts_values_override_arguments() -> None:
     rendering = Rendering.of(ALL, {"messages": "no", "add_generation_prompt": "no"})
-    assert rendering.of_messages([asked("a")]) == "|True|True||user:a;"
+    assert rendering.of_messages([user("a")]) == "|True|True||user:a;"
 
 
 def test_the_message_format_is_found_with_the_template_arguments() -> None:
@@ -45,7 +45,7 @@ def test_the_message_format_is_found_with_the_template_arguments() -> None:
 
 def test_the_time_is_the_given_one() -> None:
     rendering = Rendering.of("{{ strftime_now('%Y') }}{{ messages[0].content }}", {}, datetime(1999, 1, 1))
-    assert rendering.of_messages([asked("a")]) == "1999a"
+    assert rendering.of_messages([user("a")]) == "1999a"
 
 
 def test_invalid_jinja_is_refused_with_its_line() -> None:
@@ -59,7 +59,7 @@ def test_invalid_jinja_is_refused_with_its_line() -> None:
 def test_a_refusal_quotes_the_templates_reason(why: str) -> None:
     rendering = Rendering.of("{{ raise_exception('" + why + "') }}", {})
     with pytest.raises(TemplateError) as refused:
-        rendering.of_messages([asked("a"), answer("b")], "s")
+        rendering.of_messages([user("a"), answer("b")], "s")
     assert str(refused.value).endswith("with roles ['system', 'user', 'assistant']: Roles must alternate.")
 
 
@@ -69,10 +69,10 @@ CALLED = calls(("look", {"at": "x"}), text="Let me.")
 @pytest.mark.parametrize(
     ("shows", "messages", "left_out", "role"),
     [
-        ("m.content if m.role != 'user' else ''", [answer("a"), asked("b")], 1, "user"),
-        ("m.content if m.role != 'tool' else ''", [asked("a"), *calls(("f", {})), results("b")], 1, "assistant"),
-        ("m.content if m.role != 'tool' else ''", [asked("a"), results("b")], 1, "tool"),
-        ("m.content if m.role != 'system' else ''", [asked("a")], 0, "system"),
+        ("m.content if m.role != 'user' else ''", [answer("a"), user("b")], 1, "user"),
+        ("m.content if m.role != 'tool' else ''", [user("a"), *calls(("f", {})), results("b")], 1, "assistant"),
+        ("m.content if m.role != 'tool' else ''", [user("a"), results("b")], 1, "tool"),
+        ("m.content if m.role != 'system' else ''", [user("a")], 0, "system"),
     ],
 )
 def test_a_message_that_a_template_leaves_out_is_named(shows: str, messages: Any, left_out: int, role: str) -> None:
@@ -88,18 +88,18 @@ def test_a_message_that_a_template_leaves_out_is_named(shows: str, messages: Any
     ("shows", "messages"),
     [
         # These have nothing to show.
-        ("m.content if m.role != 'user' else ''", [answer("a"), asked("")]),
-        ("m.content if m.role != 'user' else ''", [answer("a"), asked(" \n")]),
-        ("m.content if m.role == 'user' else ''", [asked("a"), answer("b")]),
+        ("m.content if m.role != 'user' else ''", [answer("a"), user("")]),
+        ("m.content if m.role != 'user' else ''", [answer("a"), user(" \n")]),
+        ("m.content if m.role == 'user' else ''", [user("a"), answer("b")]),
         # These are shown, changed or in another place.
-        ("m.content|upper", [asked("a")]),
-        ("m.content|tojson", [asked("a")]),
-        ("m.content", [asked("a"), *CALLED, asked("b")]),
-        ("messages[0].content[::-1] if loop.first else ''", [asked("ab")]),
-        ("m.content ~ m.tool_calls[0].function.arguments.at if m.tool_calls else m.content", [asked("a"), *CALLED]),
-        ("m.content ~ m.tool_calls[0].function.name if m.tool_calls else m.content", [asked("a"), *CALLED]),
-        ("m.content ~ m.tool_calls[0].id if m.tool_calls else m.content", [asked("a"), *CALLED]),
-        ("m.content.encode().decode()", [asked("a")]),
+        ("m.content|upper", [user("a")]),
+        ("m.content|tojson", [user("a")]),
+        ("m.content", [user("a"), *CALLED, user("b")]),
+        ("messages[0].content[::-1] if loop.first else ''", [user("ab")]),
+        ("m.content ~ m.tool_calls[0].function.arguments.at if m.tool_calls else m.content", [user("a"), *CALLED]),
+        ("m.content ~ m.tool_calls[0].function.name if m.tool_calls else m.content", [user("a"), *CALLED]),
+        ("m.content ~ m.tool_calls[0].id if m.tool_calls else m.content", [user("a"), *CALLED]),
+        ("m.content.encode().decode()", [user("a")]),
     ],
 )
 def test_blank_or_changed_messages_do_not_count_as_left_out(shows: str, messages: Any) -> None:

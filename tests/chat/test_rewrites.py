@@ -10,7 +10,7 @@ from tito_core.chat.rendering import Rendering
 from tito_core.chat.rewrites import rewrites, thinking
 
 HEADER = "{{- header(message.role) + message.content -}}"
-CALLS = "calls: a call in the history is written anew from its parsed arguments"
+CALLS = "calls: a call in the history is rebuilt from its parsed arguments"
 FIRST = "calls: of several calls in one message only the first is shown"
 PROMPT = "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
 DATE = "date: the prompt holds the day or time, frozen for as long as the template lives"
@@ -56,13 +56,13 @@ def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "tools", "said"),
+    ("source", "tools", "expected"),
     [
         (CHATML_TOOLS, True, [CALLS]),
         (CHATML_TOOLS, False, []),
         (CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- break -%}"), True, [CALLS, FIRST]),
         (CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- break -%}"), False, []),
-        # Of a template that takes one call only nothing of the kind can be told.
+        # A template that takes only one call shows neither.
         (
             CHATML_TOOLS.replace(HEADER, "{{- raise_exception('one') if message.tool_calls|length > 1 -}}" + HEADER),
             True,
@@ -103,12 +103,12 @@ def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
         ("{{- 'a' if messages|length == 1 and tools else 'b' -}}" + CHATML_TOOLS, True, [CALLS, TOOLS]),
     ],
 )
-def test_rewrites(source: str, tools: bool, said: list[str]) -> None:
-    assert list(rewrites(source, {}, Rendering.of(source, {}), tools=tools)) == said
+def test_rewrites(source: str, tools: bool, expected: list[str]) -> None:
+    assert list(rewrites(source, {}, Rendering.of(source, {}), tools=tools)) == expected
 
 
 def test_a_date_counts_only_if_the_arguments_show_it() -> None:
     source = "{{ strftime_now('%H:%M') if clock else '' }}" + CHATML_TOOLS
-    for clock, said in ((True, [DATE]), (False, [])):
+    for clock, expected in ((True, [DATE]), (False, [])):
         variables = {"clock": clock}
-        assert list(rewrites(source, variables, Rendering.of(source, variables), tools=False)) == said
+        assert list(rewrites(source, variables, Rendering.of(source, variables), tools=False)) == expected

@@ -18,12 +18,12 @@ from support.conversations import (
     HOSTILE,
     LOOK,
     answer,
-    asked,
     calls,
     conversations,
     results,
     rounds_of_tools,
     translated,
+    user,
 )
 from support.templates import NAMES, template_of, tokenizer_of
 from tito_core.chat.environment import render
@@ -77,9 +77,9 @@ def test_deltas_extend_prompts_as_qwen3_renders_reasoning_until_the_next_questio
 def test_qwen3_strips_reasoning_at_the_next_question_and_the_delta_is_still_its_own_text() -> None:
     template = template_of("qwen3-tiny")
     thought = answer("Fine.", reasoning="Hm.")
-    whole = template.first_prompt([asked("a"), thought, asked("b")], None, None).ids
-    prompt = template.first_prompt([asked("a")], None, None).ids
-    delta = template.delta(thought, [asked("b")], template.closer_id).ids
+    whole = template.first_prompt([user("a"), thought, user("b")], None, None).ids
+    prompt = template.first_prompt([user("a")], None, None).ids
+    delta = template.delta(thought, [user("b")], template.closer_id).ids
     assert whole.tolist()[-len(delta) :] == delta.tolist()
     assert "Hm." not in tokenizer_of("qwen3-tiny").decode(whole)
     assert whole[: len(prompt)].tolist() == prompt.tolist()
@@ -87,7 +87,7 @@ def test_qwen3_strips_reasoning_at_the_next_question_and_the_delta_is_still_its_
 
 def test_qwen3_without_thinking_writes_the_empty_block_into_every_generation_prompt() -> None:
     template = ChatTemplate.of(tokenizer_of("qwen3-tiny"), enable_thinking=False)
-    delta = template.delta(answer("a"), [asked("b")], template.closer_id).ids
+    delta = template.delta(answer("a"), [user("b")], template.closer_id).ids
     assert tokenizer_of("qwen3-tiny").decode(delta) == (
         "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
@@ -117,7 +117,7 @@ def test_text_equals_that_of_transformers(name: str, tools: Any) -> None:
 
 
 def test_text_and_ids_are_those_of_apply_chat_template() -> None:
-    messages = [asked("What is 2+2?"), *calls(("look", {"at": "é \"'"})), results("4 ok"), answer("4"), asked("And?")]
+    messages = [user("What is 2+2?"), *calls(("look", {"at": "é \"'"})), results("4 ok"), answer("4"), user("And?")]
     for name in NAMES:
         tokenizer = tokenizer_of(name)
         found = template_of(name).first_prompt(messages, "Be brief.", [LOOK]).ids.tolist()
@@ -142,7 +142,7 @@ def test_no_content_makes_a_control_token(name: str) -> None:
             results(text, {"j": text, key: 1}),
         ]
         prompt = template.first_prompt(seeded, f"a{text}", [spec]).ids  # type: ignore[list-item]
-        delta = template.delta(seeded[1], [results(text, {key: text}), asked(text)], None).ids
+        delta = template.delta(seeded[1], [results(text, {key: text}), user(text)], None).ids
         return [i for i in [*prompt.tolist(), *delta.tolist()] if i in control]
 
     expected = controls("a", "b")
@@ -158,10 +158,10 @@ def test_no_content_makes_a_control_token(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_closer_is_inserted_once(name: str) -> None:
     template = template_of(name)
-    complete = template.delta(answer("a"), [asked("b")], template.closer_id)
+    complete = template.delta(answer("a"), [user("b")], template.closer_id)
     assert template.closer_id not in complete.ids[:2]
     for last in (None, 5, tokenizer_of(name).convert_tokens_to_ids("<|endoftext|>")):
-        cut = template.delta(answer("a"), [asked("b")], last)
+        cut = template.delta(answer("a"), [user("b")], last)
         assert cut.ids.tolist() == [template.closer_id, *complete.ids.tolist()]
         assert cut.provenance.tolist() == [Provenance.INSERTED, *complete.provenance.tolist()]
         assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
@@ -192,7 +192,7 @@ def test_a_delta_renders_its_new_messages_once(monkeypatch: pytest.MonkeyPatch) 
     template = ChatTemplate.of(shared())
     rendered.clear()
     for size in (1, 100_000):
-        template.delta(answer("a" * size, reasoning="b" * size), [asked("c")], None)
+        template.delta(answer("a" * size, reasoning="b" * size), [user("c")], None)
         template.delta(calls(("look", {}), text="a" * size)[0], [results("c")], None)
     assert rendered[2:] == rendered[:2]
     assert max(rendered) < 500
@@ -218,10 +218,10 @@ def test_a_date_in_a_template_is_frozen_and_in_the_fingerprint(monkeypatch: pyte
     monkeypatch.setattr("tito_core.chat.rendering.datetime", Clock)
     template = ChatTemplate.of(dated)
     days.pop(0)
-    assert dated.decode(template.first_prompt([asked("a")], None, None).ids).startswith("02 Jan 2026")
+    assert dated.decode(template.first_prompt([user("a")], None, None).ids).startswith("02 Jan 2026")
     assert ChatTemplate.of(dated).fingerprint != template.fingerprint
     fixed = ChatTemplate.of(dated, today="26 Jul 2024")
-    assert dated.decode(fixed.first_prompt([asked("a")], None, None).ids).startswith("26 Jul 2024")
+    assert dated.decode(fixed.first_prompt([user("a")], None, None).ids).startswith("26 Jul 2024")
 
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -230,7 +230,7 @@ PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 def test_a_chat_only_template_works_until_there_are_tools() -> None:
     template = ChatTemplate.of(byte_level(template=CHATML + PROMPT))
-    assert len(template.delta(answer("a"), [asked("b")], None).ids)
+    assert len(template.delta(answer("a"), [user("b")], None).ids)
     with pytest.raises(TemplateError, match="leaves out message 1"):
         template.delta(calls(("look", {"at": "x"}))[0], [results("a")], None)
 
@@ -266,6 +266,6 @@ def test_a_tokenizer_with_single_word_control_tokens_is_refused() -> None:
 
 def test_counting_leaves_out_the_generation_prompt() -> None:
     template = template_of("byte level")
-    prompt = template.first_prompt([asked("a")], None, [LOOK]).ids.tolist()
+    prompt = template.first_prompt([user("a")], None, [LOOK]).ids.tolist()
     header = shared().encode("<|im_start|>assistant\n", add_special_tokens=False)
-    assert template.count_tokens([asked("a")], None, [LOOK]) == len(prompt) - len(header)
+    assert template.count_tokens([user("a")], None, [LOOK]) == len(prompt) - len(header)

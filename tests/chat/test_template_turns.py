@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
-from support.conversations import LOOK, answer, asked, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -28,7 +28,7 @@ def own_tools() -> ChatTemplate:
 def test_the_text_of_a_delta_is_what_it_encodes() -> None:
     template = template_of("byte level")
     [called] = calls(("look", {"at": "x"}))
-    for answered, new in ((answer("a"), [asked("b")]), (called, [results("b")])):
+    for answered, new in ((answer("a"), [user("b")]), (called, [results("b")])):
         text = template.tail(answered, new)
         ids = template.delta(answered, new, template.closer_id).ids.tolist()
         assert template.encoder.encode(text).ids.tolist() == ids
@@ -40,20 +40,20 @@ def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
     template = own_tools()
     assert template.certificate.candidate == "after a question, with the rollout's tools"
     with pytest.raises(TemplateError, match="pass tool_specs="):
-        template.tail(answer("a"), [asked("b")])
-    text = template.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
+        template.tail(answer("a"), [user("b")])
+    text = template.tail(answer("a"), [user("b")], tool_specs=[LOOK])
     assert text.startswith("\n<|im_start|>user\nb<|im_end|>\n[{")
     assert '"look"' in text
     marked = replace(template, deltas=replace(template.deltas, candidate=template_candidate()))
     with pytest.raises(TemplateError, match="pass history="):
-        marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
-    assert marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK], history=[asked("a")])
+        marked.tail(answer("a"), [user("b")], tool_specs=[LOOK])
+    assert marked.tail(answer("a"), [user("b")], tool_specs=[LOOK], history=[user("a")])
 
 
 def template_candidate() -> Any:
     from tito_core.chat.delta import Candidate
 
-    return Candidate("where there was one", before_after_results=[asked("l")])
+    return Candidate("where there was one", before_after_results=[user("l")])
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_when_the_template_strips_reasoning(
 ) -> None:
     usual = template_of("byte level")
     template = replace(usual, certificate=replace(usual.certificate, thinking=thinking))
-    assert template.strips_thinking([asked("b")]) is question
-    assert template.strips_thinking([results("a"), asked("b")]) is question
+    assert template.strips_thinking([user("b")]) is question
+    assert template.strips_thinking([results("a"), user("b")]) is question
     assert template.strips_thinking([results("a")]) is results_only
     assert template.strips_thinking([]) is nothing
 
@@ -103,8 +103,8 @@ def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
     template = template_of("byte level")
     header = len(shared().encode("<|im_start|>assistant\n", add_special_tokens=False))
     for system, tools in ((None, None), ("Be brief.", None), (None, [LOOK]), ("Be brief.", [LOOK])):
-        whole = template.first_prompt([asked("a")], system, tools)
-        assert template.count_tokens([asked("a")], system, tools) == len(whole.ids) - header
+        whole = template.first_prompt([user("a")], system, tools)
+        assert template.count_tokens([user("a")], system, tools) == len(whole.ids) - header
 
 
 def test_a_certificate_depends_on_arguments_and_content_tokens() -> None:
@@ -145,8 +145,8 @@ def test_a_parsers_markup_is_a_control_token() -> None:
     assert set(usual.encoder.added) == {*SPECIAL, *MARKUP}
     assert marked.fingerprint != usual.fingerprint
     attack = tokenizer.convert_tokens_to_ids("[CALL")
-    assert attack in usual.first_prompt([asked("[CALL")], None, None).ids
-    assert attack not in marked.first_prompt([asked("[CALL")], None, None).ids
+    assert attack in usual.first_prompt([user("[CALL")], None, None).ids
+    assert attack not in marked.first_prompt([user("[CALL")], None, None).ids
 
 
 def test_a_template_from_a_cached_certificate_is_equal(tmp_path: Path) -> None:
@@ -156,15 +156,15 @@ def test_a_template_from_a_cached_certificate_is_equal(tmp_path: Path) -> None:
         assert getattr(made, name) == getattr(again, name)
     assert made.arguments == shared().special_tokens_map
     assert (made.closer_id, made.stop_ids) == (2, (2,))
-    found, kept = (each.delta(answer("a"), [asked("b")], None) for each in (made, again))
+    found, kept = (each.delta(answer("a"), [user("b")], None) for each in (made, again))
     assert found.ids.tolist() == kept.ids.tolist()
 
 
 @pytest.mark.parametrize("last", [None, 5])
 def test_inserted_closers_have_the_provenance_inserted(last: int | None) -> None:
     template = template_of("byte level")
-    complete = template.delta(answer("a"), [asked("b")], template.closer_id)
-    cut = template.delta(answer("a"), [asked("b")], last)
+    complete = template.delta(answer("a"), [user("b")], template.closer_id)
+    cut = template.delta(answer("a"), [user("b")], last)
     assert cut.ids.tolist() == [template.closer_id, *complete.ids.tolist()]
     assert cut.provenance.tolist() == [Provenance.INSERTED, *complete.provenance.tolist()]
     assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
@@ -187,12 +187,12 @@ def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
     )
     template = ChatTemplate.of(byte_level(template=opens))
     start = shared().convert_tokens_to_ids("<|im_start|>")
-    whole = template.delta(answer("a"), [asked("b")], None)
-    rest = template.delta(answer("a"), [asked("b")], start)
+    whole = template.delta(answer("a"), [user("b")], None)
+    rest = template.delta(answer("a"), [user("b")], start)
     assert whole.ids.tolist() == [start, *rest.ids.tolist()]
     assert whole.provenance.tolist() == [Provenance.SCAFFOLD, *rest.provenance.tolist()]
     assert template.stop_ids == (start,)
-    assert template.delta(answer("a"), [asked("b")], 5).ids.tolist() == whole.ids.tolist()
+    assert template.delta(answer("a"), [user("b")], 5).ids.tolist() == whole.ids.tolist()
 
 
 def test_a_slow_tokenizer_is_refused() -> None:
@@ -202,5 +202,5 @@ def test_a_slow_tokenizer_is_refused() -> None:
         backend_tokenizer = None
 
     slow: Any = Slow()
-    with pytest.raises(TypeError, match=r"Slow is not a fast tokenizer.*use_fast=True"):
+    with pytest.raises(TypeError, match=r"Slow .*use_fast=True"):
         ChatTemplate.of(slow)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands.types.content import Message
 
-from support.conversations import answer, asked, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,
@@ -23,11 +23,11 @@ from tito_core.chat.traced import Traced, sources
 
 PARTS = MessageFormat("string", "thinking", text_and_reasoning=True, parts=True)
 CONVERSATION = [
-    asked("Why?", "Say."),
+    user("Why?", "Say."),
     *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
     results("seen", {"n": [1, None]}),
     answer("So.", reasoning="Ah."),
-    asked("And?"),
+    user("And?"),
 ]
 
 
@@ -106,7 +106,7 @@ def test_reasoning_is_dropped_only_with_text_and_calls() -> None:
     ]  # fmt: skip
 
 
-def said(*named: tuple[str, Any]) -> list[str]:
+def feedback(*named: tuple[str, Any]) -> list[str]:
     """Return the texts of the results of calls that Strands did not run."""
     message = calls(*named)[0]
     shown = results(*(f"Unknown tool: {MALFORMED_CALL}" if name == MALFORMED_CALL else "fine" for name, _ in named))
@@ -142,7 +142,7 @@ def malformed(**given: Any) -> tuple[str, dict[str, Any]]:
     ],
 )
 def test_feedback_on_malformed_calls(named: Any, read: list[str]) -> None:
-    assert said(*named) == read
+    assert feedback(*named) == read
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.conversations import LOOK, answer, asked, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from tito_core.chat.ending import Opened
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.ledger.errors import LawViolationError
@@ -37,7 +37,7 @@ def test_a_closer_that_depends_on_the_tools_name_loses_no_result() -> None:
     template = ChatTemplate.of(of(source))
     [called] = calls(("python", {"at": "it"}))
     with pytest.raises(TemplateError, match="did not end this assistant turn"):
-        template.delta(called, [results("THE RESULT")], template.closer_id, tool_specs=[LOOK], history=[asked("hi")])
+        template.delta(called, [results("THE RESULT")], template.closer_id, tool_specs=[LOOK], history=[user("hi")])
 
 
 def test_an_empty_system_block_does_not_make_a_part_of_the_closer_the_stop() -> None:
@@ -54,9 +54,9 @@ def test_an_empty_system_block_does_not_make_a_part_of_the_closer_the_stop() -> 
 def test_a_template_that_counts_beyond_the_probes_is_caught_in_use() -> None:
     reminder = "{{- 'Remember. ' if loop.index == 21 else '' -}}"
     template = ChatTemplate.of(of(CHATML_TOOLS.replace("{%- else -%}", "{%- else -%}" + reminder, 1)))
-    history: list[Any] = [asked("a")]
+    history: list[Any] = [user("a")]
     for number in range(1, 11):
-        history += [answer(f"So {number}."), asked(f"b{number}")]
+        history += [answer(f"So {number}."), user(f"b{number}")]
         compare = template.comparison(history, len(history) - 1, None, None, 100)
         assert compare is not None
         if number < 10:
@@ -73,7 +73,7 @@ def test_a_system_prompt_that_changes_the_generation_prompt_is_caught_in_use() -
     )
     assert source != CHATML_TOOLS
     template = ChatTemplate.of(of(source))
-    history: list[Any] = [asked("a"), answer("So."), asked("b")]
+    history: list[Any] = [user("a"), answer("So."), user("b")]
     for system, wrong in (("Be kind.", False), ("Be kind. /no", True)):
         compare = template.comparison(history, 2, system, None, 100)
         assert compare is not None
@@ -91,7 +91,7 @@ def test_a_word_in_the_templates_code_is_not_a_control_token() -> None:
     own = tokenizer.apply_chat_template(
         [{"role": "user", "content": "which role?"}], add_generation_prompt=True, return_dict=False
     )
-    assert template.first_prompt([asked("which role?")], None, None).ids.tolist() == own
+    assert template.first_prompt([user("which role?")], None, None).ids.tolist() == own
 
 
 def test_a_call_truncated_after_its_own_end_gets_only_the_rest() -> None:
@@ -103,6 +103,6 @@ def test_a_call_truncated_after_its_own_end_gets_only_the_rest() -> None:
     [called] = calls(("look", {"at": "it"}))
     for opened in (Opened.MESSAGE, Opened.CALL):
         found = template.delta(
-            called, [results("x")], ids["<|call_end|>"], opened=opened, tool_specs=[LOOK], history=[asked("hi")]
+            called, [results("x")], ids["<|call_end|>"], opened=opened, tool_specs=[LOOK], history=[user("hi")]
         ).ids.tolist()
         assert found[:2] == [ids["</tool_call>"], ids["<|im_end|>"]]

@@ -189,7 +189,7 @@ def test_a_template_that_shows_results_in_another_order_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "stops", "others", "calls"),
     [
-        # What closes a part of an answer is no stop.
+        # A token that closes a part of an answer is not a stop.
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|end|>",), False),
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|end|>",), True),
         ("parts end as questions do", ("<|return|>", "<|call|>"), ("<|message|>",), False),
@@ -225,8 +225,8 @@ def test_an_opener_as_stop_is_a_difference_if_another_token_closes_the_turn(call
 
 def test_the_delta_is_requested_after_the_sampled_stop() -> None:
     channels = TEMPLATE_FAMILIES["parts end as questions do"]
-    asked = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
-    source = channels.source.replace(asked, asked.replace("<|end|>", "<|return|><|end|>"))
+    written = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
+    source = channels.source.replace(written, written.replace("<|end|>", "<|return|><|end|>"))
     assert source != channels.source
     made = Bench(of_structure(source, channels.special), ("<|return|>", "<|call|>", "<|end|>"))
     writer = Writer(lambda: "So")

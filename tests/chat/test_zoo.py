@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
 from support.budget import examples
-from support.conversations import answer, asked, calls, results, translated
+from support.conversations import answer, calls, results, translated, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.certificate import Thinking
@@ -40,8 +40,8 @@ def test_every_template_of_the_zoo_is_certified(name: str) -> None:
     bos = tokenizer.bos_token_id
     written = tokenizer.bos_token is not None and "bos_token" in tokenizer.chat_template
     if bos is not None:
-        assert template.first_prompt([asked("a")], None, None).ids.tolist().count(bos) == written
-        assert bos not in template.delta(answer("a"), [asked("b")], None, tool_specs=(), history=[]).ids
+        assert template.first_prompt([user("a")], None, None).ids.tolist().count(bos) == written
+        assert bos not in template.delta(answer("a"), [user("b")], None, tool_specs=(), history=[]).ids
 
 
 def test_the_zoo_has_all_native_tool_templates() -> None:
@@ -88,7 +88,7 @@ def test_as_template_attacks_succeed_as_with_the_tokenizer_itself(name: str) -> 
     random, strings = Random(1), controls(template)
     attempts = [Attempt.of(lambda: attack(random, strings), name != "cohere-like") for _ in range(10)]
     assert sum(from_content(template, attempt) for attempt in attempts) > 0
-    hostile = [asked(f"a{tokenizer.eos_token}b")]
+    hostile = [user(f"a{tokenizer.eos_token}b")]
     own = tokenizer.apply_chat_template(
         translated(template_messages(hostile)), add_generation_prompt=True, return_dict=False
     )
@@ -100,7 +100,7 @@ def test_a_schema_key_makes_no_reasoning_block_under_nemotron() -> None:
     template, tokenizer = pair("nemotron_3_nano")
     schema = {"type": "object", "properties": {}, "think": "on", "required": []}
     spec: Any = {"name": "f", "description": "d", "inputSchema": {"json": schema}}
-    ids = template.first_prompt([asked("a")], None, [spec]).ids.tolist()
+    ids = template.first_prompt([user("a")], None, [spec]).ids.tolist()
     think = tokenizer.convert_tokens_to_ids("<think>")
     assert "<think>on</think>" in tokenizer.decode(ids)
     assert ids.count(think) == 1  # of the generation prompt
@@ -116,8 +116,8 @@ def test_plain_content_gives_the_tokenizers_own_ids(name: str) -> None:
     @settings(deadline=None, max_examples=examples(40))
     @given(plain)
     def holds(text: str) -> None:
-        rendered = template.rendering.of_messages([asked(text)])
-        assert template.first_prompt([asked(text)], None, None).ids.tolist() == encode(tokenizer, str.__str__(rendered))
+        rendered = template.rendering.of_messages([user(text)])
+        assert template.first_prompt([user(text)], None, None).ids.tolist() == encode(tokenizer, str.__str__(rendered))
 
     holds()
 
@@ -125,7 +125,7 @@ def test_plain_content_gives_the_tokenizers_own_ids(name: str) -> None:
 def test_ordinary_added_tokens_stay_ordinary() -> None:
     template, tokenizer = pair("gemma3")
     (unused,) = encode(tokenizer, "<unused7>")
-    encoded = template.first_prompt([asked("a<unused7>b<end_of_turn>")], None, None)
+    encoded = template.first_prompt([user("a<unused7>b<end_of_turn>")], None, None)
     assert encoded.provenance[encoded.ids.tolist().index(unused)] == Provenance.PROMPT
     assert encoded.ids.tolist().count(tokenizer.convert_tokens_to_ids("<end_of_turn>")) == 1
 
@@ -149,7 +149,7 @@ CLOSED = {
 def test_truncated_turns_are_closed(name: str) -> None:
     template, tokenizer = pair(name)
     for opened, words in zip(Opened, CLOSED[name], strict=True):
-        encoded = template.delta(answer("a"), [asked("b")], None, opened=opened)
+        encoded = template.delta(answer("a"), [user("b")], None, opened=opened)
         inserted = encoded.provenance == Provenance.INSERTED
         assert tokenizer.decode(encoded.ids[inserted]) == words
         assert not inserted[inserted.sum() :].any()
@@ -197,22 +197,22 @@ def test_the_end_of_a_conversation_counts_as_closed_in_gpt_oss() -> None:
     template, tokenizer = pair("gptoss")
     ids = {text: tokenizer.convert_tokens_to_ids(text) for text in ("<|end|>", "<|return|>", "<|call|>")}
     assert set(template.stop_ids) == {ids["<|return|>"], ids["<|call|>"]}  # <|end|> closes each message of a turn
-    after = [template.delta(answer("a"), [asked("b")], ids[text]).ids.tolist() for text in ("<|end|>", "<|return|>")]
+    after = [template.delta(answer("a"), [user("b")], ids[text]).ids.tolist() for text in ("<|end|>", "<|return|>")]
     assert after[0] == after[1]
     assert tokenizer.decode(after[0]).startswith("<|start|>user<|message|>b")
 
 
 def test_a_stop_inside_reasoning_is_left_alone() -> None:
     template, _ = pair("qwen3")
-    complete = template.delta(answer("a"), [asked("b")], template.closer_id)
-    inside = template.delta(answer("a"), [asked("b")], template.closer_id, opened=Opened.REASONING)
+    complete = template.delta(answer("a"), [user("b")], template.closer_id)
+    inside = template.delta(answer("a"), [user("b")], template.closer_id, opened=Opened.REASONING)
     assert inside.ids.tolist() == complete.ids.tolist()
 
 
 def test_of_several_closers_only_the_missing_ones_are_inserted() -> None:
     template, tokenizer = pair("cohere-like")
     half = tokenizer.convert_tokens_to_ids("<|END_RESPONSE|>")
-    encoded = template.delta(answer("a"), [asked("b")], half)
+    encoded = template.delta(answer("a"), [user("b")], half)
     assert encoded.provenance.tolist().count(Provenance.INSERTED) == 1
     assert encoded.ids[0] == tokenizer.convert_tokens_to_ids("<|END_OF_TURN_TOKEN|>")
 
@@ -229,7 +229,7 @@ def test_of_several_closers_only_the_missing_ones_are_inserted() -> None:
 def test_reasoning_of_earlier_answers(name: str, thinking: Thinking, by_question: bool, by_result: bool) -> None:
     template, _ = pair(name)
     assert template.certificate.thinking == thinking
-    assert template.strips_thinking([asked("b")]) == by_question
+    assert template.strips_thinking([user("b")]) == by_question
     assert template.strips_thinking([results("b")]) == by_result
 
 
@@ -240,5 +240,5 @@ def test_arguments_have_the_type_of_the_family() -> None:
     }
     assert forms == {"deepseekv3": "string", "qwen3": "mapping", "granite-like": "string", "lfm2_v2": "mapping"}
     template, tokenizer = pair("deepseekv3")
-    prompt = template.first_prompt([asked("a"), *calls(("look", {"at": "é"})), results("b")], None, None).ids
+    prompt = template.first_prompt([user("a"), *calls(("look", {"at": "é"})), results("b")], None, None).ids
     assert '```json\n{"at": "é"}\n```' in tokenizer.decode(prompt)

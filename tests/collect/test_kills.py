@@ -55,5 +55,5 @@ def test_killed_again_and_again_it_has_every_rollout_once(kind: str, tmp_path: P
         f"{len(expected):,} of {len(expected):,} rollouts are finished, {len(had):,} of them by an earlier run."
         in log.read_text()
     )
-    assert busy, "no kill came while the engine was at work"
+    assert busy, "no kill happened while the engine was generating"
     print(f"\n{len(expected)} rollouts of {turns} turns on {kind}, after {KILLS} kills")

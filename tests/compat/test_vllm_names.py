@@ -226,8 +226,8 @@ async def test_with_tools_disabled_calls_are_text(options: dict[str, Any], strea
     assert len(model.rollouts) == 1, "no branch"
     check_ledger(model.ledger)
     specs = agent.tool_registry.get_all_tool_specs()
-    asked = agent.messages[:1]
-    assert await model.count_tokens(asked, specs) == pytest.approx(model.rollout.initial_prompt_length, abs=5)
+    prompt = agent.messages[:1]
+    assert await model.count_tokens(prompt, specs) == pytest.approx(model.rollout.initial_prompt_length, abs=5)
 
 
 class Total(BaseModel):

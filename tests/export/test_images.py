@@ -122,7 +122,7 @@ def test_a_batch_takes_a_sample_whose_images_were_taken_out() -> None:
 
 @dataclass
 class ImageProcessor:
-    """Makes the tokens that it is told to, and remembers what it was given."""
+    """Makes the given numbers of tokens per image."""
 
     tokens: list[int]
     merge_size: int = 2

@@ -1,4 +1,4 @@
-"""Parquet: what is written comes back equal, to us and to any reader; a newer file is refused."""
+"""Parquet: what we write reads back equal, with our reader and others; a newer file is refused."""
 
 from __future__ import annotations
 

@@ -233,8 +233,9 @@ def expect_answer(model: TITOModel, exchanged: list[Exchanged], kind: str) -> No
     )
     require(generation.output_ids == ids, f"the ledger has {ids}, the answer says {generation.output_ids}")
     require(generation.logprob_ids == ids, f"the logprobs are of {generation.logprob_ids}, the output is {ids}")
-    said = np.array(generation.logprobs, np.float32)
-    require(np.array_equal(said, turn.draft.logprobs), f"the ledger has {turn.draft.logprobs}, the answer says {said}")
+    logprobs = np.array(generation.logprobs, np.float32)
+    ledger = turn.draft.logprobs
+    require(np.array_equal(logprobs, ledger), f"the ledger has {ledger}, the answer says {logprobs}")
     require(generation.prompt_ids == prompt, "the ledger has another prompt than was sent")
     require(generation.echoed_ids in (None, prompt), "the answer echoes another prompt")
     require(

@@ -64,7 +64,7 @@ async def test_an_unknown_tool_is_refused_with_the_available_ones(kind: str) -> 
     read = await tool_results(
         kind, call("lok", "{}"), call("look", '{"at": "x"}'), call("lok", '{"at": 1}'), guard=guard
     )
-    unknown = "There is no tool 'lok'. The tools are: look."
+    unknown = "Unknown tool 'lok'. Available tools: look."
     assert read == [unknown, 'ran {"at": "x"}', unknown]
     assert guard.unknown_calls == {"lok": 2}
     guard.reset()
@@ -81,7 +81,7 @@ async def test_an_invalid_tool_name_is_an_unknown_tool(kind: str, name: str) -> 
     await agent.invoke_async("And?")
     rollout.check()
     read = tokenizer().decode(rollout.script.requests[1].prompt_ids)
-    assert read.index('ran {"at": "x"}') < read.index(f"There is no tool {name!r}. The tools are: look.")
+    assert read.index('ran {"at": "x"}') < read.index(f"Unknown tool {name!r}. Available tools: look.")
     assert guard.unknown_calls == {name: 1}
 
 
@@ -89,10 +89,10 @@ async def test_the_error_lists_the_first_tools() -> None:
     tools = [tool_with(SCHEMA, name) for name in ("c", "a", "b", "d")]
     unknown = call("e", "{}")
     assert await tool_results("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=2)) == [
-        "There is no tool 'e'. The tools are: a, b and 2 more."
+        "Unknown tool 'e'. Available tools: a, b and 2 more."
     ]
     assert await tool_results("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=4)) == [
-        "There is no tool 'e'. The tools are: a, b, c, d."
+        "Unknown tool 'e'. Available tools: a, b, c, d."
     ]
 
 
@@ -101,7 +101,7 @@ async def test_without_tools_the_error_says_so() -> None:
     agent = rollout.agent(tools=[], hooks=[ToolCallGuard()])
     await agent.invoke_async("Look.")
     assert agent.messages[2]["content"][0]["toolResult"]["content"] == [
-        {"text": "There is no tool 'look'. There are no tools."}
+        {"text": "Unknown tool 'look'. No tools are available."}
     ]
 
 

@@ -49,7 +49,7 @@ def test_a_folder_prints_the_certificate(folder: str) -> None:
     assert facts["template"] == f"sha256 {certificate.template}"
     assert facts["delta"] == "rendered after a question"
     assert facts["probes"] == "224 equal to the template's own rendering, 0 different"
-    assert facts["rewrites"] == "calls: a call in the history is written anew from its parsed arguments"
+    assert facts["rewrites"] == "calls: a call in the history is rebuilt from its parsed arguments"
     assert facts["thinking"] == (
         "'keep' keeps what was sampled; 'as-template' branches after each answer with reasoning"
     )

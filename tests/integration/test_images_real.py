@@ -119,7 +119,7 @@ async def test_both_engines_read_the_same_prompts_and_sample_the_same_tokens(kee
 
 
 async def test_no_text_becomes_an_image(seeing: Served) -> None:
-    """What the server echoed holds placeholders for the pictures alone."""
+    """The server's echo holds placeholders only for pictures."""
     slots = asyncio.Semaphore(8)
 
     async def attack(number: int) -> None:
@@ -156,8 +156,8 @@ async def test_a_bias_moves_the_placeholder_and_a_path_that_sampled_it_takes_no_
         assert (len(result.differences), result.not_comparable) == (compared, 8 - compared)
         if not strays:
             continue
-        said = messages[-1]["content"][0]["text"]
-        messages[-1]["content"] = [{"text": "[blank text]" if said == "?" else said}]  # as Strands writes it
+        text = messages[-1]["content"][0]["text"]
+        messages[-1]["content"] = [{"text": "[blank text]" if text == "?" else text}]  # as Strands writes it
         messages.append(shown(2))
         with pytest.raises(ImageError, match=rf"sampled the image placeholder {PAD}"):
             await answered(model, messages)

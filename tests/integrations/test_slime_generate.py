@@ -108,7 +108,7 @@ async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_t
 async def test_a_lost_rollout_has_its_reward_under_slimes_key_and_experts_where_they_are_replayed(
     evaluation: bool,
 ) -> None:
-    """slime reads `reward[key]` of each, and makes a tensor of all experts, of which no MoE layer may be all zeros."""
+    """slime reads each `reward[key]` and makes a tensor of all experts; no MoE layer of it may be all zeros."""
     more = {"reward_key": "score", "use_rollout_routing_replay": True, "num_layers": 3, "moe_router_topk": 2}
     args = arguments("http://nowhere:1", "unused", eval_reward_key="points", **more)
     faults: list[Fault] = []

@@ -19,7 +19,7 @@ from tito_core.termination import Termination, record_termination
 
 
 def trainer(**more: object) -> SimpleNamespace:
-    """Give the arguments that are read of a trainer."""
+    """Return the arguments that are read from a trainer."""
     given = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     args = SimpleNamespace(**{**given, "max_completion_length": 128, **more})
     return SimpleNamespace(args=args, temperature=args.temperature)

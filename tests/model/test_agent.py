@@ -51,8 +51,8 @@ async def test_a_tool_is_called_and_every_token_is_in_the_trajectory(kind: str) 
     assert "<tool_response>\n5\n</tool_response>" in text
     assert text.endswith("<|im_start|>assistant\nIt is 5.<|im_end|>")
     sampled = trajectory.token_ids[trajectory.loss_mask == 1].tolist()
-    asked = call("add", '{"a": 2, "b": 3}')
-    assert sampled == ids_of(f"Let me see. {asked}{END}") + ids_of(f"It is 5.{END}")
+    call_text = call("add", '{"a": 2, "b": 3}')
+    assert sampled == ids_of(f"Let me see. {call_text}{END}") + ids_of(f"It is 5.{END}")
     assert np.isfinite(trajectory.logprobs[trajectory.loss_mask == 1]).all()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.conversations import asked
+from support.conversations import user
 from support.drafts import make_draft
 from support.interrupts import Boom
 from support.scripted import BACKENDS, Says, call, model_of
@@ -50,7 +50,7 @@ async def test_tokens_that_were_not_sampled_are_refused_before_the_commit(
         state: dict[str, Any] = {"other": 1}
         monkeypatch.setattr(read, "draft", other_ids)
         with pytest.raises(LawViolationError, match=r"^Law 4"):
-            await stream(model, [asked("Well?")], state)
+            await stream(model, [user("Well?")], state)
         assert len(model.ledger) == 0
         assert model.ledger.uuid not in file
         assert state == {"other": 1}
@@ -60,14 +60,14 @@ def test_an_answer_that_is_nested_too_deeply_is_refused_before_the_commit(tmp_pa
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
-    history = [{"system": None}, asked("Well?")]
+    history = [{"system": None}, user("Well?")]
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
         ledger = file.attach(Ledger())
         match = ledger.match(history)
         with pytest.raises(RecursionError):
             ledger.commit(make_draft(None, 0, [100], [200]), match, {"role": "assistant", "content": deep})
         assert (len(ledger), ledger.retained(), ledger.uuid in file) == (0, [], False)
-        assert ledger.commit(make_draft(None, 0, [100], [200]), match, asked("Yes.")).index == 0
+        assert ledger.commit(make_draft(None, 0, [100], [200]), match, user("Yes.")).index == 0
 
 
 class Failing:
@@ -101,10 +101,10 @@ async def test_an_error_in_any_function_of_a_turn_leaves_ledger_store_and_state_
         path = tmp_path / f"{number}.tito"
         with store.LedgerFile(path, "a") as file:
             model = model_of("vllm", Says(call("look", "{}")), store=file)
-            history, state = [asked("Well?")], dict[str, Any]()
+            history, state = [user("Well?")], dict[str, Any]()
             await stream(model, history, state)
             before, state_before = store.encode(model.ledger), copy.deepcopy(state)
-            other = [*history, {"role": "assistant", "content": [{"text": "Another."}]}, asked("And now?")]
+            other = [*history, {"role": "assistant", "content": [{"text": "Another."}]}, user("And now?")]
             failing, failed = Failing(number), False
             sys.setprofile(failing)
             try:

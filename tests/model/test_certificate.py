@@ -96,13 +96,13 @@ def test_a_third_party_parser_may_name_its_control_strings() -> None:
 
 @pytest.mark.parametrize("name", ["content_tokens", "markup", "certificates"])
 def test_template_arguments_cannot_be_taken_for_others(name: str) -> None:
-    with pytest.raises(ValueError, match=f"template_arguments has {name}, which is not an argument of a chat template"):
+    with pytest.raises(ValueError, match=f"template_arguments has {name}"):
         connected(template_arguments={name: "as-template"})
 
 
 def test_content_tokens_are_one_of_two() -> None:
     engine = engine_of("vllm", Says(""))
-    with pytest.raises(ValueError, match="content_tokens must be 'inert' or 'as-template', not 'raw'"):
+    with pytest.raises(ValueError, match=r"content_tokens .*'inert' or 'as-template'.*'raw'"):
         TITOModel(backend=backend_of(engine, "vllm"), tokenizer=tokenizer(), content_tokens="raw")  # type: ignore[arg-type]
 
 

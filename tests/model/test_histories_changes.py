@@ -14,7 +14,7 @@ from support.scripted import BACKENDS, END, ids_of
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
-def asked(text: str) -> Any:
+def user(text: str) -> Any:
     return {"role": "user", "content": [{"text": text}]}
 
 
@@ -27,7 +27,7 @@ async def test_an_edited_message_leaves_after_the_turn_before_it(kind: str) -> N
     rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?")
-    agent.messages[2] = asked("Second, redacted?")
+    agent.messages[2] = user("Second, redacted?")
     await ask(agent, "Third?", "Fourth?")
     assert rollout.parents == [None, 0, None, 2]
     assert rollout.branches == {2: ("EDIT", 0, 2)}
@@ -59,9 +59,9 @@ async def test_a_second_edit_is_linked_past_the_root_of_the_first(kind: str) -> 
     rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?")
-    agent.messages[2] = asked("Second, edited?")
+    agent.messages[2] = user("Second, edited?")
     await ask(agent, "Third?")
-    agent.messages[4] = asked("Third, edited?")
+    agent.messages[4] = user("Third, edited?")
     await ask(agent, "Fourth?")
     assert rollout.branches == {2: ("EDIT", 0, 2), 3: ("EDIT", 0, 4)}
     rollout.check()
@@ -120,10 +120,10 @@ async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_a
     rollout = observe(kind, "Ok.")
     agent = rollout.agent()
     await ask(agent, "First?", "Go on.", "Go on.", "Go on.")
-    agent.messages[0:5] = [asked("So far: nothing.")]
+    agent.messages[0:5] = [user("So far: nothing.")]
     await ask(agent, "Go on.")
     assert rollout.branches == {4: ("SUMMARY", 3, 0)}
-    agent.messages[0] = asked("So far: nothing at all.")
+    agent.messages[0] = user("So far: nothing at all.")
     await ask(agent, "Go on.")
     assert rollout.branches[5] == ("EDIT", 4, 0)
     rollout.check()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.conversations import answer, asked
+from support.conversations import answer, user
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.ledger import Branch, Reason, check_ledger
 from tito_core.store import from_record, to_record
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 async def turn(model: Any, messages: list[Any], state: dict[str, Any] | None, text: str | None) -> Any:
     """Play one turn, perhaps with a new user message; append the answer as Strands would and return the turn."""
     if text is not None:
-        messages.append(asked(text))
+        messages.append(user(text))
     text = ""
     async for event in model.stream(copy.deepcopy(messages), model_state=state):
         text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
@@ -47,7 +47,7 @@ async def test_the_same_history_is_continued(kind: str) -> None:
 
 async def test_a_changed_first_message_is_an_edit_of_the_agents_history(kind: str) -> None:
     model, messages, state = await loaded(kind)
-    messages[0] = asked("A, otherwise?")
+    messages[0] = user("A, otherwise?")
     made = await turn(model, messages, state, "C?")
     assert (made.parent, made.draft.branch) == (None, Branch(Reason.EDIT, 1))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands.middleware import InvokeModelStage
 
-from support.conversations import answer, asked
+from support.conversations import answer, user
 from support.histories import observe
 from support.scripted import BACKENDS
 
@@ -24,7 +24,7 @@ async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next(kind: s
     agent = rollout.agent()
     agent.add_middleware(
         InvokeModelStage.Input,
-        lambda context: context.replace(messages=[*context.messages, asked(f"({len(context.messages)} so far)")]),
+        lambda context: context.replace(messages=[*context.messages, user(f"({len(context.messages)} so far)")]),
     )
     await ask(agent, "First?", "Second?", "Third?")
     assert rollout.parents == [None, None, None]
@@ -104,7 +104,7 @@ async def test_a_round_inserted_by_hand_is_an_edit(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await ask(agent, "First?")
-    agent.messages += [asked("Second?"), answer("From a cache.")]
+    agent.messages += [user("Second?"), answer("From a cache.")]
     await ask(agent, "Third?", "Fourth?")
     assert rollout.parents == [None, None, 1]
     assert rollout.branches == {1: ("EDIT", 0, 2)}

@@ -8,7 +8,7 @@ import pytest
 from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import AfterModelCallEvent
 
-from support.conversations import answer, asked
+from support.conversations import answer, user
 from support.histories import ObservedRollout, observe
 from support.scripted import BACKENDS
 from tito_core.turn.branches import HistoryChangedError
@@ -25,7 +25,7 @@ async def two_turns(kind: str, **options: Any) -> tuple[ObservedRollout, Any]:
 
 
 def edit(agent: Any) -> None:
-    agent.messages[2] = asked("Second, redacted?")
+    agent.messages[2] = user("Second, redacted?")
 
 
 def redact(agent: Any) -> None:
@@ -49,7 +49,7 @@ def trim(agent: Any) -> None:
 
 
 def summarise(agent: Any) -> None:
-    agent.messages[:3] = [asked("So far: nothing.")]
+    agent.messages[:3] = [user("So far: nothing.")]
 
 
 def call_directly(agent: Any) -> None:
@@ -128,7 +128,7 @@ async def test_a_change_that_is_undone_continues(kind: str) -> None:
     edit(agent)
     with pytest.raises(HistoryChangedError):
         await agent.invoke_async("Third?")
-    agent.messages[2] = asked("Second?")
+    agent.messages[2] = user("Second?")
     await agent.invoke_async("Third, then?")
     assert rollout.parents == [None, 0, 1]
     assert len(rollout.check()) == 1
@@ -140,9 +140,9 @@ async def test_separate_agents_and_side_calls_do_not_raise(kind: str) -> None:
     await other.invoke_async("First?")
     seeded = rollout.agent(messages=[*agent.messages[:2]])
     await seeded.invoke_async("Second, otherwise?")
-    edited = rollout.agent(messages=[*agent.messages[:2], asked("Second?"), answer("Zwei.")])
+    edited = rollout.agent(messages=[*agent.messages[:2], user("Second?"), answer("Zwei.")])
     await edited.invoke_async("Third?")
-    for messages in ([asked("Sum up.")], [*agent.messages[:2], asked("Sum up.")], [*agent.messages[:3]]):
+    for messages in ([user("Sum up.")], [*agent.messages[:2], user("Sum up.")], [*agent.messages[:3]]):
         async for _ in rollout.model.stream(messages, [*agent.tool_registry.get_all_tool_specs()], "Be brief."):
             pass
     await agent.invoke_async("Third?")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
-from support.conversations import answer, asked, calls, results
+from support.conversations import answer, calls, results, user
 from support.histories import observe
 from support.scripted import BACKENDS, END, call, ids_of
 from tito_core.ledger import Finish, Provenance
@@ -15,19 +15,19 @@ from tito_core.ledger import Finish, Provenance
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 SEEDS: dict[str, Any] = {
-    "text": [asked("Hi?"), answer("Hello.")],
+    "text": [user("Hi?"), answer("Hello.")],
     "several blocks": [
-        asked("One,", "two?"),
+        user("One,", "two?"),
         {"role": "assistant", "content": [{"text": "Three,"}, {"text": "four."}]},
     ],
-    "calls only": [asked("Add."), *calls(("add", {"a": 1, "b": 2})), results("3"), answer("Three.")],
-    "text and calls": [asked("Add."), *calls(("add", {"a": 1}), ("add", {}), text="So:"), results("3", {"x": [1]})],
-    "reasoning": [asked("Hi?"), answer("Hello.", "They greet me.")],
-    "reasoning and calls": [asked("Add."), *calls(("add", {"a": 1, "b": 2}), reasoning="Hm."), results("3")],
-    "blank answer": [asked("Hi?"), {"role": "assistant", "content": [{"text": " "}]}],
-    "no answer": [asked("Hi?"), asked("Anyone?")],
+    "calls only": [user("Add."), *calls(("add", {"a": 1, "b": 2})), results("3"), answer("Three.")],
+    "text and calls": [user("Add."), *calls(("add", {"a": 1}), ("add", {}), text="So:"), results("3", {"x": [1]})],
+    "reasoning": [user("Hi?"), answer("Hello.", "They greet me.")],
+    "reasoning and calls": [user("Add."), *calls(("add", {"a": 1, "b": 2}), reasoning="Hm."), results("3")],
+    "blank answer": [user("Hi?"), {"role": "assistant", "content": [{"text": " "}]}],
+    "no answer": [user("Hi?"), user("Anyone?")],
     "reasoning only": [
-        asked("Hi?"),
+        user("Hi?"),
         {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "s"}}}]},
     ],
 }
@@ -47,11 +47,11 @@ async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, 
 
 async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_edit(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent(messages=[asked("Hi?"), answer("Hello.")])
+    agent = rollout.agent(messages=[user("Hi?"), answer("Hello.")])
     await agent.invoke_async("First?")
     agent.messages[1]["content"][0]["text"] = "Hello there."
     await agent.invoke_async("Second?")
-    agent.messages[4] = asked("Second, edited?")
+    agent.messages[4] = user("Second, edited?")
     await agent.invoke_async("Third?")
     assert rollout.branches == {1: ("EDIT", 0, 1), 2: ("EDIT", 1, 4)}
     rollout.check()
@@ -122,11 +122,11 @@ async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: st
 
 
 async def test_an_answer_that_was_not_sampled_here_is_not_skipped(kind: str) -> None:
-    """Another turn continued it, but no turn ends in it: the turn before it is no parent."""
+    """Another turn continued it, but no turn ends in it: the turn before it is not its parent."""
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
-    agent.messages += [asked("Hi?"), answer("Hello.")]
+    agent.messages += [user("Hi?"), answer("Hello.")]
     await agent.invoke_async("Second?")
     del agent.messages[4:]
     await agent.invoke_async("Third?")

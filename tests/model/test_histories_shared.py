@@ -9,7 +9,7 @@ import pytest
 from strands import Agent
 from strands.multiagent import GraphBuilder, Swarm
 
-from support.conversations import asked
+from support.conversations import user
 from support.histories import observe
 from support.scripted import BACKENDS, END, call, ids_of, tokenizer
 from tito_core.model import SeveralTrajectoriesError
@@ -72,7 +72,7 @@ async def test_a_side_call_is_a_new_root_and_the_agent_continues(kind: str) -> N
     rollout = observe(kind, "One.", "A summary.", "Two.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
-    async for _ in rollout.model.stream([asked("Sum it up.")], None, "You sum up."):
+    async for _ in rollout.model.stream([user("Sum it up.")], None, "You sum up."):
         pass
     await agent.invoke_async("Second?")
     assert rollout.parents == [None, None, 0]
@@ -86,7 +86,7 @@ async def test_a_side_call_with_the_agents_opening_is_a_fork(kind: str) -> None:
     await agent.invoke_async("First?")
     await agent.invoke_async("Second?")
     for question in ("Sum it up.", "Second?"):
-        async for _ in rollout.model.stream([*agent.messages[:2], asked(question)], None, "Be brief."):
+        async for _ in rollout.model.stream([*agent.messages[:2], user(question)], None, "Be brief."):
             pass
     await agent.invoke_async("Third?")
     assert rollout.parents == [None, 0, 0, 0, 1]
@@ -145,7 +145,7 @@ async def test_trajectory_raises_with_several_and_lists_them(kind: str) -> None:
     agent = rollout.agent()
     await agent.invoke_async("First?")
     assert rollout.model.trajectory.turns == (0,)
-    agent.messages[0] = asked("First, edited?")
+    agent.messages[0] = user("First, edited?")
     await agent.invoke_async("Second?")
     await Agent(model=rollout.model, callback_handler=None).invoke_async("Hi?")
     with pytest.raises(SeveralTrajectoriesError, match="3 trajectories") as caught:

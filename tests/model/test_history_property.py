@@ -32,7 +32,7 @@ ANSWERS: tuple[tuple[str, list[int]], ...] = (
 """The policy's answers, as text and as ids; some texts have several encodings."""
 
 
-def asked(text: str) -> Any:
+def user(text: str) -> Any:
     return {"role": "user", "content": [{"text": text}]}
 
 
@@ -189,7 +189,7 @@ def _talk(messages: list[Any]) -> str:
 
 
 async def ask(world: World, life: Life, a: int, b: int) -> None:
-    life.messages.append(asked(QUESTIONS[a % 3]))
+    life.messages.append(user(QUESTIONS[a % 3]))
     life.messages.append(await world.call(life, life.state, b))
 
 
@@ -206,17 +206,17 @@ async def go_on_unasked(world: World, life: Life, a: int, b: int) -> None:
 
 
 async def lose_the_answer(world: World, life: Life, a: int, b: int) -> None:
-    life.messages.append(asked(QUESTIONS[a % 3]))
+    life.messages.append(user(QUESTIONS[a % 3]))
     await world.call(life, life.state, b)
 
 
 async def roll_back(world: World, life: Life, a: int, b: int) -> None:
-    life.messages.append(asked(QUESTIONS[a % 3]))
+    life.messages.append(user(QUESTIONS[a % 3]))
     await world.call(life, copy.deepcopy(life.state), b)
 
 
 async def side_call(world: World, life: Life, a: int, b: int) -> None:
-    messages = [*life.messages[: b * 2], asked(QUESTIONS[a % 3])]
+    messages = [*life.messages[: b * 2], user(QUESTIONS[a % 3])]
     await world.call(Life(messages, SYSTEMS[a % 2]), None, b)
 
 
@@ -234,7 +234,7 @@ async def leave_out(world: World, life: Life, a: int, b: int) -> None:
 
 async def summarise(world: World, life: Life, a: int, b: int) -> None:
     if life.messages:
-        life.messages[: a + 1] = [asked("So far: " + QUESTIONS[b % 3])]
+        life.messages[: a + 1] = [user("So far: " + QUESTIONS[b % 3])]
 
 
 async def edit(world: World, life: Life, a: int, b: int) -> None:
@@ -244,7 +244,7 @@ async def edit(world: World, life: Life, a: int, b: int) -> None:
 
 
 async def speak_for_it(world: World, life: Life, a: int, b: int) -> None:
-    life.messages += [asked(QUESTIONS[a % 3]), answered(ANSWERS[b][0])]
+    life.messages += [user(QUESTIONS[a % 3]), answered(ANSWERS[b][0])]
 
 
 async def change_the_system(world: World, life: Life, a: int, b: int) -> None:

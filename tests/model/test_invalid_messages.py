@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from support.conversations import LOOK, answer, asked, calls, results
+from support.conversations import LOOK, answer, calls, results, user
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
@@ -31,18 +31,18 @@ async def streamed(model: Any, *arguments: Any, **options: Any) -> int:
     return len([event async for event in model.stream(*arguments, **options)])
 
 
-def user(*blocks: Any) -> list[Any]:
+def user_blocks(*blocks: Any) -> list[Any]:
     return [{"role": "user", "content": list(blocks)}]
 
 
 def use(**fields: Any) -> list[Any]:
     call = {"toolUseId": "call_0", "name": "look", "input": {}, **fields}
-    return [asked("a"), {"role": "assistant", "content": [{"toolUse": {k: v for k, v in call.items() if v != "-"}}]}]
+    return [user("a"), {"role": "assistant", "content": [{"toolUse": {k: v for k, v in call.items() if v != "-"}}]}]
 
 
 def result(**fields: Any) -> list[Any]:
     shown = {"toolUseId": "call_0", "status": "success", "content": [], **fields}
-    return [*use(), *user({"toolResult": {k: v for k, v in shown.items() if v != "-"}})]
+    return [*use(), *user_blocks({"toolResult": {k: v for k, v in shown.items() if v != "-"}})]
 
 
 def json_of(value: Any) -> list[Any]:
@@ -53,10 +53,10 @@ MESSAGES: list[tuple[Any, str]] = [
     ([], "messages is an empty list"),
     (None, "messages is None"),
     ("Hi", "messages is 'Hi'"),
-    (asked("a"), "messages is a dict with the keys 'role', 'content'"),
-    (iter([asked("a")]), "messages is of type list_iterator"),
+    (user("a"), "messages is a dict with the keys 'role', 'content'"),
+    (iter([user("a")]), "messages is of type list_iterator"),
     (["Hi"], r"messages\[0\] is 'Hi'"),
-    ([asked("a"), None], r"messages\[1\] is None"),
+    ([user("a"), None], r"messages\[1\] is None"),
     ([{"content": []}], r"messages\[0\] has no role"),
     ([{"role": "tool", "content": []}], r"messages\[0\].* role 'tool'.*'user' or 'assistant'"),
     ([{"role": ["user"], "content": []}], r"messages\[0\].* role a list"),
@@ -64,18 +64,18 @@ MESSAGES: list[tuple[Any, str]] = [
     ([{1: 2}], r"messages\[0\] has no role"),
     ([{"role": "user"}], r"messages\[0\].* no content"),
     ([{"role": "user", "content": "Hi"}], r"\['content'\] is 'Hi'"),
-    (user("Hi"), r"\['content'\]\[0\] is 'Hi'"),
-    (user({}), r"\['content'\]\[0\].* an empty dict"),
-    (user({"foo": 1}), r"\['content'\]\[0\].* the keys 'foo'"),
-    (user({1: 1}), r"\['content'\]\[0\].* the keys 1"),
-    (user({"text": "a"}, {"text": "a", "image": {}}), r"\['content'\]\[1\] has the keys 'text', 'image'"),
-    (user({"text": 5}), r"\['text'\] is 5"),
-    (user({"text": None}), r"\['text'\] is None"),
-    (user({"text": b"a"}), r"\['text'\] is of type bytes"),
-    (user(use()[1]["content"][0]), "'toolUse'.* role 'user'"),
-    (user({"toolResult": None}), r"\['toolResult'\] is None"),
-    (user({"image": {}}), r"\['image'\] is an empty dict: give \{'format'"),
-    (user({"image": {"format": 5, "source": {}}}), r"\['image'\] is a dict"),
+    (user_blocks("Hi"), r"\['content'\]\[0\] is 'Hi'"),
+    (user_blocks({}), r"\['content'\]\[0\].* an empty dict"),
+    (user_blocks({"foo": 1}), r"\['content'\]\[0\].* the keys 'foo'"),
+    (user_blocks({1: 1}), r"\['content'\]\[0\].* the keys 1"),
+    (user_blocks({"text": "a"}, {"text": "a", "image": {}}), r"\['content'\]\[1\] has the keys 'text', 'image'"),
+    (user_blocks({"text": 5}), r"\['text'\] is 5"),
+    (user_blocks({"text": None}), r"\['text'\] is None"),
+    (user_blocks({"text": b"a"}), r"\['text'\] is of type bytes"),
+    (user_blocks(use()[1]["content"][0]), "'toolUse'.* role 'user'"),
+    (user_blocks({"toolResult": None}), r"\['toolResult'\] is None"),
+    (user_blocks({"image": {}}), r"\['image'\] is an empty dict: give \{'format'"),
+    (user_blocks({"image": {"format": 5, "source": {}}}), r"\['image'\] is a dict"),
     (use(name="-"), r"\['toolUse'\]\['name'\] is None"),
     (use(name=5), r"\['toolUse'\]\['name'\] is 5"),
     (use(toolUseId="-"), r"\['toolUse'\]\['toolUseId'\] is None"),
@@ -91,20 +91,20 @@ MESSAGES: list[tuple[Any, str]] = [
     (result(content=[{"text": 5}]), r"\['content'\]\[0\]\['text'\] is 5"),
     (result(toolUseId="-"), r"\['toolResult'\]\['toolUseId'\] is None"),
     (
-        [asked("a"), {"role": "assistant", "content": [{"toolResult": {}}]}],
+        [user("a"), {"role": "assistant", "content": [{"toolResult": {}}]}],
         "role 'assistant'.* user",
     ),
-    ([asked("a"), {"role": "assistant", "content": [{"reasoningContent": "x"}]}], r"\['reasoningContent'\] is 'x'"),
+    ([user("a"), {"role": "assistant", "content": [{"reasoningContent": "x"}]}], r"\['reasoningContent'\] is 'x'"),
     (
-        [asked("a"), {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {}}}]}],
+        [user("a"), {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {}}}]}],
         r"\['reasoningText'\]\['text'\] is None",
     ),
 ]
 IMAGE = {"format": "png", "source": {"bytes": b"x"}}
 UNSUPPORTED: list[tuple[Any, str]] = [
-    (user({"video": {}}), r"[Mm]essage 0 \(user\).*'video'"),
-    (user({"image": {"format": "png", "source": {"location": {}}}}), r"\['image'\]\['source'\].*'bytes'"),
-    (user({"text": "a"}, {"guardContent": {}}), r"agent.messages\[0\]\['content'\]\[1\] = \{'text': '...'\}"),
+    (user_blocks({"video": {}}), r"[Mm]essage 0 \(user\).*'video'"),
+    (user_blocks({"image": {"format": "png", "source": {"location": {}}}}), r"\['image'\]\['source'\].*'bytes'"),
+    (user_blocks({"text": "a"}, {"guardContent": {}}), r"agent.messages\[0\]\['content'\]\[1\] = \{'text': '...'\}"),
     (result(content=[{"document": {}}]), "'document'.*'call_0'"),
     (result(content=[{}]), "'empty'.*'call_0'"),
     (
@@ -138,7 +138,7 @@ async def test_invalid_messages_are_refused_and_leave_no_trace(kind: str) -> Non
     for messages, words, error in cases:  # in the middle of a history, too
         if isinstance(messages, list) and not any(part in words for part in ("messages", "agent", "essage")):
             with pytest.raises(error, match=words):
-                await streamed(model, [asked("Hi?"), answer("Yes."), *messages, asked("Well?")])
+                await streamed(model, [user("Hi?"), answer("Yes."), *messages, user("Well?")])
     assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
 
 
@@ -177,13 +177,13 @@ async def test_invalid_tools_and_other_arguments_are_refused(kind: str) -> None:
     model = model_of(kind, Says("Yes."))
     for specs, words in SPECS:
         with pytest.raises(InvalidMessageError, match=words.replace("{", r"\{").replace(r"\\{", r"\{")):
-            await streamed(model, [asked("a")], specs)
+            await streamed(model, [user("a")], specs)
     for options, error, words in CALLS:
         with pytest.raises(error, match=words):
-            await streamed(model, [asked("a")], **options)
+            await streamed(model, [user("a")], **options)
     for wrong in (None, dict, "x"):
         with pytest.raises(InvalidValueError, match=r"must be a subclass of pydantic\.BaseModel"):
-            _ = [event async for event in model.structured_output(wrong, [asked("a")])]
+            _ = [event async for event in model.structured_output(wrong, [user("a")])]
     with pytest.raises(InvalidMessageError, match="messages is None"):
         await model.count_tokens(None)
     assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
@@ -191,7 +191,7 @@ async def test_invalid_tools_and_other_arguments_are_refused(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "messages",
-    [[asked("\ud800 and \udc00")], [asked("a"), *calls(("look", {"at": "\ud800"})), results("\udfff")]],
+    [[user("\ud800 and \udc00")], [user("a"), *calls(("look", {"at": "\ud800"})), results("\udfff")]],
 )
 async def test_half_of_a_surrogate_pair_is_allowed(messages: Any) -> None:
     model = model_of("vllm", Says("Yes."))
@@ -223,11 +223,11 @@ def damaged(draw: Any) -> Any:
     """Draw a call with one or two of its values replaced or removed."""
     whole = {
         "messages": [
-            asked("What?"),
+            user("What?"),
             *calls(("look", {"at": "x"}), text="So:", reasoning="Hm."),
             results({"a": 1}),
             answer("It is."),
-            asked("And?"),
+            user("And?"),
         ],
         "tool_specs": [copy.deepcopy(LOOK)],
         "system_prompt": "Be brief.",
@@ -271,7 +271,7 @@ def _model() -> Any:
     if not MODELS:
         MODELS.append(model_of("vllm", Says("Yes.")))
     if not len(MODELS[0].ledger):
-        asyncio.run(streamed(MODELS[0], [asked("What?")], [LOOK], "Be brief."))
+        asyncio.run(streamed(MODELS[0], [user("What?")], [LOOK], "Be brief."))
     return MODELS[0]
 
 
@@ -281,6 +281,6 @@ class Shape(BaseModel):
 
 async def test_a_valid_call_is_a_turn() -> None:
     model = model_of("vllm", Says('{"at": "x"}'))
-    assert await streamed(model, [asked("a")], [LOOK], "Be brief.", structured_output_model=Shape, model_state={})
-    assert await streamed(model, (asked("b"),), (LOOK,), tool_choice={"auto": {}})
+    assert await streamed(model, [user("a")], [LOOK], "Be brief.", structured_output_model=Shape, model_state={})
+    assert await streamed(model, (user("b"),), (LOOK,), tool_choice={"auto": {}})
     assert len(model.ledger) == 2

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.types.exceptions import ContextWindowOverflowException
 
-from support.conversations import asked, calls, results
+from support.conversations import calls, results, user
 from support.scripted import BACKENDS, Says, model_of, policy_of
 from tito_core.backend import ContextLengthError, EngineInfo
 from tito_core.chat.word_cache import LONG_TEXT
@@ -30,7 +30,7 @@ LINE = "Zeile 17: größer als 日本, 🎉\n"
 
 
 def result_of(size: int, line: str = LINE) -> list[Any]:
-    return [asked("Read it."), *calls(("read", {"path": "log"})), results(line * (size // len(line.encode()) + 1))]
+    return [user("Read it."), *calls(("read", {"path": "log"})), results(line * (size // len(line.encode()) + 1))]
 
 
 class Refusing:
@@ -142,7 +142,7 @@ async def test_a_history_that_changes_while_it_is_encoded_does_not_change_the_tu
 
     def later(*arguments: Any, **options: Any) -> Any:
         messages[2]["content"][0]["toolResult"]["content"][0]["text"] = "gone"  # as the agent's loop may
-        messages.append(asked("And now?"))
+        messages.append(user("And now?"))
         return prepare(*arguments, **options)
 
     monkeypatch.setattr(request, "prepare", later)
@@ -153,7 +153,7 @@ async def test_a_history_that_changes_while_it_is_encoded_does_not_change_the_tu
 
 async def test_turns_that_are_committed_during_an_encoding_stay() -> None:
     model = model_of("vllm", Says("One.", "Two."), max_model_len=200_000)
-    long, short = result_of(4 * LONG_TEXT), [asked("Hi?")]
+    long, short = result_of(4 * LONG_TEXT), [user("Hi?")]
     both = asyncio.gather(streamed(model, long), streamed(model, short))
     await both
     assert [turn.parent for turn in model.ledger] == [None, None]
@@ -168,7 +168,7 @@ async def test_a_turn_that_is_cancelled_during_its_encoding_leaves_nothing() -> 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (len(model.scripted.requests), len(model.ledger)) == (0, 0)
-    await streamed(model, [asked("Hi?")])
+    await streamed(model, [user("Hi?")])
     assert len(model.ledger) == 1
 
 
@@ -200,25 +200,25 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
 @pytest.mark.parametrize("bound", ["context_window_limit", "max_total_tokens"])
 @pytest.mark.parametrize("long", [True, False])
 def test_a_refused_prompt_is_told_with_its_length(monkeypatch: pytest.MonkeyPatch, bound: str, long: bool) -> None:
-    """That of a long one is a lower bound, which needs no encoding."""
+    """For a long prompt it is a lower bound, which needs no encoding."""
     policy = policy_of("vllm")
-    messages = result_of(2 * LONG_TEXT) if long else [asked("word " * 90)]
+    messages = result_of(2 * LONG_TEXT) if long else [user("word " * 90)]
     length = len(policy.template.first_prompt(messages, None, None).ids)
     if long:
         monkeypatch.setattr(request, "_delta", None)
     with pytest.raises((ContextLengthError, TotalTokensReachedError)) as caught:
         prepared(policy, messages, Settings.of(**{bound: 60}))
     assert isinstance(caught.value, ContextLengthError) == (bound == "context_window_limit")
-    [told] = re.findall(r"(at least )?\b(\d+) tokens", str(caught.value).replace(",", ""))[:1]
-    assert bool(told[0]) == long
-    assert 60 < int(told[1]) < length if long else int(told[1]) == length
+    [found] = re.findall(r"(at least )?\b(\d+) tokens", str(caught.value).replace(",", ""))[:1]
+    assert bool(found[0]) == long
+    assert 60 < int(found[1]) < length if long else int(found[1]) == length
     assert "60" in str(caught.value)
 
 
 async def test_the_bound_of_a_later_turn_is_that_of_its_tail() -> None:
     """It is rendered from the same messages as the delta; templates look at the history before them."""
     model = model_of("vllm", Says("One.", "Two."), max_model_len=200_000)
-    messages: list[Any] = [asked("A?"), {"role": "assistant", "content": [{"text": "One."}]}, asked("B? " * 500)]
+    messages: list[Any] = [user("A?"), {"role": "assistant", "content": [{"text": "One."}]}, user("B? " * 500)]
     await streamed(model, messages[:1])
     turn_input, policy = TurnInput(messages, tool_specs=[]), model.policy
     match = match_parent(policy, model.ledger, turn_input, Settings())
@@ -294,10 +294,8 @@ def test_the_longest_part_is_named_with_its_share_and_a_remedy_that_shortens_it(
 
 
 def test_a_history_without_prompt_or_tools_can_be_shortened() -> None:
-    messages: list[Any] = [{"role": "user", "content": [{}]}, asked("Why?")]
+    messages: list[Any] = [{"role": "user", "content": [{}]}, user("Why?")]
     assert "the block of kind 'text' in message 1 (user) (4 of the prompt's 8 characters)" in how_to_shorten(
         messages, None, None
     )
-    assert "the system prompt (2 of the prompt's 6 characters)" in how_to_shorten([asked("Hi")], "Hi", None), (
-        "the first"
-    )
+    assert "the system prompt (2 of the prompt's 6 characters)" in how_to_shorten([user("Hi")], "Hi", None), "the first"

@@ -185,7 +185,7 @@ async def test_end_turn_keeps_the_text_and_continues_the_sampled_tokens(wire: st
 async def test_raise_names_the_call_and_keeps_the_turn(wire: str) -> None:
     model = model_of(wire, Says(f"Well. {BROKEN['a list']}{BROKEN['nothing']}", "Sorry."), malformed_calls="raise")
     agent = agent_of(model, [wipe])
-    with pytest.raises(MalformedCallError, match=r"call of wipe in turn 0 .*\"arguments\" object.*1 more") as caught:
+    with pytest.raises(MalformedCallError, match=r"wipe in turn 0 .*\"arguments\" object.*1 more") as caught:
         await agent.invoke_async("Clean up.")
     error = caught.value
     assert [(c.name, c.raw) for c in error.calls] == [("wipe", BROKEN["a list"]), ("wipe", BROKEN["nothing"])]

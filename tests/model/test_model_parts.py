@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from strands.types.exceptions import StructuredOutputException
 
-from support.conversations import LOOK, asked
+from support.conversations import LOOK, user
 from support.drafts import make_draft
 from support.scripted import Says, call, model_of, policy_of
 from tito_core import Policy, TITOModel
@@ -276,7 +276,7 @@ async def test_settings_of_models_for_other_providers_code(runs: bool, reports: 
     """They may report ids in the event that ends a message, and may leave calls as text."""
     model = model_of("vllm", Says(call("look", '{"at": "x"}')))
     model._settings = replace(model._settings, reports_ids=reports, runs_calls=runs)
-    events = [event async for event in model.stream([asked("a")], [LOOK])]
+    events = [event async for event in model.stream([user("a")], [LOOK])]
     [stop] = [event["messageStop"] for event in events if "messageStop" in event]
     assert stop["stopReason"] == ("tool_use" if runs else "end_turn")
     draft = model.ledger[0].draft

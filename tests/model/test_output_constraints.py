@@ -22,13 +22,13 @@ class Parser:
     """A parser whose calls can be forced, or not."""
 
     def __init__(self, problem: str | None = None) -> None:
-        self.problem, self.asked = problem, ([] if problem is None else None)
+        self.problem, self.calls = problem, ([] if problem is None else None)
 
     def call_grammar(self, tools: Any, name: Any, tail: Any) -> CallGrammar:
         if self.problem is not None:
             raise NoCallGrammarError(self.problem)
-        assert self.asked is not None
-        self.asked.append((tools, name, tail))
+        assert self.calls is not None
+        self.calls.append((tools, name, tail))
         return CallGrammar("structural_tag", "{}", (3, 4))
 
 
@@ -36,8 +36,8 @@ BASE = SamplingParams(temperature=0.5, min_new_tokens=3, ignore_eos=True)
 TOOLS: Any = {"look": {"type": "object"}}
 
 
-def sampled(asked: OutputConstraint, parser: Any) -> SamplingParams:
-    return asked.sampling(BASE, parser, TOOLS, [1, 2])
+def sampled(constraint: OutputConstraint, parser: Any) -> SamplingParams:
+    return constraint.sampling(BASE, parser, TOOLS, [1, 2])
 
 
 @pytest.mark.parametrize(("choice", "name"), [({"any": {}}, None), ({"tool": {"name": "look"}}, "look")])
@@ -46,21 +46,21 @@ def test_a_forced_call_is_a_grammar_that_may_end(choice: Any, name: str | None) 
     sampling = sampled(OutputConstraint(choice), parser)
     grammar = Grammar(kind="structural_tag", value="{}", avoided_ids=(3, 4))
     assert sampling == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
-    assert parser.asked == [(TOOLS, name, [1, 2])]
+    assert parser.calls == [(TOOLS, name, [1, 2])]
 
 
 def test_nothing_is_forced_without_a_constraint() -> None:
-    for asked in (OutputConstraint(), OutputConstraint({"auto": {}})):
-        assert sampled(asked, Parser()) is BASE
+    for constraint in (OutputConstraint(), OutputConstraint({"auto": {}})):
+        assert sampled(constraint, Parser()) is BASE
 
 
 def test_a_schema_is_forced_where_a_call_cannot_be() -> None:
-    for asked, parser in (
+    for constraint, parser in (
         (OutputConstraint(None, Shape), Parser()),
         (OutputConstraint({"auto": {}}, Shape), Parser()),
         (OutputConstraint({"tool": {"name": "Shape"}}, Shape), Parser("no grammar")),
     ):
-        grammar = sampled(asked, parser).grammar
+        grammar = sampled(constraint, parser).grammar
         assert grammar is not None
         assert (grammar.kind, grammar.avoided_ids) == ("json_schema", ())
         assert Shape.model_json_schema() == json.loads(grammar.value)

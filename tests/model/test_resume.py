@@ -117,5 +117,5 @@ async def test_a_paused_server_makes_a_rollout_wait(kind: str) -> None:
 
 @pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "60"])
 def test_a_bad_deadline_is_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="turn_timeout_s must be a positive number of seconds, or None"):
+    with pytest.raises(ValueError, match=r"turn_timeout_s .*positive.*None"):
         model_of("vllm", Says("One."), turn_timeout_s=given)

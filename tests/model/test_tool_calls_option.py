@@ -77,10 +77,10 @@ async def test_a_call_after_reasoning_that_never_ends(kind: str, thinks: Any) ->
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_text_that_only_looks_like_a_call_is_recorded_and_stays_text(kind: str) -> None:
     look, ran = looking()
-    said = 'Write {"name": "look", "arguments": {}} for it.'
-    rollout = observe(kind, said, tool_calls="lenient")
+    text = 'Write {"name": "look", "arguments": {}} for it.'
+    rollout = observe(kind, text, tool_calls="lenient")
     result = await rollout.agent(tools=[look]).invoke_async("Look.")
-    assert str(result).strip() == said
+    assert str(result).strip() == text
     assert ran == []
     [record] = rollout.model.ledger[0].draft.calls
     assert (record.name, record.status) == ("look", "suspect")

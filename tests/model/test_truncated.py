@@ -25,11 +25,11 @@ WHOLE = f"<think>\nHm, <tool_call> no.\n</think>\n\nSo: é {CALL} and"
 NEXT = "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def closers(said: str) -> str:
+def closers(text: str) -> str:
     """Return what Qwen3's template writes after this beginning of an answer."""
-    if said.startswith("<think>") and "</think>" not in said:
+    if text.startswith("<think>") and "</think>" not in text:
         return "\n</think>\n\n<|im_end|>"
-    outside = said.rpartition("</think>")[2]
+    outside = text.rpartition("</think>")[2]
     return "\n</tool_call><|im_end|>" if outside.count("<tool_call>") > outside.count("</tool_call>") else "<|im_end|>"
 
 
@@ -48,8 +48,8 @@ def test_a_turn_is_closed_wherever_it_was_cut(kind: str) -> None:
     @settings(deadline=None, max_examples=40)
     @given(st.integers(1, len(WHOLE)), st.sampled_from([WHOLE, WHOLE[WHOLE.index("</think>") + 10 :]]))
     def holds(length: int, whole: str) -> None:
-        said = whole[:length]
-        rollout = observe(kind, said + "...", "Two.", name=NAME, sampling={"max_new_tokens": len(ids_of(said, NAME))})
+        text = whole[:length]
+        rollout = observe(kind, text + "...", "Two.", name=NAME, sampling={"max_new_tokens": len(ids_of(text, NAME))})
         asyncio.run(cut_and_ask(rollout))
         assert rollout.parents == [None, 0]
         check_ledger(rollout.model.ledger)
@@ -57,7 +57,7 @@ def test_a_turn_is_closed_wherever_it_was_cut(kind: str) -> None:
         kinds = second.prompt_provenance
         inserted = int((kinds == Provenance.INSERTED).sum())
         assert (kinds[:inserted] == Provenance.INSERTED).all()
-        assert shown.decode(second.prompt_ids[:inserted]) == closers(said)
+        assert shown.decode(second.prompt_ids[:inserted]) == closers(text)
         assert shown.decode(second.prompt_ids[inserted:]) == NEXT
         sent = list(rollout.script.requests[1].prompt_ids)
         assert sent == [*first.prompt_ids, *first.output_ids, *second.prompt_ids]

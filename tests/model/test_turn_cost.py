@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from support.conversations import asked
+from support.conversations import user
 from support.scripted import Says, model_of
 from tito_core import store
 from tito_core.chat import comparison
@@ -66,7 +66,7 @@ class Calls:
 
 async def play(model: Any, messages: list[Any], state: dict[str, Any]) -> None:
     """Play one more turn and append its answer."""
-    messages.append(asked(f"Is {len(messages)} a number?"))
+    messages.append(user(f"Is {len(messages)} a number?"))
     texts = [
         event["contentBlockDelta"]["delta"]["text"]
         async for event in model.stream(messages, [], "Be brief.", model_state=state)

@@ -77,12 +77,12 @@ def test_a_servers_bos_is_no_difference(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_another_models_tokenizer_is_refused_with_the_text_and_both_ids(kind: str) -> None:
-    said = refusal(kind, encoder(tokenizer("smollm2")))
-    assert repr(ORDINARY[0]) in said
+    message = refusal(kind, encoder(tokenizer("smollm2")))
+    assert repr(ORDINARY[0]) in message
     for loaded in (small(), tokenizer("smollm2")):
-        assert ", ".join(map(str, loaded.encode(ORDINARY[0], add_special_tokens=False)[:4])) in said
-    assert "'scripted'" in said
-    assert len(said) < 700
+        assert ", ".join(map(str, loaded.encode(ORDINARY[0], add_special_tokens=False)[:4])) in message
+    assert "'scripted'" in message
+    assert len(message) < 700
 
 
 def swapped(one: int, other: int) -> Encode:
@@ -107,9 +107,9 @@ def test_two_exchanged_ids_are_refused(data: st.DataObject) -> None:
     one = data.draw(st.sampled_from(used_ids()))
     other = data.draw(st.integers(0, len(small()) - 1).filter(lambda token: token != one))
     kind = data.draw(st.sampled_from(BACKENDS))
-    said = refusal(kind, swapped(one, other))
-    assert str(one) in said
-    assert str(other) in said
+    message = refusal(kind, swapped(one, other))
+    assert str(one) in message
+    assert str(other) in message
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -144,9 +144,9 @@ def test_a_server_without_tokenize_is_recorded_as_not_checked(
         policy = connected(served(kind, **closed), kind)
     assert policy.vocabulary is EXPECTED[kind], "SGLang tells how many rows its embedding has"
     assert policy.ledger().header.vocabulary is EXPECTED[kind]
-    said = [record for record in caplog.records if record.name == "tito_core.vocabulary"]
-    assert [record.levelno for record in said] == [logging.WARNING]
-    assert str(EXPECTED[kind]) in said[0].getMessage()
+    records = [record for record in caplog.records if record.name == "tito_core.vocabulary"]
+    assert [record.levelno for record in records] == [logging.WARNING]
+    assert str(EXPECTED[kind]) in records[0].getMessage()
 
 
 @pytest.mark.parametrize("more", [0, 1, 5000])
@@ -155,7 +155,7 @@ def test_sizes_refuse_a_server_with_too_few_rows_and_allow_padding(more: int) ->
     assert connected(served("sglang", None, vocab_size=rows), "sglang").vocabulary is VocabularyCheck.VOCAB_SIZE
     refusal("sglang", None, vocab_size=len(small()) - 1)
     loaded = tokenizer("smollm2")  # whose control tokens have its smallest ids
-    with pytest.raises(LawViolationError, match=f"the server's model has {len(loaded) - 1} rows") as raised:
+    with pytest.raises(LawViolationError, match=f"model has {len(loaded) - 1} rows") as raised:
         connected(
             served("sglang", None, vocab_size=len(loaded) - 1, eos_ids=[loaded.eos_token_id]),
             "sglang",

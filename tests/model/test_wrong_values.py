@@ -27,12 +27,12 @@ def nested(depth: int) -> Any:
     return value
 
 
-def said(block: Any, role: str = "user") -> dict[str, Any]:
+def message_of(block: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [*HELLO, {"role": role, "content": [block]}]}
 
 
 def used(**changes: Any) -> dict[str, Any]:
-    return said({"toolUse": {**USE, **changes}}, "assistant")
+    return message_of({"toolUse": {**USE, **changes}}, "assistant")
 
 
 def resulting(**changes: Any) -> dict[str, Any]:
@@ -52,10 +52,10 @@ def with_tool(**changes: Any) -> dict[str, Any]:
         ({"messages": [{"content": []}]}, r"messages\[0\] has no 'role'"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no 'content'"),
         ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\['content'\] is 3"),
-        (said(None), r"\['content'\]\[0\] is None"),
-        (said({"text": 3}), r"\['text'\] is 3"),
-        (said({"toolUse": None}, "assistant"), r"\['toolUse'\] is None"),
-        (said({"toolUse": {}}, "assistant"), "has no 'toolUseId'"),
+        (message_of(None), r"\['content'\]\[0\] is None"),
+        (message_of({"text": 3}), r"\['text'\] is 3"),
+        (message_of({"toolUse": None}, "assistant"), r"\['toolUse'\] is None"),
+        (message_of({"toolUse": {}}, "assistant"), "has no 'toolUseId'"),
         (used(toolUseId=[]), r"\['toolUseId'\] is \[\]"),
         (used(input=nested(100_000)), "nested more than 100 levels"),
         (resulting(toolUseId={}), r"\['toolUseId'\] is \{\}"),
@@ -64,8 +64,8 @@ def with_tool(**changes: Any) -> dict[str, Any]:
         (resulting(content=[{"text": 3}]), r"\['text'\] is 3"),
         (resulting(content=[{"json": nested(100_000)}]), "nested more than 100 levels"),
         (resulting(content=[{"json": 10**5000}]), "more than 64 bits"),
-        (said({"reasoningContent": None}, "assistant"), r"\['reasoningContent'\] is None"),
-        (said({"reasoningContent": {"reasoningText": {}}}, "assistant"), "has no 'text'"),
+        (message_of({"reasoningContent": None}, "assistant"), r"\['reasoningContent'\] is None"),
+        (message_of({"reasoningContent": {"reasoningText": {}}}, "assistant"), "has no 'text'"),
         ({"messages": HELLO, "system_prompt": 3}, "system_prompt is 3"),
         ({"messages": HELLO, "model_state": "a"}, "model_state is 'a'"),
         ({"messages": HELLO, "model_state": 0}, "model_state is 0"),

@@ -163,7 +163,7 @@ MALFORMED_CALLS = [
     ("deepseek_v4", d("").replace('"look"', '""'), "double quotes", None),
     ("deepseek_v4", d("").replace(' name="look"', ""), "must begin with", None),
     ("deepseek_v4", d("").replace("</｜DSML｜tool_calls>", ""), "no closing </｜DSML｜tool_calls>", "look"),
-    ("deepseek_v31", v31(v31_call("[1]")), "arguments must be a JSON object, not list", "look"),
+    ("deepseek_v31", v31(v31_call("[1]")), "must be a JSON object, not list", "look"),
     ("deepseek_v31", v31(v31_call('{"at": 1')), "not valid JSON", "look"),
     ("deepseek_v31", v31(v31_call("{}", "")), "no valid", None),
     ("deepseek_v31", v31(v31_call("{}", "a b")), "no valid", None),

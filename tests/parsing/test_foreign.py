@@ -17,7 +17,7 @@ from tito_core.parsing import ParsedTurn
 
 GIVEN = json.loads(Path(__file__).with_name("foreign.json").read_text(encoding="utf-8"))
 QUOTED = "To ask for the weather, the assistant writes", "This is what a call looks like in the documentation"
-"""How the texts begin that quote a call's markup; it is written with the tags' tokens, so it runs (docs/tools.md)."""
+"""Beginnings of texts that quote a call's markup. It is written with the tags' tokens, so it runs (docs/tools.md)."""
 OTHER_TAGS = {1262}
 """A draft in <think>, which is text in MiniMax M3: its tag is <mm:think>."""
 TOO_SHORT = {1574, 1614}

@@ -118,7 +118,7 @@ def test_schemas_without_a_type_allow_anything() -> None:
 
 
 def chain(links: int) -> dict[str, Any]:
-    """Return definitions of which each refers to the one before, down to an integer."""
+    """Return definitions: each refers to the one before, the first is an integer."""
     return {"0": {"type": "integer"}, **{str(n): {"$ref": f"#/$defs/{n - 1}"} for n in range(1, links)}}
 
 

@@ -39,17 +39,17 @@ def recorded(name: str, folder: Path = RECORDED) -> Any:
 
 def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
     """A server that gives one recorded answer, with the echo that most recordings did not ask for."""
-    told = {
+    documents = {
         "/v1/models": recorded("info_v1_models"),
         "/model_info": recorded("info_model_info"),
         "/v1/loads": recorded("info_v1_loads", WIRE / "sglang-0.5.23-more"),
     }
 
     def handler(request: Received) -> WireResponse:
-        if request.method == "GET" and request.path not in told:
+        if request.method == "GET" and request.path not in documents:
             return http_response(404, json={"detail": "Not Found"})
         if request.method == "GET":
-            return http_response(200, json=told[request.path]["response_json"])
+            return http_response(200, json=documents[request.path]["response_json"])
         if echo is not None:
             answer["prompt_token_ids"] = echo
         return http_response(200, json=answer)
@@ -60,8 +60,8 @@ def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
 async def test_the_whole_request_body() -> None:
     engine = engine_of("sglang", lambda _: Completion([5, EOS]))
     await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
-    (asked,) = engine.requests
-    assert dict(asked.body) == {
+    (request,) = engine.requests
+    assert dict(request.body) == {
         "input_ids": list(PROMPT),
         "rid": "abc",
         "return_logprob": True,
@@ -118,14 +118,14 @@ def test_context_and_memory_limit_the_length(context: int | None, memory: list[i
 )
 async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | str | None) -> None:
     record = recorded(name)
-    answer, asked = record["response_json"], record["request"]["json"]
+    answer, request = record["response_json"], record["request"]["json"]
     if "output_token_logprobs" not in answer["meta_info"]:
         with pytest.raises(ProtocolViolationError, match="no logprobs"):
-            await generate(replaying(answer, echo=asked["input_ids"]), request_of(asked["input_ids"]))
+            await generate(replaying(answer, echo=request["input_ids"]), request_of(request["input_ids"]))
         return
-    limit = asked["sampling_params"]["max_new_tokens"]
-    backend = replaying(answer, echo=asked["input_ids"])
-    response = await generate(backend, request_of(asked["input_ids"], max_new_tokens=limit, stop_token_ids=()))
+    limit = request["sampling_params"]["max_new_tokens"]
+    backend = replaying(answer, echo=request["input_ids"])
+    response = await generate(backend, request_of(request["input_ids"], max_new_tokens=limit, stop_token_ids=()))
     logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
     assert response.output_ids.tolist() == answer["output_ids"]
     assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
@@ -184,12 +184,12 @@ async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> N
             return http_response(200, json={"data": [{"id": "m"}]})
         return http_response(200, text=text) if body is None else http_response(200, json=body)
 
-    asked = generate(answering("sglang", handler), request_of((1, 2, 3)))
+    generation = generate(answering("sglang", handler), request_of((1, 2, 3)))
     if path.stem == "q_waiting_aborted":  # which says nothing of its prompt, and gives nothing of an answer
-        assert not len((await asked).output_ids)
+        assert not len((await generation).output_ids)
         return
     with pytest.raises(BackendError):  # a prompt that no recording had
-        await asked
+        await generation
 
 
 async def test_abort_is_by_rid() -> None:
@@ -202,9 +202,9 @@ async def test_abort_is_by_rid() -> None:
 async def test_scoring_generates_nothing_and_starts_at_the_first_token() -> None:
     engine = engine_of("sglang")
     await score(backend_of(engine), PROMPT)
-    (asked,) = engine.requests
-    assert asked.body["logprob_start_len"] == 0
-    assert asked.body["sampling_params"]["max_new_tokens"] == 0
+    (request,) = engine.requests
+    assert request.body["logprob_start_len"] == 0
+    assert request.body["sampling_params"]["max_new_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def test_events_are_cumulative_or_incremental(ids: list[int], data: st.DataObjec
         events, at = stream.EventAssembler(LIMIT), 0
         while at < len(ids):
             end = data.draw(st.integers(at + 1, len(ids)))
-            said = ids[:end] if whole else ids[at:end]
-            assert list(events.add(event(said, end))) == ids[at:end]
+            output_ids = ids[:end] if whole else ids[at:end]
+            assert list(events.add(event(output_ids, end))) == ids[at:end]
             at = end
         answer = events.result()
         assert answer.output_ids == ids
@@ -121,9 +121,9 @@ def test_capabilities() -> None:
         None,
     )
     assert (unknown.expert_shape, unknown.lower_first, unknown.options) == (False, False, wire.OPTIONS)
-    told = wire.capabilities(wire.ServerInfo(True, False, True, 5), 2000)
-    assert (told.top_logprobs, told.routed_experts, told.sampling_mask, told.priority) == (1024, True, True, False)
-    assert told.lower_first is True
+    found = wire.capabilities(wire.ServerInfo(True, False, True, 5), 2000)
+    assert (found.top_logprobs, found.routed_experts, found.sampling_mask, found.priority) == (1024, True, True, False)
+    assert found.lower_first is True
     assert wire.capabilities(wire.ServerInfo(), 7).sampling_mask is False
     assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
 
@@ -138,10 +138,12 @@ def test_optional_response_fields() -> None:
         routed_experts="e",
     )
     request = request_of()
-    said = wire.optional_response_fields(meta, replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True)))
-    assert said["prompt_logprobs"] == [(13, -1.0), (14, -2.0)], "the first one has none"
-    assert said["top_logprobs"]() == [[(5, -1.0)]]
-    assert (said["routed_experts"], said["sampling_mask"]) == ("e", [[5]])
+    fields = wire.optional_response_fields(
+        meta, replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
+    )
+    assert fields["prompt_logprobs"] == [(13, -1.0), (14, -2.0)], "the first one has none"
+    assert fields["top_logprobs"]() == [[(5, -1.0)]]
+    assert (fields["routed_experts"], fields["sampling_mask"]) == ("e", [[5]])
     assert wire.optional_response_fields(meta, request)["prompt_logprobs"] is None
     nothing = wire.optional_response_fields(
         wire.MetaInfo("r", None, 1), replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
@@ -150,20 +152,20 @@ def test_optional_response_fields() -> None:
 
 
 async def test_scoring_samples_nothing() -> None:
-    asked: list[Any] = []
+    bodies: list[Any] = []
 
     def handler(request: Received) -> WireResponse:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m"}]})
-        asked.append(json.loads(request.content))
+        bodies.append(json.loads(request.content))
         entries = [[None, 11, None], [-1.0, 12, None]]
         meta = {"id": "r", "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
         return http_response(200, json={"output_ids": [], "meta_info": meta})
 
     assert (await score(answering("sglang", handler), [11, 12]))[1] == -1.0
-    name = asked[-1].pop("rid")
+    name = bodies[-1].pop("rid")
     assert len(name) == 32
-    assert asked[-1] == {
+    assert bodies[-1] == {
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
         "logprob_start_len": 0,
         "return_logprob": True,

@@ -9,7 +9,7 @@ from typing import Any
 
 from strands.types.content import Message, Messages
 
-from support.conversations import asked, calls, results
+from support.conversations import calls, results, user
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 
@@ -54,17 +54,17 @@ class Attempt:
     @classmethod
     def of(cls, draw: Any, tools: bool) -> Attempt:
         """Fill a conversation with strings from `draw`."""
-        first: Message = asked(draw(), draw())
+        first: Message = user(draw(), draw())
         if not tools:
             answer: Message = {"role": "assistant", "content": [{"text": draw() + HARMLESS}]}
-            return cls(draw(), None, [first, answer, asked(draw())], [asked(draw(), draw())])
+            return cls(draw(), None, [first, answer, user(draw())], [user(draw(), draw())])
         schema = {"type": "object", "properties": {draw(): {"type": "string", "enum": [draw()], draw(): draw()}}}
         spec = {"name": draw(), "description": draw(), "inputSchema": {"json": {**schema, "$defs": {draw(): draw()}}}}
         [called] = calls((draw(), {draw(): draw(), "b": [draw(), {draw(): draw()}]}), reasoning=draw())
         shown = results(draw())
         block: Any = shown["content"][0]
         block["toolResult"]["content"].append({"json": {draw(): [draw()]}})
-        return cls(draw(), spec, [first, called, shown], [results(draw()), asked(draw())][:1])
+        return cls(draw(), spec, [first, called, shown], [results(draw()), user(draw())][:1])
 
 
 def written(template: ChatTemplate, text: Traced) -> list[int]:

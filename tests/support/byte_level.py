@@ -74,5 +74,5 @@ def wrapped(backend: Tokenizer, template: str = CHATML_TOOLS, names: Mapping[str
 
 @cache
 def shared(markup: bool = True) -> Any:
-    """Give one tokenizer to all tests; without `markup`, tool calls are plain text."""
+    """Return one tokenizer for all tests; without `markup`, tool calls are plain text."""
     return byte_level(MARKUP if markup else ())

@@ -28,7 +28,7 @@ HOSTILE = st.lists(
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | PLAIN, lambda inner: st.lists(inner, max_size=2))
 
 
-def asked(*texts: str) -> Message:
+def user(*texts: str) -> Message:
     return {"role": "user", "content": [{"text": text} for text in texts]}
 
 
@@ -40,7 +40,7 @@ def answer(text: str, reasoning: str = "") -> Message:
 
 
 def calls(*named: tuple[str, Any], text: str = "", reasoning: str = "") -> list[Message]:
-    """Give one assistant message, in a list, that calls tools with ids call_0, call_1, ..."""
+    """Return one assistant message, in a list, that calls tools with ids call_0, call_1, ..."""
     content: list[ContentBlock] = answer(text, reasoning)["content"] if text else answer("", reasoning)["content"][:-1]
     for i, (name, arguments) in enumerate(named):
         content.append({"toolUse": {"toolUseId": f"call_{i}", "name": name, "input": arguments}})
@@ -48,7 +48,7 @@ def calls(*named: tuple[str, Any], text: str = "", reasoning: str = "") -> list[
 
 
 def results(*values: Any) -> Message:
-    """Give the results of call_0, call_1, ...: text, JSON, or a list of several texts."""
+    """Return the results of call_0, call_1, ...: text, JSON, or a list of several texts."""
     content: list[ContentBlock] = []
     for i, value in enumerate(values):
         blocks = [{"text": text} for text in value] if isinstance(value, list) else [{"text": value}]
@@ -58,7 +58,7 @@ def results(*values: Any) -> Message:
 
 
 def translated(value: Any) -> Any:
-    """Give template messages or tools as plain strings."""
+    """Return template messages or tools as plain strings."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, dict):
@@ -68,8 +68,8 @@ def translated(value: Any) -> Any:
 
 @st.composite
 def rounds_of_tools(draw: Any, text: st.SearchStrategy[str] = PLAIN, *, reasoning: bool = False) -> Messages:
-    """Draw one question, then calls and their results a few times; with reasoning, no text beside the results."""
-    messages: Messages = [asked(*draw(st.lists(text, min_size=1, max_size=3)))]
+    """Draw one question, then calls and their results a few times; with reasoning, no text with the results."""
+    messages: Messages = [user(*draw(st.lists(text, min_size=1, max_size=3)))]
     for _ in range(draw(st.integers(0, 2))):
         count = draw(st.integers(1, 3))
         thought = "Hm" + draw(text) + "." if reasoning and draw(st.booleans()) else ""

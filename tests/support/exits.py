@@ -17,7 +17,7 @@ async def working() -> asyncio.Task[object]:
     """Start a generation, print a line, and wait for a line on stdin."""
     await BACKEND.connect()
     task: asyncio.Task[object] = asyncio.ensure_future(generate(BACKEND, request_of(request_id="left")))
-    print("asked", flush=True)
+    print("started", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     return task
 

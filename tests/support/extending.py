@@ -24,7 +24,7 @@ from tito_core.turn.request import Prepared, prepare
 def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> int:
     """Count the turns whose request does not begin with the request and the completion of the turn before (law 1).
 
-    What a request holds is worked out by the model's own code from the whole history, each time anew.
+    What a request holds is computed by the model's own code from the whole history, each time again.
     """
     nothing: Any = None  # what no request needs before it is sent
     backend: Any = SimpleNamespace(name="drawn")
@@ -35,18 +35,18 @@ def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> i
     for turn in [*drawn.turns, None]:
         last = drawn.turns[-1]
         history = [*last.before, last.answered, *last.new] if turn is None else turn.before
-        asked, settings = TurnInput(history, drawn.system, drawn.tools, model_state=state), Settings()
-        prepared = prepare(policy, ledger, asked, settings, match_parent(policy, ledger, asked, settings))
+        turn_input, settings = TurnInput(history, drawn.system, drawn.tools, model_state=state), Settings()
+        prepared = prepare(policy, ledger, turn_input, settings, match_parent(policy, ledger, turn_input, settings))
         sent = prepared.request.input_ids.tolist()
         broken += sent[: len(before)] != before
         if turn is not None:
-            completion = _said(template, tokenizer, drawn, turn)
+            completion = _sampled(template, tokenizer, drawn, turn)
             _commit(ledger, prepared, turn, completion, state)
             before = [*sent, *completion]
     return broken
 
 
-def _said(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int]:
+def _sampled(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int]:
     return peers.sampled(template, tokenizer, drawn, turn, expected(template, tokenizer, drawn, turn).last)[1]
 
 

@@ -50,7 +50,7 @@ QUESTIONS = ("What is 2 + 3?", "Where is the owl?", "Say <tool_call> and </tool_
 
 @dataclass
 class Outcome:
-    """What came of many forced calls.
+    """The outcomes of many forced calls.
 
     Attributes:
         found: How many were right, were cut off by the token limit, or were wrong.
@@ -102,7 +102,7 @@ async def force(policy: Policy, calls: int, seed: int, *, at_once: int = 16, **s
 
 
 def _fault(choice: Any, turn: Turn, uses: list[str], events: list[Any]) -> str:
-    """Say what is wrong with an answer; nothing where it is one sound call of what was forced."""
+    """Return what is wrong with an answer, or nothing if it is one valid call of what was forced."""
     if turn.draft.finish == Finish.LENGTH:
         return "it was cut off"
     if [call.status for call in turn.draft.calls] != ["ok"]:
@@ -122,7 +122,7 @@ def _fault(choice: Any, turn: Turn, uses: list[str], events: list[Any]) -> str:
 
 
 def _one_a_character(text: str) -> str:
-    """Return the text with one U+FFFD for each character of several bytes that is no Unicode.
+    """Return the text with one U+FFFD for each character of several bytes that is not Unicode.
 
     xgrammar counts such a character once, by its first byte (F5 and above begin four bytes), and lets the policy
     write it; Python decodes it to one U+FFFD a byte, so that a string of `maxLength` characters would seem longer.

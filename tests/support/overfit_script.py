@@ -1,6 +1,6 @@
 """Train a small model until greedy decoding repeats given sequences; run as a script by an engine's interpreter.
 
-It imports torch, transformers and the standard library: torch is no dependency of the tests.
+It imports torch, transformers and the standard library: the tests do not depend on torch.
 
 Usage: `python overfit_script.py MODEL_DIRECTORY SEQUENCES.json`. The model in the directory is replaced. The file holds
 `sequences`, lists of token ids of one length; `learned`, the positions of each whose tokens are to be predicted;
@@ -18,7 +18,8 @@ import torch
 import transformers
 
 RANDOM_ROWS = 4096
-"""Rows of the vocabulary that each step compares with the right ones, drawn anew: all of them take 30 times as long."""
+"""Rows of the vocabulary, drawn at random in each step, that the right ones are compared with. All rows take 30 times
+as long."""
 CHECK_EVERY = 25
 
 

@@ -1,10 +1,10 @@
-"""Other ways to find a turn's prompt, as plain functions over the same rendering, to be measured beside ours."""
+"""Other ways to find a turn's prompt, as plain functions over the same rendering, to be compared with ours."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from support.conversations import answer, asked
+from support.conversations import answer, user
 from support.rollouts import Expected, Rollout, Turn, encode, render
 from tito_core.chat.template import ChatTemplate
 
@@ -12,7 +12,7 @@ from tito_core.chat.template import ChatTemplate
 def sampled(
     template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn, last: int | None
 ) -> tuple[str, list[int]]:
-    """Give a turn's prompt, and the ids that a policy would sample which says exactly what the template writes."""
+    """Return a turn's prompt, and the ids of a policy that samples exactly what the template writes."""
     source = tokenizer.chat_template
     prompt = render(template, source, turn.before, drawn)
     alone = render(template, source, [*turn.before, turn.answered], drawn, prompt=False)
@@ -22,7 +22,7 @@ def sampled(
 
 
 def rerendered_extends(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn, truth: Expected) -> bool:
-    """Re-rendering: tell whether the next prompt, made from all messages anew, begins with what was sampled."""
+    """Re-rendering: return whether the next prompt, rendered from all messages, begins with what was sampled."""
     prompt, completion = sampled(template, tokenizer, drawn, turn, truth.last)
     path = [*encode(tokenizer, prompt), *completion]
     return encode(tokenizer, truth.whole)[: len(path)] == path
@@ -30,7 +30,7 @@ def rerendered_extends(template: ChatTemplate, tokenizer: Any, drawn: Rollout, t
 
 def fake_prefix(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int] | None:
     """A fixed fake prefix: render a made-up question and answer with and without the new messages, and subtract."""
-    fake, plain = [asked("."), answer(".")], Rollout(None, None, [])
+    fake, plain = [user("."), answer(".")], Rollout(None, None, [])
     try:
         base = render(template, tokenizer.chat_template, fake, plain, prompt=False)
         whole = render(template, tokenizer.chat_template, [*fake, *turn.new], plain)

@@ -19,7 +19,7 @@ class RawServer:
     """Serves one connection after another, in a thread.
 
     Args:
-        says: The bytes of each answer, or pieces of them, of which the last may be sent to nobody.
+        says: The bytes of each answer, or pieces of them; the last may find no reader.
         ends: See `Ends`.
         tls: The context to speak TLS by.
         port: Where to listen; any free port when 0.
@@ -80,9 +80,9 @@ class RawServer:
             if self._reads is None or self._reads in head:
                 break
         self.heads.append(head)
-        for said in [self._says] if isinstance(self._says, bytes) else self._says:
-            connection.sendall(said)
-            self.sent += len(said)
+        for answer in [self._says] if isinstance(self._says, bytes) else self._says:
+            connection.sendall(answer)
+            self.sent += len(answer)
         if self._ends == "hold":
             while connection.recv(65536):
                 pass

@@ -1,4 +1,4 @@
-"""What transformers computes for given ids, as a measure for what an engine says of them."""
+"""Values that transformers computes for given ids, to compare an engine's with."""
 
 from __future__ import annotations
 

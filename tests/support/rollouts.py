@@ -147,7 +147,7 @@ class _Writer:
             "content": [*content, {"text": "And " + text(self.random)}] if self.random.random() < 0.2 else content,
         }
 
-    def asked(self) -> Message:
+    def question(self) -> Message:
         return {
             "role": "user",
             "content": [{"text": "Q " + text(self.random)} for _ in range(self.random.randint(1, 2))],
@@ -161,13 +161,13 @@ def _thought(words: str) -> list[ContentBlock]:
 def rollout(random: Random, features: Features) -> Rollout:
     """Draw a conversation of one to four assistant turns, each followed by results or a question."""
     writer = _Writer(random, features)
-    writer.messages.append(writer.asked())
+    writer.messages.append(writer.question())
     turns: list[Turn] = []
     for _ in range(random.randint(1, 4)):
         calls = features.tools and random.random() < 0.6
         answered, mark, opened = writer.calls() if calls else writer.answer()
         uses = sum("toolUse" in block for block in answered["content"])
-        new = [writer.results(uses) if uses else writer.asked()]
+        new = [writer.results(uses) if uses else writer.question()]
         turns.append(Turn(list(writer.messages), answered, new, mark, opened))
         writer.messages += [answered, *new]
     system = "Be " + text(random) + "." if features.system and random.random() < 0.5 else None

@@ -29,7 +29,7 @@ def ids_of(text: str, name: str = "smollm2") -> list[int]:
 
 
 def is_probe(request: ScriptedRequest) -> bool:
-    """Tell the model's own measurement at connect from an agent's turn."""
+    """Return whether a request is the model's own measurement at connect."""
     return request.ignore_eos and request.temperature == 2.0
 
 

@@ -125,7 +125,7 @@ def openai_messages(
         shown = {b["toolResult"]["toolUseId"]: b["toolResult"]["content"] for b in blocks if "toolResult" in b}
         for call in calls:
             if call["toolUseId"] in shown:
-                said = [
+                result_texts = [
                     b["text"] if "text" in b else json.dumps(b["json"], ensure_ascii=False)
                     for b in shown[call["toolUseId"]]
                 ]
@@ -134,7 +134,7 @@ def openai_messages(
                         "role": "tool",
                         "tool_call_id": call["toolUseId"],
                         "name": call["name"],
-                        "content": content(said),
+                        "content": content(result_texts),
                     }
                 )
         if texts or not shown:

@@ -19,26 +19,26 @@ async def check(folder: str) -> None:
     ids = await tokenize(backend, "The quick brown fox")
     assert ids is not None
 
-    def asked(name: str, **sampling: object) -> TokenRequest:
+    def request(name: str, **sampling: object) -> TokenRequest:
         return TokenRequest(ids, SamplingParams(**sampling), name)
 
     one, same, other = [
-        await generate(backend, asked(f"seed {n}", max_new_tokens=6, seed=seed)) for n, seed in enumerate((1, 1, 2))
+        await generate(backend, request(f"seed {n}", max_new_tokens=6, seed=seed)) for n, seed in enumerate((1, 1, 2))
     ]
     assert one.output_ids.tolist() == same.output_ids.tolist() != other.output_ids.tolist()
     scores = await score(backend, np.concatenate([ids, one.output_ids]))
     assert np.abs(scores[len(ids) :] - one.logprobs).max() < 1e-3, "logprobs are raw"
-    long = asyncio.create_task(generate(backend, asked("long", max_new_tokens=4000, ignore_eos=True)))
+    long = asyncio.create_task(generate(backend, request("long", max_new_tokens=4000, ignore_eos=True)))
     while not backend._aborts:  # type: ignore[attr-defined]
         await asyncio.sleep(0.05)
     await asyncio.sleep(1.0)
     await backend.abort("long")
     part = await long
     assert (str(part.finish), 1 <= len(part.output_ids) < 4000) == ("abort", True), part
-    lost = asyncio.create_task(generate(backend, asked("lost", max_new_tokens=4000, ignore_eos=True)))
+    lost = asyncio.create_task(generate(backend, request("lost", max_new_tokens=4000, ignore_eos=True)))
     await asyncio.sleep(1.0)
     lost.cancel()
-    after = await asyncio.wait_for(generate(backend, asked("after", max_new_tokens=2)), 120)
+    after = await asyncio.wait_for(generate(backend, request("after", max_new_tokens=2)), 120)
     assert len(after.output_ids) <= 2, "the thread was free again"
 
 

@@ -159,7 +159,7 @@ class VisionEngine:
 
 
 def tokens_of(data: bytes) -> int:
-    """How many tokens an image becomes: by its size, which stands in a PNG's header."""
+    """Return the number of tokens of an image, from the size in its PNG header."""
     width, height = struct.unpack(">II", data[16:24])
     return 1 + (width * height) // 16
 

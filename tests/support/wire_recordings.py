@@ -217,11 +217,11 @@ class Recorded:
     def _read_prompt(self, entries: list[Any] | None) -> None:
         for entry in entries or ():
             ranked = sorted(entry.items(), key=lambda item: item[1]["rank"]) if entry else []
-            for number, told in ranked:
-                self.texts[int(number)] = told["decoded_token"]
+            for number, top in ranked:
+                self.texts[int(number)] = top["decoded_token"]
             own = next(iter(entry)) if entry else None
             self.prompt_scores.append(entry[own]["logprob"] if own else None)
-            self.prompt_tops.append([(int(i), told["logprob"]) for i, told in ranked])
+            self.prompt_tops.append([(int(i), top["logprob"]) for i, top in ranked])
 
     def _know(self, ids: Sequence[int], text: str, stopped_at_token: bool) -> None:
         """Return the text of a completion whose token texts do not add up to it."""

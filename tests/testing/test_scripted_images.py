@@ -93,7 +93,7 @@ async def test_an_exchanged_picture_changes_every_later_logprob(kind: str) -> No
 
 
 async def test_both_wires_say_the_same_and_end_the_cached_prefix_at_another_picture() -> None:
-    said = {}
+    by_kind = {}
     for kind in KINDS:
         engine = vision(kind)
         engine.state.cache.page = 1
@@ -104,10 +104,10 @@ async def test_both_wires_say_the_same_and_end_the_cached_prefix_at_another_pict
             for a in answers
         ]
         assert cached == [0, len(IDS) + 3 - 1, 2]
-        said[kind] = [output(kind, answer) for answer in answers]
+        by_kind[kind] = [output(kind, answer) for answer in answers]
         echoed = answers[0]["prompt_token_ids"]
         assert echoed == [5, 6, PAD, PAD, PAD, PAD, *IDS[3:]]
-    assert said["vllm"] == said["sglang"]
+    assert by_kind["vllm"] == by_kind["sglang"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

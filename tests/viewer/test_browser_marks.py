@@ -167,8 +167,8 @@ async def test_the_table_has_every_named_column_charts_and_rewards_by_group(page
         await open_page(page, server.url)
         await page.until("!document.querySelector('[role=status]').textContent.includes('reading')")
         names = await page.run("headings()")
-        asked = ("task", "group", "reward", "turns", "tokens", "malformed", "drift", "termination")
-        assert set(asked) <= set(names)
+        columns = ("task", "group", "reward", "turns", "tokens", "malformed", "drift", "termination")
+        assert set(columns) <= set(names)
         with Rollouts([folder, *BOTH]) as rollouts:
             expected = [facts_of(rollouts.load(number)) for number in range(1, len(rollouts) + 1)]
         for name in ("task", "reward", "turns", "malformed", "termination"):

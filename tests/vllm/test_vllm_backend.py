@@ -31,9 +31,9 @@ def replaying(answer: Any) -> Any:
         if request.method == "GET":
             name = "get_v1_models" if request.path == "/v1/models" else "get_version"
             return http_response(200, json=recorded(name)["response"])
-        for said in answer["choices"]:
-            if said["logprobs"] and said["token_ids"]:
-                said["logprobs"]["tokens"] = [f"token_id:{token}" for token in said["token_ids"]]
+        for one in answer["choices"]:
+            if one["logprobs"] and one["token_ids"]:
+                one["logprobs"]["tokens"] = [f"token_id:{token}" for token in one["token_ids"]]
         return http_response(200, json=answer)
 
     return answering("vllm", handler)
@@ -42,8 +42,8 @@ def replaying(answer: Any) -> Any:
 async def test_the_whole_request_body() -> None:
     engine = engine_of("vllm-completions", lambda _: Completion([5, EOS]))
     await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
-    (asked,) = engine.requests
-    assert dict(asked.body) == {
+    (request,) = engine.requests
+    assert dict(request.body) == {
         "model": "scripted",
         "prompt": list(PROMPT),
         "n": 1,
@@ -67,8 +67,8 @@ async def test_the_whole_request_body() -> None:
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
-    assert asked.headers["x-request-id"] == "abc"
-    assert asked.headers["content-type"] == "application/json"
+    assert request.headers["x-request-id"] == "abc"
+    assert request.headers["content-type"] == "application/json"
 
 
 async def test_recorded_server_properties_are_read() -> None:
@@ -88,10 +88,10 @@ async def test_recorded_server_properties_are_read() -> None:
 )
 async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | str | None) -> None:
     record = recorded(name)
-    answer, asked = record["response"], record["request"]["body"]
+    answer, request = record["response"], record["request"]["body"]
     ids, logprobs = answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]["token_logprobs"]
     response = await generate(
-        replaying(answer), request_of(PROMPT_RECORDED, max_new_tokens=asked["max_tokens"], stop_token_ids=())
+        replaying(answer), request_of(PROMPT_RECORDED, max_new_tokens=request["max_tokens"], stop_token_ids=())
     )
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
@@ -181,8 +181,8 @@ async def test_abort_without_the_endpoint_is_no_error(status: int) -> None:
 async def test_the_whole_request_body_of_the_token_endpoint() -> None:
     engine = engine_of("vllm", lambda _: Completion([5, EOS]))
     response = await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
-    (asked,) = engine.requests
-    fields = dict(asked.body)
+    (request,) = engine.requests
+    fields = dict(request.body)
     sampling = fields.pop("sampling_params")
     assert fields == {
         "model": "scripted",
@@ -191,7 +191,7 @@ async def test_the_whole_request_body_of_the_token_endpoint() -> None:
         "token_ids": list(PROMPT),
     }
     assert sampling == {**wire.sampling_fields(request_of(temperature=0.5, seed=3).sampling), "n": 1, "logprobs": 0}
-    assert asked.headers["x-request-id"] == "abc"
+    assert request.headers["x-request-id"] == "abc"
     assert response.versions == (VersionSpan(0, 2, "default"),)
 
 

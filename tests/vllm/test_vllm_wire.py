@@ -177,9 +177,9 @@ def test_optional_response_fields_are_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
     choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
-    said = wire.optional_response_fields(choice, None, prompt, request)
-    assert (said["top_logprobs"], said["routed_experts"], said["sampling_mask"]) == (None, "e", [[1]])
-    assert said["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
+    fields = wire.optional_response_fields(choice, None, prompt, request)
+    assert (fields["top_logprobs"], fields["routed_experts"], fields["sampling_mask"]) == (None, "e", [[1]])
+    assert fields["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
     assert wire.optional_response_fields(choice, wire.ContentLogprobs([]), None, request)["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
@@ -188,16 +188,16 @@ SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12
 
 
 async def test_scoring_requests_one_token() -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def handler(request: Received) -> WireResponse:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
-        asked.append((request.path, json.loads(request.content), request.headers["x-request-id"]))
+        requests.append((request.path, json.loads(request.content), request.headers["x-request-id"]))
         return http_response(200, json=SCORED)
 
     assert (await score(answering("vllm", handler), [11, 12]))[1] == -1.0
-    path, body, name = asked[-1]
+    path, body, name = requests[-1]
     assert path == "/v1/completions"
     assert body == {
         "model": "m",
@@ -212,10 +212,10 @@ async def test_scoring_requests_one_token() -> None:
 
 async def test_a_score_without_an_answer_is_refused() -> None:
     def handler(request: Received) -> WireResponse:
-        told = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
-        return http_response(200, json=told)
+        answer = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
+        return http_response(200, json=answer)
 
-    with pytest.raises(ProtocolViolationError, match="2 ids were sent for scoring, the server scored 0"):
+    with pytest.raises(ProtocolViolationError, match=r"2 ids .*scored 0"):
         await score(answering("vllm", handler), [11, 12])
 
 

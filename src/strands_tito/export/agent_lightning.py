@@ -50,7 +50,7 @@ def events_of(
 
     Args:
         rollout: The rollout.
-        temperature: The temperature by which the trainer divides its logits.
+        temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`; with "omit" the trainer computes its own.
         train_constrained: Whether to train tokens that were sampled under a grammar.
 

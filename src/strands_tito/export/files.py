@@ -33,7 +33,7 @@ class ExportOptions:
     """What exporters need to know besides the rollouts.
 
     Attributes:
-        temperature: The temperature by which the trainer divides its logits.
+        temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
         branches: What to do with several trajectories where the trainer takes one per rollout; see `sample_of`.
         train_constrained: Whether to train tokens that were sampled under a grammar.

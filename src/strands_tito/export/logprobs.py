@@ -26,7 +26,7 @@ def logprobs_for(
 
     Args:
         sample: The sample.
-        temperature: The temperature by which the trainer divides its logits before log_softmax.
+        temperature: The trainer's logit temperature: it trains on log_softmax(logits / temperature).
         trainer: The trainer's name, for errors.
         policy: See `LogprobPolicy`.
 

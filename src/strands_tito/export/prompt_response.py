@@ -55,7 +55,7 @@ def prompt_response_of(
     Args:
         sample: The sample.
         trainer: The trainer's name, for errors.
-        temperature: The temperature by which the trainer divides its logits.
+        temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
         max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained.
         max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.

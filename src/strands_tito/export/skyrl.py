@@ -50,7 +50,7 @@ def generator_output_of(
     Args:
         rollouts: One rollout for each prompt of the batch, each with a reward. A rollout that ended from outside, or
             has no turns, is masked and has reward 0.
-        temperature: The temperature by which SkyRL divides its logits.
+        temperature: SkyRL's logit temperature.
         end_id: The tokenizer's end-of-sequence id, the placeholder for a rollout without turns.
         trajectory_ids: The ids of the input batch; required for "steps".
         branches: "error" and "last" return one row per rollout, see `sample_of`. "steps" returns one row per

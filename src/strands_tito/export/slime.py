@@ -73,7 +73,7 @@ def fields_of(
     Args:
         sample: One trajectory.
         decode: Returns the text of token ids, special tokens included.
-        temperature: slime's `--rollout-temperature`, by which it divides its logits.
+        temperature: slime's logit temperature, `--rollout-temperature`.
         logprobs: See `LogprobPolicy`; with "omit" `rollout_log_probs` is None.
         processor: The model's processor of transformers; needed for images.
         placeholder: The id of images' placeholder, with which a trajectory without images is checked: slime packs

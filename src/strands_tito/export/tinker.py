@@ -23,7 +23,7 @@ def datum_of(
     Args:
         sample: One trajectory of at least two tokens. If it ended from outside, the advantage is 0 everywhere.
         advantage: The rollout's advantage. It is 0 on untrained tokens, because these losses read no mask.
-        temperature: The temperature by which Tinker divides its logits: 1.
+        temperature: Tinker's logit temperature, always 1.
         logprobs: See `LogprobPolicy`. These losses need logprobs, so that "omit" serves other losses only.
 
     Raises:

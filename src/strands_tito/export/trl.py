@@ -24,7 +24,7 @@ def columns_of(
 
     Args:
         rollouts: Rollouts. One without turns becomes one untrained end token.
-        temperature: The temperature by which the trainer divides its logits.
+        temperature: The trainer's logit temperature.
         end_id: The tokenizer's end-of-sequence id.
         branches: See `sample_of`.
         logprobs: See `LogprobPolicy`.

@@ -65,7 +65,7 @@ def trace_of(
 
     Args:
         rollout: The rollout.
-        temperature: The temperature by which the trainer divides its logits.
+        temperature: The trainer's logit temperature.
         decode: Returns the text of token ids. It becomes the messages' content, markup included.
         task: More fields of the task; its `id` is the ledger's `task_id`.
         logprobs: See `LogprobPolicy`. "omit" is not accepted, because verifiers reads missing logprobs as 0.

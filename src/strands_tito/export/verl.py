@@ -28,7 +28,7 @@ def output_of(
 
     Args:
         rollout: The rollout. Without turns, the output is one untrained end token.
-        temperature: verl's `rollout.temperature`, by which it divides its logits.
+        temperature: verl's logit temperature, `rollout.temperature`.
         end_id: The tokenizer's end-of-sequence id.
         branches: See `sample_of`.
         train_constrained: Whether to train tokens that were sampled under a grammar.

@@ -22,7 +22,7 @@ _ASPECT = 200  # the longest picture that Qwen's processors take, in widths
 
 
 class BadImage(ValueError):
-    """The bytes are no picture that a server can read."""
+    """The bytes are not a readable image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ImageSettings:
         """Return a picture's number of tokens.
 
         Raises:
-            BadImage: The bytes are no picture, or it is too long.
+            BadImage: The bytes are not a readable image, or it is too long.
         """
         width, height = size(data)
         if max(width, height) > _ASPECT * min(width, height):

@@ -101,7 +101,7 @@ class ImageValidation:
     def _new_spans(self, echo: TokenIds, reported: Sequence[Span] | None) -> Iterator[Span]:
         """Yield the span of each new image, and check that only placeholders were added to the prompt.
 
-        Neighbouring images can be told apart only by the server's own spans.
+        Neighbouring images can be distinguished only by the server's own spans.
         """
         sent, placeholder, old = self.request.input_ids, self.images.placeholder, len(self.images.lengths)
         places = np.flatnonzero(sent == placeholder)

@@ -104,8 +104,8 @@ PIXELS_PER_TOKEN, LEAST_TOKENS = 28 * 28, 256
 """An image is expected to become at most one token for each 28 x 28 pixels, or 256 tokens if it is small."""
 
 
-def room_beside(images: Sequence[Image], room: int, length: int, bound: int | None) -> int:
-    """Return how many tokens to sample where a bound also has to hold the tokens of new images; at least 1.
+def room_after_images(images: Sequence[Image], room: int, length: int, bound: int | None) -> int:
+    """Return how many tokens may be sampled if new images must fit the bound too; at least 1.
 
     The server alone knows how many tokens an image becomes, so a generous number of them is expected.
 

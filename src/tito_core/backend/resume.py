@@ -35,9 +35,9 @@ async def generate_resuming(
 ) -> TokenResponse:
     """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
 
-    A generation with a grammar or a stop string cannot be resumed, because engines start both anew with each request;
-    nor one with images that sampled a placeholder, in whose place the server would put an image. It is sampled again
-    from its beginning, unless part of it was passed to `on_chunk`.
+    A generation with a grammar or a stop string cannot be resumed, because engines restart both with each request. With
+    images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
+    Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
     Raises:
         GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
@@ -114,7 +114,7 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
 
 
 def _known_images(request: TokenRequest, parts: Sequence[TokenResponse]) -> PromptImages | None:
-    """Return the images of the next request: a response with tokens has told how long the new ones are."""
+    """Return the images of the next request: a partial response shows how long the new ones are."""
     first, images = next((part for part in parts if len(part.output_ids)), None), request.images
     if images is None or first is None:
         return images

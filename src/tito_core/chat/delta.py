@@ -65,7 +65,7 @@ CANDIDATES = (
     Candidate("after a system prompt and a question, with a tool", system=".", tools="ours"),
     Candidate("after a round of tools, with a tool", _ROUND, tools="ours"),
     Candidate("after a round of tools where there was one", before_after_results=_ROUND),
-    Candidate("after a question, with a remark beside the calls", remark="."),
+    Candidate("after a question, with text before the calls", remark="."),
     Candidate("after a question, with the rollout's tools", tools="own"),
     Candidate("after messages like the rollout's own", mirrors_history=True),
     Candidate("after messages like the rollout's own, with a tool", mirrors_history=True, tools="ours"),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strands.types.content import Messages
 
-from tito_core.chat.certify import JudgeOf, attempt
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.image_probes import RESULT, USER, count_images, image_cases
 from tito_core.chat.probes import Case, user_message
-from tito_core.chat.referee import RefusedError
+from tito_core.chat.referee import Referee, RefusedError
 from tito_core.chat.rendering import TemplateError
 from tito_core.chat.traced import Traced
+
+if TYPE_CHECKING:
+    from tito_core.chat.certify import Trial
+
+    Attempt = Callable[[Sequence[Case]], Trial]
 
 PLACEHOLDERS = (
     "<|image_pad|>",  # Qwen-VL
@@ -48,12 +52,15 @@ class ImageCertificate:
     refused: tuple[tuple[str, str], ...]
 
 
-def certify_images(source: DeltaSource, judge_of: JudgeOf, *, named: str | None, tools: bool) -> ImageCertificate:
+def certify_images(
+    source: DeltaSource, referee: Referee, attempt: Attempt, *, named: str | None, tools: bool
+) -> ImageCertificate:
     """Certify images for the candidate that was chosen on texts.
 
     Args:
         source: The candidate.
-        judge_of: Makes the judge.
+        referee: The plain rendering.
+        attempt: Tries the candidate on probes, up to the first difference.
         named: The placeholder that the tokenizer names, or None.
         tools: Whether the template shows tool results.
     """
@@ -66,7 +73,7 @@ def certify_images(source: DeltaSource, judge_of: JudgeOf, *, named: str | None,
         reason = (
             "It shows no tool results."
             if place == RESULT and not tools
-            else _fault(source, judge_of, placeholder, list(image_cases(place)))
+            else _fault(source, referee, attempt, placeholder, list(image_cases(place)))
         )
         if reason is None:
             places.append(place)
@@ -107,9 +114,11 @@ def _placeholder(source: DeltaSource, named: str | None) -> str:
     return placeholder
 
 
-def _fault(source: DeltaSource, judge_of: JudgeOf, placeholder: str, cases: Sequence[Case]) -> str | None:
+def _fault(
+    source: DeltaSource, referee: Referee, attempt: Attempt, placeholder: str, cases: Sequence[Case]
+) -> str | None:
     """Return why images cannot be used in a place, or None if every probe is right."""
-    token, referee = source.encoder.added[placeholder], judge_of(source.stops).referee
+    token = source.encoder.added[placeholder]
     for case in cases:
         try:
             text = _rendered(source, case.history, case)
@@ -125,7 +134,7 @@ def _fault(source: DeltaSource, judge_of: JudgeOf, placeholder: str, cases: Sequ
         written = delta.ids.tolist().count(token)
         if written != (images := count_images(case.new)):
             return f"It writes {written} placeholders for the {images} new images of the probe {case.name!r}."
-    trial = attempt(source, judge_of, cases)
+    trial = attempt(cases)
     if trial.refused:
         return f"It refuses the probe {trial.refused[0][0]!r}: {trial.refused[0][1]}"
     if trial.difference is not None:

@@ -196,7 +196,7 @@ def inner_controls(encoder: ContentSafeEncoder, turns: Sequence[tuple[Traced, in
 
 
 def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
-    """Give each kind the closers and openers of the other: Strands stores a truncated call as an answer."""
+    """Return both, each with the other's closers and openers: Strands stores a truncated call as an answer."""
     openers = answers.openers | calls.openers
     call = calls.closers[Opened.CALL]
     if calls.closing[-1:] != answers.closing[-1:]:

@@ -233,7 +233,7 @@ def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) ->
     of = f"in the tool result {result['toolUseId']!r}"
     kinds = [key for key in item if key in _RESULT_KINDS]
     if len(kinds) > 1:
-        why = "of which only one would become tokens: return an item for each from the tool"
+        why = "but only one of them would become tokens; return one item each"
         raise UnsupportedContentError(
             unsupported(f"{' and '.join(map(repr, kinds))} in one item {of}", role, where, why)
         )

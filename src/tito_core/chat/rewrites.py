@@ -44,7 +44,7 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
         tools: Whether the template shows calls and results.
     """
     if tools:
-        yield "calls: a call in the history is written anew from its parsed arguments"
+        yield "calls: a call in the history is rebuilt from its parsed arguments"
         if rendering.message_format.arguments == "mapping" and _collapses_calls(rendering):
             yield "calls: of several calls in one message only the first is shown"
     if not _begins_with_prompt(rendering):

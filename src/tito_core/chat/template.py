@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.certificate import Certificate, CertificateStore, ContentTokens, Thinking
-from tito_core.chat.certify import choose, judge_of
+from tito_core.chat.certify import attempt, choose, judge_of
 from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
 from tito_core.chat.delta import CANDIDATES, DeltaSource
@@ -244,7 +245,8 @@ def _certify(
 ) -> tuple[Certificate, DeltaSource]:
     judge = judge_of(referee, encoder)
     trial = choose(rendering, encoder, judge)
-    images = certify_images(trial.source, judge, named=image_token, tools=trial.tools)
+    trying = partial(attempt, trial.source, judge)
+    images = certify_images(trial.source, referee, trying, named=image_token, tools=trial.tools)
     moved = [f"{MOVED}: it is written in another place ({name})" for name in trial.moved[:1]]
     certificate = Certificate(
         template=hashlib.sha256(source.encode()).hexdigest(),

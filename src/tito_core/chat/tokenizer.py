@@ -52,7 +52,7 @@ def load_tokenizer(
     if (offered := _offered(name, local_files_only)) is not None:
         return offered
     if os.path.isabs(name) or name.startswith((".", "~")):
-        raise TokenizerError(f"There is no folder {name!r} to load a tokenizer from: check the path.")
+        raise TokenizerError(f"Folder {name!r} does not exist. Check the path.")
     try:
         return _load(name, local_files_only=True)
     except TokenizerError:

@@ -1,8 +1,9 @@
 """Strings that remember which of their characters are message content.
 
 A chat template is Jinja code that strips, slices, joins and compares message content. `Traced` is a `str` with the same
-value, so a template behaves as with plain strings, and every operation keeps track of which characters came from which
-message. The rendered prompt is the template's own, character for character, with content and scaffold told apart.
+value, so a template behaves as with plain strings, and every operation keeps track of the message that each
+character came from. The rendered prompt is the template's own, character for character, and content is distinguished
+from scaffold.
 
 Operations that are not tracked precisely mark their whole result as content. That is safe, because content never
 becomes a control token.

@@ -213,7 +213,7 @@ def _words(messages: Iterable[Any]) -> Iterator[str]:
 
 
 def _words_of(part: Any) -> list[str]:
-    return _WORD.findall(json.dumps(part, ensure_ascii=False, default=repr))  # an image's bytes are no JSON
+    return _WORD.findall(json.dumps(part, ensure_ascii=False, default=repr))  # an image's bytes are not JSON
 
 
 def _shows_calls(turn: JudgedTurn, whole: str, until: int) -> bool:

@@ -94,7 +94,7 @@ class ToolCallGuard(HookProvider):
     def _unknown(self, name: str, names: Sequence[str]) -> str:
         with self._lock:
             self.unknown_calls[name] += 1
-        return f"There is no tool {name!r}. {self._listed(names)}".rstrip()
+        return f"Unknown tool {name!r}. {self._listed(names)}".rstrip()
 
     def _schema(self, spec: ToolSpec) -> ArgumentSchema:
         kept, schema = self._schemas.get(spec["name"], (None, None))
@@ -107,10 +107,10 @@ class ToolCallGuard(HookProvider):
         if self.max_listed_tools is None:
             return ""
         if not names:
-            return "There are no tools."
+            return "No tools are available."
         more = len(names) - self.max_listed_tools
         shown = ", ".join(names[: self.max_listed_tools])
-        return f"The tools are: {shown}{f' and {more} more' if more > 0 else ''}."
+        return f"Available tools: {shown}{f' and {more} more' if more > 0 else ''}."
 
 
 def _is_tool_name(use: ToolUse) -> bool:

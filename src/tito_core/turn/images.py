@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from strands.types.content import Messages
@@ -24,7 +24,9 @@ from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.turn import CallRecord, Draft, MediaSpan, Turn
-from tito_core.turn.policy_parts import PolicyParts
+
+if TYPE_CHECKING:
+    from tito_core.turn.policy_parts import PolicyParts
 
 
 class ImagePrompt(NamedTuple):

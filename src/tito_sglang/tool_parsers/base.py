@@ -202,7 +202,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(constant)  # NaN and Infinity are no JSON
+    raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
 def _written_name(body: str) -> str | None:

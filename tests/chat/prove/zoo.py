@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support import structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
-from support.conversations import asked
+from support.conversations import user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate
@@ -74,7 +74,7 @@ def strings(count: int, seed: int) -> None:
     for name in REAL.values():
         template, tokenizer, random = zoo.template(name), zoo.tokenizer(name), Random(f"{seed} {name}")
         for _ in range(count):
-            message = asked("".join(random.choices(LETTERS, k=random.randint(1, 40))))
+            message = user("".join(random.choices(LETTERS, k=random.randint(1, 40))))
             text = str.__str__(template.rendering.of_messages([message]))
             if template.first_prompt([message], None, None).ids.tolist() != encode(tokenizer, text):
                 raise SystemExit(f"{name}: {message} gives other ids than the tokenizer's")

@@ -58,7 +58,7 @@ MANAGER = AglRolloutManager(agl_base_url=URL, agl_key=KEY, model="m", step=1)
 
 
 def completed(ledger: Ledger) -> CompletedRollout:
-    """Give a rollout as Agent Lightning's trainer sees it, once its agent has sent our events."""
+    """Return a rollout as Agent Lightning's trainer sees it, once its agent has sent our events."""
     (enqueued,) = MANAGER._create_rollouts({"question": ["What?"]}, is_train=True)
 
     async def send() -> None:

@@ -58,7 +58,7 @@ class Bigrams(torch.nn.Module):
         self.table = torch.randn(1300, 1300)
 
     def score(self, ids: torch.Tensor) -> torch.Tensor:
-        """Give log p of each token after the one before, shape as `ids`, 0 in the first place."""
+        """Return log p of each token given those before it, in the shape of `ids`; 0 for the first."""
         logits = self.table[ids[:, :-1]].log_softmax(-1)
         scores = logits.gather(-1, ids[:, 1:, None])[..., 0]
         return torch.nn.functional.pad(scores, (1, 0))

@@ -43,7 +43,7 @@ def rewarded(ledger: Ledger) -> Ledger:
 
 
 def at_the_end(output: Any) -> list[torch.Tensor]:
-    """Give each row's reward to its last token, as SkyRL's trainer does."""
+    """Assign each row's reward to its last token, as SkyRL's trainer does."""
     found = [torch.zeros(len(ids)) for ids in output["response_ids"]]
     for row, value in zip(found, output["rewards"], strict=True):
         row[-1] = value

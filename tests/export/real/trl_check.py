@@ -90,8 +90,8 @@ def a_step_is_taken_on_exactly_what_was_sampled(folder: str) -> None:
     assert batch["advantages"].abs().max() > 0
     after = list(trainer.model.parameters())
     assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    said = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in said)
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in entries)
 
 
 def what_trl_cannot_take_is_refused(folder: str) -> None:

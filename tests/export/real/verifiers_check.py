@@ -23,13 +23,13 @@ seen = 0
 
 
 def over_the_wire(trace: Any) -> Any:
-    """Give a trace as verifiers' own server sends it to a trainer."""
+    """Return a trace as verifiers' own server sends it to a trainer."""
     packed = msgpack.packb(trace.model_dump(mode="python"), use_bin_type=True, default=str)
     return WireTrace.model_validate(msgpack.unpackb(packed))
 
 
 def by_last_turn(trace: Any) -> dict[int, Any]:
-    """Give the branches by the turn that their last node answers."""
+    """Return the branches by the turn of their last node."""
     places = {id(node): place for place, node in enumerate(trace.nodes)}
     return {places[id(branch.nodes[-1])] // 2: branch for branch in trace.branches}
 

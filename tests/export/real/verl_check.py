@@ -33,7 +33,7 @@ PROMPT, RESPONSE = 512, 256
 
 
 class Servers:
-    """What verl's client gives a loop: verl's own `TokenOutput`, of what a script says."""
+    """Stands in for verl's client: returns verl's own `TokenOutput` with a script's completion."""
 
     def __init__(self) -> None:
         self.sessions: list[str] = []
@@ -58,7 +58,7 @@ class Servers:
 
 
 def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **more: Any) -> tuple[Any, Servers]:
-    """Give verl's worker, without the model, the processor and the reward model that it would load."""
+    """Return verl's worker, without the model, the processor and the reward model that it would load."""
     loaded, servers = tokenizer(), Servers()
     loaded.pad_token = loaded.pad_token or loaded.eos_token
     rollout = {

@@ -34,7 +34,7 @@ def fresh_model(spec: dict[str, Any]) -> transformers.PreTrainedModel:
     return cls(config).to(torch.float32).eval()
 
 
-# llama.cpp's names for the parts of a Llama block, beside transformers'.
+# llama.cpp's and transformers' names for the parts of a Llama block.
 _BLOCK_PARTS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",

@@ -136,7 +136,7 @@ def read_array(
     call_id: str | None = None,
     read: Callable[[Any, str], ParsedCallText] | None = None,
 ) -> int:
-    """Read an array of calls. A broken array is one malformed call, since its calls cannot be told apart.
+    """Read an array of calls. A broken array is one malformed call, since its calls cannot be distinguished.
 
     Args:
         completion: The completion.

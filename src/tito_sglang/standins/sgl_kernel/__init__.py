@@ -20,7 +20,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Give each request its newly allocated cache slots: `req_to_token[req, start:end]` gets the next slice, in order.
+    """Assign each request its new cache slots: `req_to_token[req, start:end]` gets the next slice, in order.
 
     Shapes: `req_pool_indices`, `start_offset` and `end_offset` are (batch,); `req_to_token` is (requests, pool_len);
     `out_cache_loc` is flat, (sum of end - start,). Writes `req_to_token` in place.

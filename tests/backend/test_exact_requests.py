@@ -33,7 +33,7 @@ CONNECTING: dict[Kind, list[Any]] = {
 
 
 class Server:
-    """Writes down what it is asked, and refuses everything but questions about itself."""
+    """Records its requests, and refuses all but those for its own properties."""
 
     def __init__(self, kind: Kind, statuses: tuple[int, ...] = (400,)) -> None:
         self.closed = kind == "vllm-completions"
@@ -48,19 +48,19 @@ class Server:
         path = request.path
         if request.method == "GET":
             self.gets.append(path)
-            told = {
+            documents = {
                 "/v1/models": {"data": [{"id": "m", "max_model_len": 64}]},
                 "/server_info": {"enable_priority_scheduling": True, "sampling_mask_max_tokens": 9},
                 "/model_info": {"weight_version": "w"},
                 "/version": {"version": "1"},
             }.get(path)
-            return http_response(404) if told is None else http_response(200, json=told)
+            return http_response(404) if documents is None else http_response(200, json=documents)
         self.posts.append((path, json.loads(request.content)))
         self.headers.append(request.headers)
         if path == "/inference/v1/generate" and self.closed:
             return http_response(self.statuses[0])
-        said = "logprobs, which is greater than max allowed: 20. Vocabulary: must be less than 500"
-        return http_response(400, json={"error": {"message": said}})
+        message = "logprobs, which is greater than max allowed: 20. Vocabulary: must be less than 500"
+        return http_response(400, json={"error": {"message": message}})
 
 
 @pytest.mark.parametrize("kind", WIRES)
