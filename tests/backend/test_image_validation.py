@@ -98,7 +98,7 @@ WRONG: list[tuple[list[int], list[int], list[int] | None, dict[str, Any]]] = [
     ([5, PAD, 6], [], [5, PAD, PAD, 6], {"media": ["12"]}),
     ([5, PAD, 6], [], [5, PAD, PAD, 6], {"image_tokens": 3}),
     ([5, PAD, 6], [], [5, PAD, PAD, 6], {"image_tokens": "2"}),
-    ([5, PAD, 6], [], [5, PAD, PAD, 6], {"prompt_tokens": 3}),
+    ([5, PAD, 6], [], [5, PAD, PAD, 6], {"prompt_tokens": 3, "image_tokens": 2}),
     ([5, PAD, 6], [2], [5, PAD, PAD, 6], {"image_tokens": 1}),
     ([PAD, PAD], [], [PAD, PAD, PAD], {}),  # neighbours that nothing divides
     ([PAD, PAD], [], [PAD, PAD, PAD], {"media": [(0, 1), (2, 1)]}),
@@ -112,11 +112,30 @@ def test_another_prompt_is_refused(ids: Any, lengths: Any, echo: Any, fields: An
         read(request_of(ids, lengths), echo, **fields)
 
 
-def test_a_later_turn_need_not_echo() -> None:
-    assert read(request_of([5, PAD, 6], [2], echo=False), None, prompt_tokens=4).prompt_length == 4
+@pytest.mark.parametrize("lengths", [[], [2]])
+def test_every_prompt_with_images_is_echoed(lengths: list[int]) -> None:
+    request = request_of([5, PAD, 6], lengths, echo=False)
+    assert sendable(request, INFO, backend="toy").echo
     with pytest.raises(ProtocolViolationError, match="did not echo"):
-        read(request_of([5, PAD, 6], [2]), None, prompt_tokens=4)
-    assert sendable(request_of([5, PAD, 6], echo=False), INFO, backend="toy").echo
+        read(request, None, prompt_tokens=4, image_tokens=2)
+
+
+@pytest.mark.parametrize("lengths", [[], [1]])
+def test_images_that_the_server_may_have_dropped_are_refused(lengths: list[int]) -> None:
+    """A dropped image leaves its placeholder, which the server reads as a token of text."""
+    request, dropped = request_of([5, PAD, 6], lengths), [5, PAD, 6]
+    for info in (INFO, replace(INFO, unreported=frozenset({"media"}))):
+        with pytest.raises(ProtocolViolationError, match=r"reports no placeholders for the images of the prompt \(1\)"):
+            validated(answer(dropped), sendable(request, info, backend="toy"), info)
+    assert read(request, dropped, image_tokens=1).prompt_length == 3
+
+
+def test_a_backend_may_declare_that_it_cannot_report_images() -> None:
+    request, echo = request_of([5, PAD, 6]), [5, PAD, PAD, 6]
+    with pytest.raises(ProtocolViolationError, match="reports no placeholders"):
+        read(request, echo)
+    info = replace(INFO, unreported=frozenset({"media"}))
+    assert validated(answer(echo), sendable(request, info, backend="toy"), info).media == ((1, 2),)
 
 
 def changed(ids: Sequence[int]) -> TokenRequest:

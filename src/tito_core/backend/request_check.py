@@ -49,7 +49,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
             backend=backend,
             request_id=request.request_id,
         )
-    echo = request.echo or (request.images is not None and bool(request.images.new))
+    echo = request.echo or request.images is not None
     return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), id_text=id_text, echo=echo)
 
 

@@ -233,7 +233,7 @@ def prepare(
         text,
         settings.optional_outputs,
         delta_start=before,
-        echo=settings.verify_echo == "always" or match.parent is None or bool(new),
+        echo=settings.verify_echo == "always" or match.parent is None or prompt is not None,
         images=None if prompt is None else prompt.images,
     )
     return Prepared(match, delta, request, text, tools, tail, turn_input.constraint.forces_call)
