@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.export import ImageGridError, ImagesNotSupportedError, TrainingSample, samples_of
+from strands_tito.export import (
+    ImageGridError,
+    ImagesNotSupportedError,
+    SampledPlaceholderError,
+    TrainingSample,
+    samples_of,
+)
 from strands_tito.export.batch import padded
 from strands_tito.export.files import ExportOptions, write
 from strands_tito.export.images import (
@@ -35,9 +41,11 @@ from strands_tito.export.verifiers import trace_of
 from strands_tito.export.verl import output_of
 from strands_tito.integrations.trl import columns_of
 from strands_tito.testing.pictures import picture
+from support.drafts import engine_record, make_draft
 from support.picture_ledgers import PAD, seen, two_images
 from support.slime_facts import CONTRACT
-from tito_core.ledger import Image, MediaSpan
+from tito_core.ledger import Columns, Image, Ledger, MediaSpan
+from tito_core.ledger.branch import Branch, Reason
 
 TWO = two_images()
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "logprobs": "as-recorded"}
@@ -99,6 +107,35 @@ def test_no_trainer_puts_images_at_sampled_placeholders(turn: int, monkeypatch: 
             export()
     [again] = samples_in(table_of([found]))
     assert again.token_ids.tolist().count(PAD) == 7
+
+
+def branched() -> Ledger:
+    """A rollout with images, and a branch without any whose last token is a sampled placeholder."""
+    ledger = two_images()
+    columns = Columns.pack(np.array([9], np.int32), np.zeros(1, np.uint8), np.array([200, PAD]), -np.ones(2))
+    branch = Branch(next(iter(Reason)), 1, 0)
+    draft = replace(make_draft(None, 0, [9], [1] * 2), columns=columns, engine=engine_record(2), stop=None)
+    ledger.commit(replace(draft, branch=branch))
+    return ledger
+
+
+@pytest.mark.parametrize("ledger", [seen(([1], [], 3), stray=0), branched()], ids=["text", "branch"])
+def test_a_sampled_placeholder_is_refused_without_images_too(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers pack trajectories: a neighbour's image would take its place."""
+    found = samples_of(ledger)[-1]
+    assert (found.images, found.token_ids[-1]) == ((), PAD)
+    node = type("Node", (), {"model_fields": {}})
+    trace = SimpleNamespace(model_fields={"nodes": SimpleNamespace(annotation=list[node])})  # type: ignore[valid-type]
+    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    for export in (
+        lambda: prompt_response_of(found, trainer="verl", takes_images=True, **OPTIONS),
+        lambda: fields_of(found, decode=str, **OPTIONS),
+        lambda: trace_of(ledger, decode=str, **OPTIONS),
+    ):
+        with pytest.raises(SampledPlaceholderError, match=rf"{ledger.uuid} has 0 images.*sampled 1 more.*{PAD}"):
+            export()
+    takes_none = prompt_response_of(found, trainer="TRL", **OPTIONS)
+    assert takes_none.response_ids[-1] == PAD
 
 
 def test_a_cut_off_placeholder_is_no_problem() -> None:

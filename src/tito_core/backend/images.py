@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,6 +13,7 @@ from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.id_text import IdText
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.image import Image
+from tito_core.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,15 @@ class PromptImages:
         lengths: Number of placeholder tokens that the server made of each of the first images, which earlier turns
             sent. Images after these are new: their lengths are unknown until the server echoes them.
         echo_text: Text of the expanded prompt, if no image is new and the text was cached.
+        media_ids: Ids of all media placeholders of the vocabulary, where known. An answer that sampled one is not
+            resumed.
     """
 
     images: tuple[Image, ...]
     placeholder: int
     lengths: tuple[int, ...] = ()
     echo_text: IdText | None = None
+    media_ids: tuple[int, ...] = ()
 
     @property
     def new(self) -> tuple[Image, ...]:
@@ -77,16 +81,26 @@ def collapsed(ids: TokenIds, spans: Sequence[tuple[int, int]]) -> TokenIds:
     return ids[keep]
 
 
-def stray_placeholders(ids: TokenIds, spans: Sequence[tuple[int, int]]) -> int:
-    """Return how many placeholders of expanded ids stand for no image: the policy sampled them.
+def media_ids_of(ledger: Ledger) -> tuple[int, ...]:
+    """Return the ids of media placeholders: those that the ledger's certificate names, and those of its images."""
+    named = (ledger.header.certificate or {}).get("media_ids", ())
+    seen = [turn for turn in ledger if turn.draft.media] if ledger.images else []
+    starts = [(turn, turn.path_length - turn.own_length) for turn in seen]
+    used = {int(turn.draft.prompt_ids[span.offset - start]) for turn, start in starts for span in turn.draft.media}
+    return tuple(sorted({*named, *used}))
+
+
+def stray_placeholders(ids: TokenIds, spans: Sequence[tuple[int, int]], media_ids: Collection[int]) -> int:
+    """Return how many media placeholders of expanded ids stand for no image: the policy sampled them.
 
     An engine that reads such ids together with the images would put images in other places.
 
     Args:
         ids: int32, shape (n,).
         spans: The images' placeholders (offset, length).
+        media_ids: Ids of the placeholders.
     """
-    return int(np.count_nonzero(collapsed(ids, spans) == ids[spans[0][0]])) - len(spans) if spans else 0
+    return int(np.count_nonzero(np.isin(collapsed(ids, spans), list(media_ids)))) - len(spans)
 
 
 def data_url(image: Image) -> str:
