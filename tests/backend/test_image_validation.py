@@ -16,7 +16,7 @@ from support.vision import LIMIT, VisionEngine, png, tokens_of
 from tito_core.backend import BadRequestError, ContextLengthError, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.images import ImageSupport, PromptImages, collapsed, expanded, room_beside
+from tito_core.backend.images import ImageSupport, PromptImages, clamp_for_images, collapsed, expanded
 from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.backend.replicas import Replicas
 from tito_core.backend.request_check import room_of, sendable
@@ -158,29 +158,34 @@ def test_what_a_server_would_misread_is_not_sent(request_: Any, support: Any, er
 
 
 def test_a_new_image_leaves_room_for_its_tokens() -> None:
-    """The context has 1000 tokens; a picture of 28 x 28 pixels counts as 256."""
+    """The context has 1000 tokens; a picture of 28 x 28 pixels counts as 256, and as half of the room at most."""
     long = replace(request_of([5, PAD]), sampling=SamplingParams(max_new_tokens=5000))
     assert room_of(long, 1000, backend="toy") == 1000 - 2 - 256
     assert room_of(replace(long, images=replace(long.images, lengths=(20,))), 1000, backend="toy") == 1000 - 21  # type: ignore[type-var]
-    assert room_of(long, 100, backend="toy") == 1
+    assert room_of(long, 100, backend="toy") == 49
+    assert room_of(long, 3, backend="toy") == 1
 
 
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), max_size=4),
-    room=st.integers(1, 40_000),
+    limit=st.integers(1, 40_000),
     length=st.integers(1, 40_000),
     bound=st.none() | st.integers(1, 60_000),
 )
 def test_room_is_kept_for_the_expected_tokens_of_new_images(
-    sizes: list[tuple[int, int]], room: int, length: int, bound: int | None
+    sizes: list[tuple[int, int]], limit: int, length: int, bound: int | None
 ) -> None:
-    """One token for each 28 x 28 pixels, and at least 256 for an image."""
-    found = room_beside([Image(b"x", "png", *size) for size in sizes], room, length, bound)
+    """One token for each 28 x 28 pixels, at least 256 for an image, and at most half of the room for all."""
+    bound = None if bound is None else length + bound
+    found = clamp_for_images([Image(b"x", "png", *size) for size in sizes], limit, length, bound)
     if bound is None or not sizes:
-        assert found == room
+        assert found == limit
     else:
         expected = sum(max(256, int(width * height / 784)) for width, height in sizes)
-        assert found == max(1, min(room, bound - length - expected))
+        half = (bound - length) // 2
+        assert found == min(limit, bound - length - min(expected, half))
+        assert found >= 1
+        assert found == limit or found >= half
 
 
 async def test_images_that_do_not_fit_the_context_are_not_scored() -> None:

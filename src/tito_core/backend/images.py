@@ -118,21 +118,25 @@ PIXELS_PER_TOKEN, LEAST_TOKENS = 28 * 28, 256
 """An image is expected to become at most one token for each 28 x 28 pixels, or 256 tokens if it is small."""
 
 
-def room_beside(images: Sequence[Image], room: int, length: int, bound: int | None) -> int:
-    """Return how many tokens to sample where a bound also has to hold the tokens of new images; at least 1.
+def clamp_for_images(
+    images: Sequence[Image], max_new_tokens: int, prompt_length: int, max_model_len: int | None
+) -> int:
+    """Return how many tokens to sample where the tokens of new images must fit too: at most `max_new_tokens`.
 
-    The server alone knows how many tokens an image becomes, so a generous number of them is expected.
+    The server alone knows how many tokens an image becomes. A generous number is left to the images, but not more than
+    half of the room: the server refuses what does not fit then.
 
     Args:
         images: The new images.
-        room: Number of tokens that may be sampled without them.
-        length: Length of the prompt, in which each new image counts as one token.
-        bound: Maximum length of prompt and answer, or None.
+        max_new_tokens: Maximum number of tokens to sample.
+        prompt_length: Tokens of the prompt, in which each new image counts as one token.
+        max_model_len: Maximum length of prompt and answer, above `prompt_length`; None if unknown.
     """
-    if not images or bound is None:
-        return room
+    if not images or max_model_len is None:
+        return max_new_tokens
     expected = sum(max(LEAST_TOKENS, image.width * image.height // PIXELS_PER_TOKEN) for image in images)
-    return max(1, min(room, bound - length - expected))
+    room = max_model_len - prompt_length
+    return min(max_new_tokens, room - min(expected, room // 2))
 
 
 def check_images(images: PromptImages, input_ids: TokenIds, support: ImageSupport, *, backend: str) -> None:
