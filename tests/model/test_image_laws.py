@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent
+from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.testing import HashPolicy
@@ -142,3 +143,26 @@ async def test_a_large_picture_that_the_server_shrinks_does_not_cut_the_answer(k
     assert [span.length for span in turn.draft.media] == [64]
     assert (turn.draft.max_new_tokens, len(turn.draft.output_ids)) == (500, 500)
     assert engine.requests[-1].max_new_tokens == 500
+
+
+async def test_a_session_with_pictures_is_resumed_from_strands_files(tmp_path: Path) -> None:
+    """Strands writes the blocks as JSON, and the history finds its place in the ledger by the bytes that come back."""
+
+    def resumed(policy: Any) -> Agent:
+        sessions = FileSessionManager("session", storage_dir=str(tmp_path / "sessions"))
+        return Agent(model=policy.model(), callback_handler=None, agent_id="a", session_manager=sessions)
+
+    engine = VisionEngine()
+    with LedgerFile(tmp_path / "a.tito", "a") as file:
+        await ask(resumed(await policy_of(engine, store=file)), [image(FIRST), {"text": "What?"}])
+    with LedgerFile(tmp_path / "a.tito", "a") as file:
+        agent: Any = resumed(await policy_of(engine, store=file))
+        assert len(agent.messages) == 2
+        await ask(agent, [{"text": "And this?"}, image(SECOND)])
+        ledger = agent.model.ledger
+        assert [turn.parent for turn in ledger] == [None, 0]
+        assert [each.data for each in ledger.images.values()] == [FIRST, SECOND]
+        check_ledger(ledger)
+    assert [each.data for each in engine.requests[-1].images.images] == [FIRST, SECOND]
+    [stored] = store.read(tmp_path / "a.tito")
+    assert store.encode(stored) == store.encode(ledger)
