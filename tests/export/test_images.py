@@ -106,7 +106,12 @@ def test_no_trainer_puts_images_at_sampled_placeholders(turn: int, monkeypatch: 
         with pytest.raises(ImagesNotSupportedError, match=rf"{ledger.uuid} has 2 images.*sampled 1 more.*{PAD}"):
             export()
     [again] = samples_in(table_of([found]))
-    assert again.token_ids.tolist().count(PAD) == 7
+    assert (again.token_ids.tolist().count(PAD), again.media_ids) == (7, (PAD,))
+    for ids in (again.media_ids, ()):  # the images themselves tell their placeholder
+        with pytest.raises(SampledPlaceholderError, match="sampled 1 more"):
+            fields_of(replace(again, media_ids=ids), decode=str, processor=ImageProcessor([4, 2]), **OPTIONS)
+    [plain] = samples_of(two_images())
+    assert fields_of(replace(plain, media_ids=()), decode=str, processor=ImageProcessor([4, 2]), **OPTIONS)
 
 
 def branched() -> Ledger:
@@ -267,7 +272,7 @@ def test_parquet_holds_the_files() -> None:
 
 
 def test_a_file_of_an_older_schema_has_no_images() -> None:
-    older = table_of(samples_of(seen(([1, 2], [], 2)))).drop_columns(["images"])
+    older = table_of(samples_of(seen(([1, 2], [], 2)))).drop_columns(["images", "media_ids"])
     [again] = samples_in(older)
     assert again.images == ()
 

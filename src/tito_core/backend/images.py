@@ -98,9 +98,10 @@ def stray_placeholders(ids: TokenIds, spans: Sequence[tuple[int, int]], media_id
     Args:
         ids: int32, shape (n,).
         spans: The images' placeholders (offset, length).
-        media_ids: Ids of the placeholders.
+        media_ids: Ids of the placeholders, where they are known besides those of the spans.
     """
-    return int(np.count_nonzero(np.isin(collapsed(ids, spans), list(media_ids)))) - len(spans)
+    media = {*media_ids, *(int(ids[offset]) for offset, _ in spans)}
+    return int(np.count_nonzero(np.isin(collapsed(ids, spans), list(media)))) - len(spans)
 
 
 def data_url(image: Image) -> str:
