@@ -37,10 +37,12 @@ _ADDED_BY_SERVERS = {
     "<|image>": "Gemma 4",
     "<fake_token_around_image>": "Idefics 3 and SmolVLM",
     "<|image_start|>": "Muse, Llama 4 and LFM2-VL",
-    "<img>": "InternVL",
+    "<img>": "InternVL and Nemotron Omni",
     "[IMG_BREAK]": "Pixtral",
     "<slice>": "MiniCPM-V",
     "<|START_OF_IMG|>": "Cohere's vision models",
+    "<IMG_START>": "Ovis 2",
+    "<patch_start>": "Step 3",
     "]<]start of image[>[": "MiniMax",
 }
 """Tokens that the image processors of families put around and between placeholders (transformers 5.23)."""
