@@ -44,6 +44,7 @@ from strands_tito.testing.pictures import picture
 from support.drafts import engine_record, make_draft
 from support.picture_ledgers import PAD, seen, two_images
 from support.slime_facts import CONTRACT
+from tito_core.backend.images import media_ids_of
 from tito_core.ledger import Columns, Image, Ledger, MediaSpan
 from tito_core.ledger.branch import Branch, Reason
 
@@ -141,6 +142,12 @@ def test_a_sampled_placeholder_is_refused_without_images_too(ledger: Ledger, mon
             export()
     takes_none = prompt_response_of(found, trainer="TRL", **OPTIONS)
     assert takes_none.response_ids[-1] == PAD
+
+
+@pytest.mark.parametrize("listed", [None, 5, "150", {"150": 1}, ["150", None, True, -1, 2**31, 150.0]])
+def test_a_header_may_hold_any_json(listed: Any) -> None:
+    assert media_ids_of(Ledger(certificate={"media_ids": listed})) == ()
+    assert media_ids_of(Ledger(certificate={"media_ids": [7, *listed] if isinstance(listed, list) else [7]})) == (7,)
 
 
 def test_a_cut_off_placeholder_is_no_problem() -> None:
