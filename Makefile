@@ -109,6 +109,7 @@ bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/ledger_memory.py
 	$(BIN)/python benchmarks/turn_cost.py
 	$(BIN)/python benchmarks/concurrency.py
+	$(BIN)/python benchmarks/images.py
 
 lock: $(READY)  ## rewrite constraints.txt from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools

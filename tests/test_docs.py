@@ -344,4 +344,5 @@ def test_the_page_on_images_runs() -> None:
     assert [image.data for image in names["t"].images] == [photo, shown]
     exec(compile(ban, "docs/images.md", "exec"), names)
     bias = names["model"].get_config()["sampling"]["extra"]["logit_bias"]
-    assert bias == {str(names["policy"].template.placeholder_id): -100}
+    pads = names["policy"].tokenizer.convert_tokens_to_ids([vision.PAD_TEXT, vision.VIDEO_TEXT])
+    assert bias == {str(token): -100 for token in pads}

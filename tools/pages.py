@@ -1,7 +1,7 @@
 """Refresh what the pages paste: tables of the command line, the notebook as a page, and outputs of commands.
 
     python tools/pages.py                 # cli and notebook: seconds
-    python tools/pages.py demo tests      # run `make demo`, `make test` and paste their output: minutes
+    python tools/pages.py demo demo_images tests      # run these make targets and paste their output: minutes
     python tools/pages.py --check         # exit with 1 if cli or notebook is not current
 
 A pasted block stands between `<!-- paste: NAME -->` and `<!-- end -->`.
@@ -15,6 +15,7 @@ import io
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -161,18 +162,24 @@ def _output_of(command: str) -> str:
     return done.stdout
 
 
-def _demo() -> str:
-    lines = _output_of("make demo").splitlines()
+def _demo(target: str = "demo") -> str:
+    lines = _output_of(f"make {target}").splitlines()
     summary = next(number for number, line in enumerate(lines) if line.startswith("engine "))
     end = next(number for number, line in enumerate(lines) if line.startswith("Rollouts written"))
     return "```text\n" + "\n".join(line.rstrip() for line in lines[summary:end]) + "\n```"
+
+
+def _demo_images() -> str:
+    began = time.perf_counter()
+    block = _demo("demo-images")
+    return f"{block}\n\n`make demo-images` took {time.perf_counter() - began:.0f} s, the engine's start included."
 
 
 def _tests() -> str:
     return "```text\n" + _output_of("make test").splitlines()[-1] + "\n```"
 
 
-OUTPUTS: Mapping[str, Callable[[], str]] = {"demo": _demo, "tests": _tests}
+OUTPUTS: Mapping[str, Callable[[], str]] = {"demo": _demo, "demo_images": _demo_images, "tests": _tests}
 
 if __name__ == "__main__":
     raise SystemExit(main())

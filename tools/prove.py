@@ -295,7 +295,15 @@ PROOFS = {
         "messages",
         2_500,
         1_250,
-        ("src", "tests/testing/test_image_injection.py", "tests/support/picture_attacks.py"),
+        (
+            "src/tito_core/chat",
+            "src/tito_core/turn",
+            "src/tito_core/backend",
+            "src/tito_vllm",
+            "src/tito_sglang",
+            "tests/testing/test_image_injection.py",
+            "tests/support/picture_attacks.py",
+        ),
         lambda count, seed: (
             f"TITO_EXAMPLES={count} {PYTEST} tests/testing/test_image_injection.py --hypothesis-seed={seed} "
             "--hypothesis-show-statistics"

@@ -48,7 +48,8 @@ class RolloutOptions(TypedDict, total=False):
         optional_outputs: Outputs to request besides tokens and logprobs, such as {"top_logprobs": 5}; see
             `OptionalOutputs`. They become optional columns of the trajectory. Default: none.
         verify_echo: How often the server echoes the prompt's ids, which are compared with those sent. "always"
-            (default) is every turn. "first" is the first turn of each path, which saves the bytes of long contexts.
+            (default) is every turn. "first" is the first turn of each path, and those with images in their history; it
+            saves the bytes of long contexts.
             The number of prompt tokens that the server counted is compared on every turn (law 4).
     """
 

@@ -134,10 +134,12 @@ class SGLangBackend(HttpBackend):
         update, a repeated image had logprobs 1.9 nats off under the new version's name.
         """
         model = None if images_uncached else await self.get_optional("/model_info", wire.ModelInfo)
-        if model is not None and model.has_image_understanding:
+        if not images_uncached and (model is None or model.has_image_understanding):
+            takes = "takes images" if model is not None else "does not tell whether it takes images (/model_info),"
             raise UnsupportedByServerError(
-                f"The server takes images and may keep their features of the old weights, so {path!r} was not loaded. "
-                "Start it with SGLANG_VLM_CACHE_SIZE_MB=0 in its environment, and pass images_uncached=True.",
+                f"The server {takes} and may keep their features of the old weights, so {path!r} was not loaded. For a "
+                "model of text pass images_uncached=True; else start it with SGLANG_VLM_CACHE_SIZE_MB=0 in its "
+                "environment too.",
                 backend=self.name,
             )
         update = {"model_path": path, "weight_version": version, "flush_cache": True}

@@ -138,25 +138,32 @@ def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilit
     )
 
 
-_KEEPS_IDS = ("qwen3_vl", "qwen3_vl_moe", "kimi_k3")
-"""Model types whose image processor reads token ids without `--mm-preprocess-cache-size-mb` (0.5.23)."""
+_KEEPS_IDS = ("qwen3_vl", "qwen3_vl_moe")
+"""Model types whose image processor reads token ids in every mode (0.5.23)."""
+_KEEPS_IDS_CACHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
+"""Those that read token ids with `--mm-preprocess-cache-size-mb` only."""
 
 
 def image_support(model: ModelInfo | None, server: ServerInfo | None) -> ImageSupport:
     """Return whether the server takes images, and how many in one request.
 
     A server that decodes a request's ids to text and encodes that again could take text for an image (law 6): it counts
-    as one that takes none.
+    as one that takes none, and so does one of which this is not known.
     """
     if model is None or not model.has_image_understanding:
         return ImageSupport(remedy="Serve a model that takes images.")
-    if server is not None and not server.mm_preprocess_cache_size_mb and model.model_type not in _KEEPS_IDS:
+    info, kind = server or ServerInfo(), model.model_type
+    if kind not in (*_KEEPS_IDS, *_KEEPS_IDS_CACHED):
         return ImageSupport(
-            remedy=f"With images, it decodes a prompt of {model.model_type} to text and encodes that again. "
-            "Start it with --mm-preprocess-cache-size-mb 64, which keeps the ids."
+            remedy=f"It is not known to keep the token ids of a prompt with images for models of type {kind}, only for "
+            f"{', '.join((*_KEEPS_IDS, *_KEEPS_IDS_CACHED))}. Serve one of these, or use another engine."
         )
-    limits = (server or ServerInfo()).limit_mm_data_per_request or {}
-    return ImageSupport(True, limits.get("image"))
+    if kind in _KEEPS_IDS_CACHED and not info.mm_preprocess_cache_size_mb:
+        why = f"With images, it decodes a prompt of {kind} to text and encodes that again."
+        if server is None:
+            why = f"With images, it may decode a prompt of {kind} to text, and its /server_info does not tell."
+        return ImageSupport(remedy=f"{why} Start it with --mm-preprocess-cache-size-mb 64, which keeps the ids.")
+    return ImageSupport(True, (info.limit_mm_data_per_request or {}).get("image"))
 
 
 def image_fields(images: Sequence[Image]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from support.vision import LIMIT, VisionEngine, png, tokens_of
 from tito_core.backend import BadRequestError, ContextLengthError, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.images import ImageSupport, PromptImages, collapsed, expanded, room_after_images
+from tito_core.backend.images import ImageSupport, PromptImages, clamp_for_images, collapsed, expanded
 from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.backend.replicas import Replicas
 from tito_core.backend.request_check import room_of, sendable
@@ -98,7 +98,7 @@ WRONG: list[tuple[list[int], list[int], list[int] | None, dict[str, Any]]] = [
     ([5, PAD, 6], [], [5, PAD, PAD, 6], {"media": ["12"]}),
     ([5, PAD, 6], [], [5, PAD, PAD, 6], {"image_tokens": 3}),
     ([5, PAD, 6], [], [5, PAD, PAD, 6], {"image_tokens": "2"}),
-    ([5, PAD, 6], [], [5, PAD, PAD, 6], {"prompt_tokens": 3}),
+    ([5, PAD, 6], [], [5, PAD, PAD, 6], {"prompt_tokens": 3, "image_tokens": 2}),
     ([5, PAD, 6], [2], [5, PAD, PAD, 6], {"image_tokens": 1}),
     ([PAD, PAD], [], [PAD, PAD, PAD], {}),  # neighbours that nothing divides
     ([PAD, PAD], [], [PAD, PAD, PAD], {"media": [(0, 1), (2, 1)]}),
@@ -112,11 +112,30 @@ def test_another_prompt_is_refused(ids: Any, lengths: Any, echo: Any, fields: An
         read(request_of(ids, lengths), echo, **fields)
 
 
-def test_a_later_turn_need_not_echo() -> None:
-    assert read(request_of([5, PAD, 6], [2], echo=False), None, prompt_tokens=4).prompt_length == 4
+@pytest.mark.parametrize("lengths", [[], [2]])
+def test_every_prompt_with_images_is_echoed(lengths: list[int]) -> None:
+    request = request_of([5, PAD, 6], lengths, echo=False)
+    assert sendable(request, INFO, backend="toy").echo
     with pytest.raises(ProtocolViolationError, match="did not echo"):
-        read(request_of([5, PAD, 6], [2]), None, prompt_tokens=4)
-    assert sendable(request_of([5, PAD, 6], echo=False), INFO, backend="toy").echo
+        read(request, None, prompt_tokens=4, image_tokens=2)
+
+
+@pytest.mark.parametrize("lengths", [[], [1]])
+def test_images_that_the_server_may_have_dropped_are_refused(lengths: list[int]) -> None:
+    """A dropped image leaves its placeholder, which the server reads as a token of text."""
+    request, dropped = request_of([5, PAD, 6], lengths), [5, PAD, 6]
+    for info in (INFO, replace(INFO, unreported=frozenset({"media"}))):
+        with pytest.raises(ProtocolViolationError, match=r"reports no placeholders for the images of the prompt \(1\)"):
+            validated(answer(dropped), sendable(request, info, backend="toy"), info)
+    assert read(request, dropped, image_tokens=1).prompt_length == 3
+
+
+def test_a_backend_may_declare_that_it_cannot_report_images() -> None:
+    request, echo = request_of([5, PAD, 6]), [5, PAD, PAD, 6]
+    with pytest.raises(ProtocolViolationError, match="reports no placeholders"):
+        read(request, echo)
+    info = replace(INFO, unreported=frozenset({"media"}))
+    assert validated(answer(echo), sendable(request, info, backend="toy"), info).media == ((1, 2),)
 
 
 def changed(ids: Sequence[int]) -> TokenRequest:
@@ -139,29 +158,34 @@ def test_what_a_server_would_misread_is_not_sent(request_: Any, support: Any, er
 
 
 def test_a_new_image_leaves_room_for_its_tokens() -> None:
-    """The context has 1000 tokens; a picture of 28 x 28 pixels counts as 256."""
+    """The context has 1000 tokens; a picture of 28 x 28 pixels counts as 256, and as half of the room at most."""
     long = replace(request_of([5, PAD]), sampling=SamplingParams(max_new_tokens=5000))
     assert room_of(long, 1000, backend="toy") == 1000 - 2 - 256
     assert room_of(replace(long, images=replace(long.images, lengths=(20,))), 1000, backend="toy") == 1000 - 21  # type: ignore[type-var]
-    assert room_of(long, 100, backend="toy") == 1
+    assert room_of(long, 100, backend="toy") == 49
+    assert room_of(long, 3, backend="toy") == 1
 
 
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), max_size=4),
-    room=st.integers(1, 40_000),
+    limit=st.integers(1, 40_000),
     length=st.integers(1, 40_000),
     bound=st.none() | st.integers(1, 60_000),
 )
 def test_room_is_kept_for_the_expected_tokens_of_new_images(
-    sizes: list[tuple[int, int]], room: int, length: int, bound: int | None
+    sizes: list[tuple[int, int]], limit: int, length: int, bound: int | None
 ) -> None:
-    """One token for each 28 x 28 pixels, and at least 256 for an image."""
-    found = room_after_images([Image(b"x", "png", *size) for size in sizes], room, length, bound)
+    """One token for each 28 x 28 pixels, at least 256 for an image, and at most half of the room for all."""
+    bound = None if bound is None else length + bound
+    found = clamp_for_images([Image(b"x", "png", *size) for size in sizes], limit, length, bound)
     if bound is None or not sizes:
-        assert found == room
+        assert found == limit
     else:
         expected = sum(max(256, int(width * height / 784)) for width, height in sizes)
-        assert found == max(1, min(room, bound - length - expected))
+        half = (bound - length) // 2
+        assert found == min(limit, bound - length - min(expected, half))
+        assert found >= 1
+        assert found == limit or found >= half
 
 
 async def test_images_that_do_not_fit_the_context_are_not_scored() -> None:

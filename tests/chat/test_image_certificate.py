@@ -18,11 +18,12 @@ FAMILIES = [
     ("qwen2_5_vl", "<|image_pad|>", USER),
     ("qwen3_vl", "<|image_pad|>", BOTH),
     ("qwen3_5_think", "<|image_pad|>", BOTH),
-    ("gemma4_v5", "<|image|>", BOTH),
-    ("gemma4", "<|image|>", USER),
     ("llava_next", "<image>", USER),
-    ("idefics3", "<image>", USER),
-    ("muse_glimmer", "<|patch|>", BOTH),
+    ("gemma4_v5", None, ()),
+    ("gemma4", None, ()),
+    ("idefics3", None, ()),
+    ("smolvlm", None, ()),
+    ("muse_glimmer", None, ()),
     ("gemma3", None, ()),
     ("qwen3", None, ()),
     ("llama3", None, ()),
@@ -41,6 +42,30 @@ def test_families(name: str, placeholder: str | None, places: tuple[str, ...], t
     assert {place for place, _ in certificate.images_refused} == set(BOTH) - set(places)
     assert (template.placeholder_id is None) == (placeholder is None)
     assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("gemma4_v5", "<|image>"), ("gemma4", "<|image>"), ("idefics3", "<fake_token_around_image>"),
+     ("muse_glimmer", "<|image_start|>"), ("gemma3", "<start_of_image>")],
+)  # fmt: skip
+def test_a_family_whose_servers_add_other_tokens_is_refused_with_one_of_them(
+    name: str, token: str, tmp_path: Path
+) -> None:
+    """Each turn would be sampled, and then refused for its echo."""
+    certificate = ChatTemplate.of(zoo.tokenizer(name), certificates=tmp_path).certificate
+    assert f"such as {token}, around and between an image's placeholders" in certificate.images_refused[0][1]
+    assert certificate.passed
+
+
+def test_tokens_that_the_template_itself_writes_around_an_image_are_no_hindrance(tmp_path: Path) -> None:
+    """As GLM-4V's."""
+    tokens = ("<|image_start|>", "<|image|>", "<|image_end|>", "<|video|>")
+    template = TEMPLATE.replace(TOKENS, "".join(tokens[:3]))
+    made = byte_level(special=(*SPECIAL, *tokens), template=template)
+    certificate = ChatTemplate.of(made, certificates=tmp_path).certificate
+    assert (certificate.placeholder, certificate.images) == ("<|image|>", BOTH)
+    assert certificate.media_ids == tuple(made.convert_tokens_to_ids(["<|image|>", "<|video|>"]))
 
 
 def test_the_toy_template_is_certified(tmp_path: Path) -> None:

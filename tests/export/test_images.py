@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.export import ImageGridError, ImagesNotSupportedError, TrainingSample, samples_of
+from strands_tito.export import (
+    ImageGridError,
+    ImagesNotSupportedError,
+    SampledPlaceholderError,
+    TrainingSample,
+    samples_of,
+)
 from strands_tito.export.batch import padded
 from strands_tito.export.files import ExportOptions, write
 from strands_tito.export.images import (
@@ -35,9 +41,12 @@ from strands_tito.export.verifiers import trace_of
 from strands_tito.export.verl import output_of
 from strands_tito.integrations.trl import columns_of
 from strands_tito.testing.pictures import picture
+from support.drafts import engine_record, make_draft
 from support.picture_ledgers import PAD, seen, two_images
 from support.slime_facts import CONTRACT
-from tito_core.ledger import Image, MediaSpan
+from tito_core.backend.images import media_ids_of
+from tito_core.ledger import Columns, Image, Ledger, MediaSpan
+from tito_core.ledger.branch import Branch, Reason
 
 TWO = two_images()
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "logprobs": "as-recorded"}
@@ -98,7 +107,47 @@ def test_no_trainer_puts_images_at_sampled_placeholders(turn: int, monkeypatch: 
         with pytest.raises(ImagesNotSupportedError, match=rf"{ledger.uuid} has 2 images.*sampled 1 more.*{PAD}"):
             export()
     [again] = samples_in(table_of([found]))
-    assert again.token_ids.tolist().count(PAD) == 7
+    assert (again.token_ids.tolist().count(PAD), again.media_ids) == (7, (PAD,))
+    for ids in (again.media_ids, ()):  # the images themselves tell their placeholder
+        with pytest.raises(SampledPlaceholderError, match="sampled 1 more"):
+            fields_of(replace(again, media_ids=ids), decode=str, processor=ImageProcessor([4, 2]), **OPTIONS)
+    [plain] = samples_of(two_images())
+    assert fields_of(replace(plain, media_ids=()), decode=str, processor=ImageProcessor([4, 2]), **OPTIONS)
+
+
+def branched() -> Ledger:
+    """A rollout with images, and a branch without any whose last token is a sampled placeholder."""
+    ledger = two_images()
+    columns = Columns.pack(np.array([9], np.int32), np.zeros(1, np.uint8), np.array([200, PAD]), -np.ones(2))
+    branch = Branch(next(iter(Reason)), 1, 0)
+    draft = replace(make_draft(None, 0, [9], [1] * 2), columns=columns, engine=engine_record(2), stop=None)
+    ledger.commit(replace(draft, branch=branch))
+    return ledger
+
+
+@pytest.mark.parametrize("ledger", [seen(([1], [], 3), stray=0), branched()], ids=["text", "branch"])
+def test_a_sampled_placeholder_is_refused_without_images_too(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers pack trajectories: a neighbour's image would take its place."""
+    found = samples_of(ledger)[-1]
+    assert (found.images, found.token_ids[-1]) == ((), PAD)
+    node = type("Node", (), {"model_fields": {}})
+    trace = SimpleNamespace(model_fields={"nodes": SimpleNamespace(annotation=list[node])})  # type: ignore[valid-type]
+    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    for export in (
+        lambda: prompt_response_of(found, trainer="verl", takes_images=True, **OPTIONS),
+        lambda: fields_of(found, decode=str, **OPTIONS),
+        lambda: trace_of(ledger, decode=str, **OPTIONS),
+    ):
+        with pytest.raises(SampledPlaceholderError, match=rf"{ledger.uuid} has 0 images.*sampled 1 more.*{PAD}"):
+            export()
+    takes_none = prompt_response_of(found, trainer="TRL", **OPTIONS)
+    assert takes_none.response_ids[-1] == PAD
+
+
+@pytest.mark.parametrize("listed", [None, 5, "150", {"150": 1}, ["150", None, True, -1, 2**31, 150.0]])
+def test_a_header_may_hold_any_json(listed: Any) -> None:
+    assert media_ids_of(Ledger(certificate={"media_ids": listed})) == ()
+    assert media_ids_of(Ledger(certificate={"media_ids": [7, *listed] if isinstance(listed, list) else [7]})) == (7,)
 
 
 def test_a_cut_off_placeholder_is_no_problem() -> None:
@@ -230,7 +279,7 @@ def test_parquet_holds_the_files() -> None:
 
 
 def test_a_file_of_an_older_schema_has_no_images() -> None:
-    older = table_of(samples_of(seen(([1, 2], [], 2)))).drop_columns(["images"])
+    older = table_of(samples_of(seen(([1, 2], [], 2)))).drop_columns(["images", "media_ids"])
     [again] = samples_in(older)
     assert again.images == ()
 

@@ -41,7 +41,11 @@ MODEL = "qwen3-vl-tiny"
 PAD = 151655
 TOLERANCE = 1e-4
 """For float32 on a CPU, in nats."""
-ATTACKS, ATTACKS_A_TURN = 300, 4
+ATTACKS_A_TURN = 4
+GREEDY = Path(__file__).with_name("images_greedy.json")
+"""`columns` of `converse` with temperature 0, as transformers 5.19 computes them in float32, without a cache.
+
+The first and second choice are at least 0.0016 nats apart."""
 
 
 @pytest.fixture(params=ENGINES)
@@ -109,17 +113,33 @@ async def test_an_exchanged_picture_of_equal_size_is_noticed(seeing: Served) -> 
     assert np.median(swapped[first_turn:]) > 100 * TOLERANCE
 
 
-async def test_both_engines_read_the_same_prompts_and_sample_the_same_tokens(keeper: Keeper) -> None:
-    ours, theirs = await asyncio.gather(*(converse(keeper.served(kind, MODEL), temperature=0.0) for kind in ENGINES))
-    for left, right in zip(ours, theirs, strict=True):
-        assert left.draft.prompt_ids.tolist() == right.draft.prompt_ids.tolist()
-        assert left.draft.media == right.draft.media
-        assert left.draft.output_ids.tolist() == right.draft.output_ids.tolist()
-        assert np.abs(left.draft.logprobs - right.draft.logprobs).max() <= TOLERANCE
+def columns(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return what `GREEDY` holds of each turn."""
+    return [
+        {
+            "prompt": turn.draft.prompt_ids.tolist(),
+            "spans": [[span.offset, span.length] for span in turn.draft.media],
+            "output": turn.draft.output_ids.tolist(),
+            "logprobs": turn.draft.logprobs.tolist(),
+        }
+        for turn in ledger
+    ]
 
 
-async def test_no_text_becomes_an_image(seeing: Served) -> None:
-    """The server's echo holds placeholders only for pictures."""
+async def test_both_engines_read_the_same_prompts_and_sample_the_same_tokens(seeing: Served) -> None:
+    """Each is compared with transformers, so that no test has to start both."""
+    found = columns(await converse(seeing, temperature=0.0))
+    expected = json.loads(GREEDY.read_text(encoding="utf-8"))
+    apart = [
+        np.subtract(one.pop("logprobs"), other.pop("logprobs")) for one, other in zip(found, expected, strict=True)
+    ]
+    assert found == expected
+    assert np.abs(np.concatenate(apart)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("attacks", [100, pytest.param(300, marks=pytest.mark.long)])
+async def test_no_text_becomes_an_image(seeing: Served, attacks: int) -> None:
+    """What the server echoed holds placeholders for the pictures alone."""
     slots = asyncio.Semaphore(8)
 
     async def attack(number: int) -> None:
@@ -135,15 +155,16 @@ async def test_no_text_becomes_an_image(seeing: Served) -> None:
         inside = [at for span in turn.draft.media for at in range(span.offset, span.offset + span.length)]
         assert np.flatnonzero(turn.draft.prompt_ids == PAD).tolist() == inside, blocks
 
-    await asyncio.gather(*map(attack, range(ATTACKS // ATTACKS_A_TURN)))
+    await asyncio.gather(*map(attack, range(attacks // ATTACKS_A_TURN)))
 
 
 async def test_a_bias_moves_the_placeholder_and_a_path_that_sampled_it_takes_no_image(seeing: Served) -> None:
     """The ban of docs/images.md, and its opposite, which shows that the server obeys the bias for this token."""
-    pad = seeing.policy.template.placeholder_id
-    assert pad == PAD
-    for bias, strays in ((-100, 0), (100, 8)):
-        sampling: Any = {"max_new_tokens": 8, "ignore_eos": True, "extra": {"logit_bias": {str(pad): bias}}}
+    media = seeing.policy.template.certificate.media_ids
+    assert PAD in media
+    for bias, strays in ((dict.fromkeys(media, -100), 0), ({PAD: 100}, 8)):
+        extra = {"logit_bias": {str(token): value for token, value in bias.items()}}
+        sampling: Any = {"max_new_tokens": 8, "ignore_eos": True, "extra": extra}
         model = seeing.policy.model(sampling=sampling)
         messages: list[Any] = [shown(1)]
         await answered(model, messages)
@@ -159,7 +180,7 @@ async def test_a_bias_moves_the_placeholder_and_a_path_that_sampled_it_takes_no_
         text = messages[-1]["content"][0]["text"]
         messages[-1]["content"] = [{"text": "[blank text]" if text == "?" else text}]  # as Strands writes it
         messages.append(shown(2))
-        with pytest.raises(ImageError, match=rf"sampled the image placeholder {PAD}"):
+        with pytest.raises(ImageError, match="the policy sampled a media placeholder"):
             await answered(model, messages)
         assert len(model.ledger) == 1
 
@@ -198,13 +219,16 @@ def target(served: Served, **options: Any) -> Target:
     return Target(served.kind, served.url, tokenizer(MODEL), tolerance_nats=TOLERANCE, **options)
 
 
-def test_the_suite_draws_images_and_every_law_holds(seeing: Served) -> None:
-    outcome = suite.run(target(seeing), Profile("pictures", 8, 6, 1))
+@pytest.mark.parametrize(
+    ("conversations", "moves", "least"), [(2, 4, 1), pytest.param(8, 6, 10, marks=pytest.mark.long)]
+)
+def test_the_suite_draws_images_and_every_law_holds(seeing: Served, conversations: int, moves: int, least: int) -> None:
+    outcome = suite.run(target(seeing), Profile("pictures", conversations, moves, 1))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     passed = outcome.tally.passed
-    assert passed["images"] > 10
+    assert passed["images"] > least
     assert passed["looked"] == 10
-    assert passed["rescored"] > 200
+    assert passed["rescored"] > 20 * least
 
 
 def updated(kind: str, folder: Path, environment: dict[str, str] | None = None) -> suite.Outcome:
@@ -221,6 +245,7 @@ def updated(kind: str, folder: Path, environment: dict[str, str] | None = None) 
         return suite.run(seen, Profile("weights", 1, 2, 1))
 
 
+@pytest.mark.long  # .ci/run updates weights on servers of text, and finds stale features on scripted ones
 @pytest.mark.parametrize("kind", ENGINES)
 def test_new_weights_read_pictures_that_were_seen_before(kind: str, tmp_path: Path) -> None:
     outcome = updated(kind, tmp_path)
@@ -228,6 +253,7 @@ def test_new_weights_read_pictures_that_were_seen_before(kind: str, tmp_path: Pa
     assert (outcome.tally.passed["looked"], outcome.tally.passed["fresh"]) == (10, 1)
 
 
+@pytest.mark.long
 def test_the_suite_finds_the_stale_features_of_a_default_sglang(tmp_path: Path) -> None:
     """Measured with 0.5.23: its cache of features outlives an update."""
     outcome = updated("sglang", tmp_path, {"SGLANG_VLM_CACHE_SIZE_MB": "100"})

@@ -74,7 +74,7 @@ async def test_a_rollout_that_sampled_a_placeholder_is_aborted_with_the_reason(
     assert one.status is Recorded.Status["ABORTED"]  # type: ignore[attr-defined]
     assert (one.tokens, one.response_length, one.loss_mask, one.rollout_log_probs) == ([0, 0], 1, [0], [0.0])
     assert (one.remove_sample, one.reward, one.multimodal_train_inputs) == (True, 0.0, None)
-    assert f"sampled 1 more of their placeholder, token {PAD}" in one.metadata["tito"]["refused"]
+    assert f"sampled 1 more placeholders, of the tokens {PAD}" in one.metadata["tito"]["refused"]
     assert one.metadata["tito"]["rollout"] in caplog.text
     assert PARTIAL not in one.metadata
     _, (done,) = await ran(make, says([1000, 1001]), sample=one)
@@ -120,4 +120,4 @@ async def test_what_is_marked_is_an_error_for_who_calls_the_exporter() -> None:
     await plain(model, None).invoke_async("Hello.")
     [sample] = samples_of(model.ledger)
     with pytest.raises(SampledPlaceholderError, match=rf"{model.ledger.uuid}.*{PAD}"):
-        fields_of(sample, decode=str, temperature=1.0, placeholder=PAD)
+        fields_of(sample, decode=str, temperature=1.0)

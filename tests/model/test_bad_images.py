@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strands import Agent
 
 from support.byte_level import CHATML_TOOLS
-from support.vision import LIMIT, TEMPLATE, VISION, VisionEngine, bound, image, png, policy_of, tokenizer
+from support.vision import LIMIT, TEMPLATE, VIDEO_TEXT, VISION, VisionEngine, bound, image, png, policy_of, tokenizer
 from tito_core import store
 from tito_core.backend import BadRequestError, ProtocolViolationError
 from tito_core.backend.errors import UnsupportedByServerError
@@ -208,10 +208,21 @@ async def test_content_as_template_cannot_smuggle_an_image_in() -> None:
     """The opt-out lets content write control tokens; an image's place must still be the template's own."""
     engine = VisionEngine()
     policy = Policy(engine, await engine.connect(), *bind(tokenizer(), content_tokens="as-template"))
-    with pytest.raises(ImageError, match="2 image placeholders for 1 images"):
-        async for _ in policy.model().stream([{"role": "user", "content": [{"text": VISION[1]}, GOOD]}]):
-            pass
+    for spelled in (VISION[1], VIDEO_TEXT):
+        with pytest.raises(ImageError, match=r"2 media placeholders for 1 images.* remove those that the messages"):
+            async for _ in policy.model().stream([{"role": "user", "content": [{"text": spelled}, GOOD]}]):
+                pass
     assert engine.requests == []
+
+
+async def test_a_placeholder_that_content_spelled_is_not_blamed_on_the_policy() -> None:
+    engine = VisionEngine()
+    policy = Policy(engine, await engine.connect(), *bind(tokenizer(), content_tokens="as-template"))
+    agent = Agent(model=policy.model(), callback_handler=None)
+    await agent.invoke_async([{"text": VISION[1]}])
+    with pytest.raises(ImageError, match="a message's text spelled a media placeholder"):
+        await agent.invoke_async([GOOD])
+    assert len(engine.requests) == 1
 
 
 async def test_servers_that_share_rollouts_take_images_alike() -> None:

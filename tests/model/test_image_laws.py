@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent
+from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.testing import HashPolicy
@@ -125,3 +127,42 @@ async def test_a_banned_placeholder_is_not_sampled_and_the_bias_is_in_the_semant
     assert sampled == [True, False]
     body = engine.requests[-1].body
     assert body["sampling_params"]["logit_bias"] == {str(PAD): -100}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_large_picture_that_the_server_shrinks_does_not_cut_the_answer(kind: str) -> None:
+    """2048 x 2048 pixels could be 5,349 tokens, and are 64; the context has 4,096."""
+    qwen = tokenizer(NAME)
+    script = HashPolicy(len(qwen), alphabet=range(1000, 2000), eos_ids=[qwen.eos_token_id])
+    engine, policy = seeing(kind, script)
+    engine.state.max_model_len = 4096
+    policy = replace(policy, info=replace(policy.info, max_model_len=4094))
+    model = policy.model(sampling={"max_new_tokens": 500, "ignore_eos": True})
+    await ask(Agent(model=model, callback_handler=None), [image(picture(1, 2048, 2048)), {"text": "What is this?"}])
+    [turn] = model.ledger
+    assert [span.length for span in turn.draft.media] == [64]
+    assert (turn.draft.max_new_tokens, len(turn.draft.output_ids)) == (500, 500)
+    assert engine.requests[-1].max_new_tokens == 500
+
+
+async def test_a_session_with_pictures_is_resumed_from_strands_files(tmp_path: Path) -> None:
+    """Strands writes the blocks as JSON, and the history finds its place in the ledger by the bytes that come back."""
+
+    def resumed(policy: Any) -> Agent:
+        sessions = FileSessionManager("session", storage_dir=str(tmp_path / "sessions"))
+        return Agent(model=policy.model(), callback_handler=None, agent_id="a", session_manager=sessions)
+
+    engine = VisionEngine()
+    with LedgerFile(tmp_path / "a.tito", "a") as file:
+        await ask(resumed(await policy_of(engine, store=file)), [image(FIRST), {"text": "What?"}])
+    with LedgerFile(tmp_path / "a.tito", "a") as file:
+        agent: Any = resumed(await policy_of(engine, store=file))
+        assert len(agent.messages) == 2
+        await ask(agent, [{"text": "And this?"}, image(SECOND)])
+        ledger = agent.model.ledger
+        assert [turn.parent for turn in ledger] == [None, 0]
+        assert [each.data for each in ledger.images.values()] == [FIRST, SECOND]
+        check_ledger(ledger)
+    assert [each.data for each in engine.requests[-1].images.images] == [FIRST, SECOND]
+    [stored] = store.read(tmp_path / "a.tito")
+    assert store.encode(stored) == store.encode(ledger)

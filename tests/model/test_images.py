@@ -102,7 +102,8 @@ def expect_texts(request: Any, read: Any) -> None:
 def test_conversations_with_images_hold_the_laws(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "rollouts.tito"
     path.unlink(missing_ok=True)
-    engine = VisionEngine(spans=data.draw(st.booleans()), counts=data.draw(st.booleans()))
+    spans = data.draw(st.booleans())
+    engine = VisionEngine(spans=spans, counts=not spans or data.draw(st.booleans()))
 
     async def play() -> None:
         with LedgerFile(path, "a") as file:
@@ -180,14 +181,14 @@ async def test_a_picture_is_stored_once_and_sent_with_every_request() -> None:
     assert engine.requests[1].images.lengths == (5, 5)
 
 
-async def test_a_turn_that_adds_an_image_asks_for_the_echo() -> None:
+async def test_each_turn_of_a_path_with_images_asks_for_the_echo() -> None:
     engine = VisionEngine()
     model = (await policy_of(engine)).model(verify_echo="first")
     messages: list[Any] = []
-    for content in ([{"text": "a"}], [image(PICTURES[0])], [{"text": "b"}]):
+    for content in ([{"text": "a"}], [{"text": "a"}], [image(PICTURES[0])], [{"text": "b"}]):
         messages.append({"role": "user", "content": content})
         await ask(model, messages)
-    assert [request.echo for request in engine.requests] == [True, True, False]
+    assert [request.echo for request in engine.requests] == [True, False, True, True]
     expect_ledger(engine, model.ledger, messages)
 
 
@@ -223,8 +224,9 @@ async def test_a_path_whose_picture_bytes_are_gone_is_not_continued() -> None:
     assert (len(bare), len(engine.requests)) == (1, 1)
 
 
-async def test_a_sampled_placeholder_is_recorded_and_ends_images() -> None:
-    engine = VisionEngine(answers=["a<|image_pad|>b<|im_end|>"])
+@pytest.mark.parametrize("pad", ["<|image_pad|>", "<|video_pad|>"])
+async def test_a_sampled_placeholder_is_recorded_and_ends_images(pad: str) -> None:
+    engine = VisionEngine(answers=[f"a{pad}b<|im_end|>"])
     model = (await policy_of(engine)).model()
     messages: list[Any] = [{"role": "user", "content": [{"text": "a"}]}]
     await ask(model, messages)
@@ -233,7 +235,7 @@ async def test_a_sampled_placeholder_is_recorded_and_ends_images() -> None:
     messages.append({"role": "user", "content": [{"text": "b"}]})
     await ask(model, messages)  # a path of text goes on
     messages.append({"role": "user", "content": [image(PICTURES[0])]})
-    with pytest.raises(ValueError, match="sampled the image placeholder"):
+    with pytest.raises(ValueError, match="the policy sampled a media placeholder"):
         await ask(model, messages)
     assert (len(model.ledger), len(engine.requests), len(model.ledger.images)) == (2, 2, 0)
 
@@ -256,10 +258,10 @@ async def test_texts_of_a_path_are_those_of_its_ids_or_the_turn_is_refused() -> 
         assert caught.value.law == 4
 
 
-@given(st.lists(st.integers(0, 3), max_size=9), st.none() | st.integers(0, 3))
-def test_each_sampled_placeholder_is_a_suspect(ids: list[int], placeholder: int | None) -> None:
-    found = sampled_placeholders(np.array(ids, np.int32), placeholder)
-    places = [at for at, token in enumerate(ids) if token == placeholder]
+@given(st.lists(st.integers(0, 3), max_size=9), st.sets(st.integers(0, 3)))
+def test_each_sampled_placeholder_is_a_suspect(ids: list[int], media_ids: set[int]) -> None:
+    found = sampled_placeholders(np.array(ids, np.int32), tuple(media_ids))
+    places = [at for at, token in enumerate(ids) if token in media_ids]
     assert [(call.name, call.status, call.start, call.stop) for call in found] == [
         (None, "suspect", at, at + 1) for at in places
     ]

@@ -175,14 +175,18 @@ async def test_scoring_samples_nothing() -> None:
 
 
 VISION = wire.ModelInfo(has_image_understanding=True, model_type="qwen2_5_vl")
+CACHED = wire.ServerInfo(mm_preprocess_cache_size_mb=64)
 SUPPORT: list[tuple[wire.ModelInfo | None, wire.ServerInfo | None, bool, str]] = [
     (None, None, False, "takes images"),
     (wire.ModelInfo(model_type="qwen3_vl"), wire.ServerInfo(), False, "takes images"),
     (VISION, wire.ServerInfo(), False, "qwen2_5_vl.*--mm-preprocess-cache-size-mb"),
     (VISION, wire.ServerInfo(mm_preprocess_cache_size_mb=0), False, "--mm-preprocess-cache-size-mb"),
-    (VISION, wire.ServerInfo(mm_preprocess_cache_size_mb=64), True, ""),
-    (VISION, None, True, ""),
+    (VISION, CACHED, True, ""),
+    (VISION, None, False, "/server_info does not tell.* --mm-preprocess-cache-size-mb 64"),
     (wire.ModelInfo(has_image_understanding=True, model_type="qwen3_vl"), wire.ServerInfo(), True, ""),
+    (wire.ModelInfo(has_image_understanding=True, model_type="qwen3_vl"), None, True, ""),
+    (wire.ModelInfo(has_image_understanding=True, model_type="glm4v"), CACHED, False, "not known.* glm4v.* qwen2_5_vl"),
+    (wire.ModelInfo(has_image_understanding=True), CACHED, False, "not known"),
 ]
 
 

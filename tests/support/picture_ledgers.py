@@ -16,8 +16,9 @@ PAD = 150
 
 def seen(*turns: tuple[list[int], list[tuple[int, int]], int], stray: int | None = None) -> Ledger:
     """Return a ledger of one path: for each turn its prompt ids, (offset in these, length) of its images, and the
-    number of output tokens. Pictures are numbered through. The last sampled token of turn `stray` is a placeholder."""
-    ledger, count = Ledger(), 0
+    number of output tokens. Pictures are numbered through. The last sampled token of turn `stray` is a placeholder,
+    which the header names."""
+    ledger, count = Ledger(certificate={"media_ids": [PAD]}), 0
     for number, (ids, spans, output) in enumerate(turns):
         before = ledger.path_length(number - 1 if number else None)
         images = [Image(picture(count + n), "png", 64, 64) for n in range(len(spans))]

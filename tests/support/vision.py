@@ -19,6 +19,7 @@ from tito_core.policy import bind
 
 PAD_TEXT = "<|image_pad|>"
 VISION = ("<|vision_start|>", PAD_TEXT, "<|vision_end|>")
+VIDEO_TEXT = "<|video_pad|>"
 _SHOW = """
 {%- macro show(content) -%}
     {%- if content is string -%}{{- content -}}{%- else -%}
@@ -37,7 +38,7 @@ LIMIT = 8
 
 @cache
 def tokenizer(template: str = TEMPLATE) -> Any:
-    return byte_level(special=(*SPECIAL, *VISION), template=template)
+    return byte_level(special=(*SPECIAL, *VISION, VIDEO_TEXT), template=template)
 
 
 def png(width: int, height: int, seed: int, kind: int = 2) -> bytes:

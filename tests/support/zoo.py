@@ -102,7 +102,8 @@ _THINK = ("<think>", "</think>")
 _CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _GEMMA = (
     "<turn|>", "<|turn>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>",
-    "<|channel>", "<channel|>", "<|think|>", '<|"|>', "<|image|>", "<|audio|>", "<|video|>", "<bos>",
+    "<|channel>", "<channel|>", "<|think|>", '<|"|>', "<|image|>", "<|image>", "<image|>",
+    "<|audio|>", "<|video|>", "<bos>",
 )  # fmt: skip
 _COHERE = ("<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
            "<|SYSTEM_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<BOS_TOKEN>")  # fmt: skip
@@ -110,8 +111,10 @@ _LFM = ("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>", "<|to
         "<|tool_response_start|>", "<|tool_response_end|>")  # fmt: skip
 _GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<|system|>", "<|endoftext|>", "[gMASK]", "<sop>")
 _GLM_MARKUP = (*_THINK, *_CALLS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-_MUSE = ("<|eot|>", "<|eom|>", "<|start|>", "<|message|>", "<|patch|>", "<|video|>", "<|begin_of_text|>")
+_MUSE = ("<|eot|>", "<|eom|>", "<|start|>", "<|message|>", "<|patch|>", "<|image_start|>", "<|image_end|>",
+         "<|video|>", "<|begin_of_text|>")  # fmt: skip
 _PHI = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|endoftext|>")
+_IDEFICS = ("<end_of_utterance>", *_CHATML, "<image>", "<fake_token_around_image>", "<|begin_of_text|>")
 _LFM_ALL = (*_CHATML, *_LFM, "<|startoftext|>")
 TOKENIZER_FAMILIES = (
     Family(("qwen",), "qwen3"),
@@ -126,7 +129,7 @@ TOKENIZER_FAMILIES = (
     Family(("muse",), special=_MUSE, bos="<|begin_of_text|>"),
     Family(("nemotron",), special=_CHATML, markup=(*_THINK, *_CALLS)),
     Family(("phi",), special=_PHI),
-    Family(("idefics3", "smolvlm"), special=("<end_of_utterance>", *_CHATML, "<image>", "<|begin_of_text|>")),
+    Family(("idefics3", "smolvlm"), special=_IDEFICS),
     Family(("llava",), special=("</s>", "<s>", "<image>")),
 )
 

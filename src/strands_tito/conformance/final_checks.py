@@ -23,7 +23,7 @@ from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_
 
 RESPONSE_CHECKS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
 """Checks of the ledger against the server's responses, on its wire or in its backend."""
-NEEDED_FIELDS = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_tokens"}}
+NEEDED_FIELDS = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_tokens"}, "images": {"media"}}
 """Response fields of a check that a backend may declare as unreported (`EngineInfo.unreported`)."""
 UNREPORTED = "The backend declares that its server does not report it."
 TRAINING_CHECKS = ("trajectory", "mask", "alignment")
@@ -78,7 +78,7 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
         tally.skip(check, UNREPORTED, len(turns))
     stop_ids = server.policy.stop_token_ids
     columns = [check for check, output in COLUMN_CHECKS.items() if getattr(player.optional_outputs, output)]
-    if any(turn.images for turn in turns):
+    if "images" not in skipped and any(turn.images for turn in turns):
         columns.append("images")
     checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
     for check, problem, index in oracle.compare(turns, generations, stop_ids):

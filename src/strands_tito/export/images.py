@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,30 +89,28 @@ def refuse_ledger_images(rollout: Ledger, trainer: str) -> None:
 
 
 def refuse_stray_placeholders(
-    token_ids: TokenIds, images: Sequence[SampleImage], trainer: str, rollout_id: str, placeholder: int | None = None
+    token_ids: TokenIds, images: Sequence[SampleImage], media_ids: Collection[int], trainer: str, rollout_id: str
 ) -> None:
     """Refuse tokens with more placeholders than those of their images, for a trainer that puts images in their places.
+
+    Tokens without images too: trainers pack them with others, so that a neighbour's image would take the place.
 
     Args:
         token_ids: int32, shape (n,).
         images: The images.
+        media_ids: Ids of the placeholders; see `TrainingSample.media_ids`.
         trainer: The trainer's name, for the error.
         rollout_id: The rollout, for the error.
-        placeholder: The placeholder's id, which tokens without images do not tell; None to pass such tokens.
 
     Raises:
-        SampledPlaceholderError: The policy sampled the placeholder.
+        SampledPlaceholderError: The policy sampled a placeholder.
     """
-    if images:
-        stray = stray_placeholders(token_ids, [(each.offset, each.length) for each in images])
-        placeholder = int(token_ids[images[0].offset])
-    else:
-        stray = 0 if placeholder is None else int(np.count_nonzero(token_ids == placeholder))
+    stray = stray_placeholders(token_ids, [(each.offset, each.length) for each in images], media_ids)
     if stray:
         raise SampledPlaceholderError(
-            f"Rollout {rollout_id} has {len(images)} images, and its policy sampled {stray} more of their placeholder, "
-            f"token {placeholder}: {trainer} would put images in other places than the engine did. Leave such rollouts "
-            "out, or ban the token in sampling, as docs/images.md shows."
+            f"Rollout {rollout_id} has {len(images)} images, and its policy sampled {stray} more placeholders, of the "
+            f"tokens {', '.join(map(str, media_ids))}: {trainer} would put images in other places than the engine did. "
+            "Leave such rollouts out, or ban the tokens in sampling, as docs/images.md shows."
         )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORMAT = b"strands-tito/samples"
 SCHEMA = 2
-"""Schema 1 had no images."""
+"""Schema 1 had no images and media_ids."""
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 
@@ -78,6 +78,7 @@ def schema() -> pa.Schema:
             arrow.field("reward", arrow.float64()),
             arrow.field("turns", arrow.int32(), nullable=False),
             arrow.field("images", arrow.list_(image), nullable=False),
+            arrow.field("media_ids", arrow.list_(arrow.int32()), nullable=False),
         ],
         metadata={b"format": FORMAT, b"schema": str(SCHEMA).encode()},
     )
@@ -202,6 +203,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
             | {name: getattr(each.image, name) for name in ("format", "width", "height", "data")}
             for each in sample.images
         ],
+        "media_ids": np.array(sample.media_ids, np.int32),
     }
 
 
@@ -240,4 +242,5 @@ def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
             )
             for each in row.get("images", ())
         ),
+        media_ids=tuple(row.get("media_ids", ())),
     )

@@ -74,7 +74,10 @@ def prompt_response_of(
     stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
     stop = whole_images(sample.images, stop)
     images = tuple(each for each in sample.images if each.stop <= stop)
-    refuse_stray_placeholders(sample.token_ids[:stop], images, trainer, sample.identity.rollout_id)
+    if takes_images:
+        refuse_stray_placeholders(
+            sample.token_ids[:stop], images, sample.media_ids, trainer, sample.identity.rollout_id
+        )
     truncated = len(sample) - stop
     if truncated:
         logger.warning(

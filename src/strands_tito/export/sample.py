@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_tito.export.images import SampleImage, images_of
+from tito_core.backend.images import media_ids_of
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance, Provenances
@@ -65,6 +66,7 @@ class TrainingSample:
         reward: The ledger's annotation "reward" if it is a number, else None.
         turns: Number of turns on the path.
         images: The images of the path, in order; their placeholders are prompt tokens.
+        media_ids: Ids of the vocabulary's placeholders of images, videos and audio, where they are known.
     """
 
     identity: Identity
@@ -81,6 +83,7 @@ class TrainingSample:
     reward: float | None
     turns: int
     images: tuple[SampleImage, ...] = ()
+    media_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -195,6 +198,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         reward=_reward(ledger),
         turns=len(trajectory.path),
         images=images_of(trajectory),
+        media_ids=media_ids_of(ledger),
     )
 
 

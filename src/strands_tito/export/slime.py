@@ -65,7 +65,6 @@ def fields_of(
     temperature: float,
     logprobs: LogprobPolicy = "checked",
     processor: Any = None,
-    placeholder: int | None = None,
     images: bool = True,
 ) -> dict[str, Any]:
     """Return the fields of slime's `Sample` for a trajectory, except `status`.
@@ -76,8 +75,6 @@ def fields_of(
         temperature: slime's logit temperature, `--rollout-temperature`.
         logprobs: See `LogprobPolicy`; with "omit" `rollout_log_probs` is None.
         processor: The model's processor of transformers; needed for images.
-        placeholder: The id of images' placeholder, with which a trajectory without images is checked: slime packs
-            trajectories into one sequence, so that a sampled placeholder would take a neighbour's image.
         images: Whether to return and check what slime needs to train images; False for an evaluation.
 
     Returns:
@@ -106,14 +103,14 @@ def fields_of(
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "reward": sample.reward,
         "remove_sample": sample.ended_outside,
-        **(_image_fields(sample, processor, placeholder) if images else {}),
+        **(_image_fields(sample, processor) if images else {}),
     }
 
 
-def _image_fields(sample: TrainingSample, processor: Any, placeholder: int | None) -> dict[str, Any]:
+def _image_fields(sample: TrainingSample, processor: Any) -> dict[str, Any]:
     if processor is None:
         refuse_images(sample.images, "slime without a processor", sample.identity.rollout_id)
-    refuse_stray_placeholders(sample.token_ids, sample.images, "slime", sample.identity.rollout_id, placeholder)
+    refuse_stray_placeholders(sample.token_ids, sample.images, sample.media_ids, "slime", sample.identity.rollout_id)
     if not sample.images:
         return {}
     tensors = processed(sample.images, processor)
@@ -127,8 +124,8 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
         sample: slime's sample.
         rollout: The rollout. Without turns, the sample becomes `ABORTED` and has no tokens.
         branches: See `sample_of`.
-        **options: `decode`, `temperature`, `logprobs`, `processor`, `placeholder` and `images` of `fields_of`,
-            and `train_constrained`.
+        **options: `decode`, `temperature`, `logprobs`, `processor` and `images` of `fields_of`, and
+            `train_constrained`.
 
     A trajectory whose policy sampled the placeholder of images becomes `ABORTED`, has no tokens and is not trained; a
     warning is logged, and `sample.metadata["tito"]["refused"]` has the reason.

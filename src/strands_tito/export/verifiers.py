@@ -22,7 +22,7 @@ from strands_tito.export.images import (
 from strands_tito.export.logprobs import check_semantics
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import sample_of
-from tito_core.backend.images import data_url
+from tito_core.backend.images import data_url, media_ids_of
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Finish, Turn
@@ -91,8 +91,9 @@ def trace_of(
     tensors = bool(rollout.images) and _takes_tensors(vf)
     if tensors and processor is None:
         refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
+    media = media_ids_of(rollout)
     for trajectory in rollout.trajectories():
-        refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), "verifiers", rollout.uuid)
+        refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), media, "verifiers", rollout.uuid)
     for turn in rollout:
         trained = train_constrained or not turn.draft.constrained
         if trained and logprobs == "checked":

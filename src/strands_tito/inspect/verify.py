@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tito_core.backend.calls import connected, score
 from tito_core.backend.errors import ContextLengthError
-from tito_core.backend.images import PromptImages, collapsed, stray_placeholders
+from tito_core.backend.images import PromptImages, collapsed, media_ids_of, stray_placeholders
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
 from tito_core.ledger.columns import Logprobs
@@ -60,11 +60,12 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
             version are compared, and no prompt tokens, because their version is not recorded. None compares all.
     """
     differences: list[Logprobs] = []
+    media_ids = media_ids_of(ledger)
     prompt_differences: list[Logprobs] = []
     by_turn: list[tuple[int, npt.NDArray[np.intp], Logprobs]] = []
     not_comparable = 0
     for trajectory in ledger.trajectories():
-        scores = await _scores(trajectory, backend, version)
+        scores = await _scores(trajectory, backend, version, media_ids)
         for segment in trajectory.segments:
             if not segment.is_output or segment.turn in trajectory.context_turns:
                 continue
@@ -84,10 +85,14 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
     return Rescored(_joined(differences), not_comparable, _joined(prompt_differences), tuple(by_turn))
 
 
-async def _scores(trajectory: Trajectory, backend: Backend, version: str | None) -> Logprobs | None:
+async def _scores(
+    trajectory: Trajectory, backend: Backend, version: str | None, media_ids: tuple[int, ...]
+) -> Logprobs | None:
     """Return the scores of a path; None if none of its tokens can be compared or the server cannot score it."""
     spans = [(span.offset, span.length) for span in trajectory.media]
-    if len(trajectory.images) != len(spans) or stray_placeholders(trajectory.token_ids, spans):
+    if len(trajectory.images) != len(spans):
+        return None
+    if spans and stray_placeholders(trajectory.token_ids, spans, media_ids):
         return None
     own = [turn.draft for turn in trajectory.path if turn.index not in trajectory.context_turns]
     if not any(

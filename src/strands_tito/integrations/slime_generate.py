@@ -94,7 +94,6 @@ def generate_with(
             "decode": _decode(shared),
             "temperature": temperature,
             "logprobs": logprob_policy,
-            "placeholder": shared.template.placeholder_id,
             "processor": _processor(str(args.hf_checkpoint)) if model.ledger.images and not evaluation else None,
             "images": not evaluation,
         }

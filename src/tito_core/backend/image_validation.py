@@ -47,15 +47,17 @@ class ImageValidation:
     request: TokenRequest
     images: PromptImages
 
-    def read(self, raw: RawResponse, *, needs_echo: bool) -> ReadPrompt:
+    def read(self, raw: RawResponse, *, needs_echo: bool, needs_report: bool) -> ReadPrompt:
         """Return the prompt that the server read.
 
         Args:
             raw: The answer.
             needs_echo: Whether an answer without echo is wrong.
+            needs_report: Whether an answer with neither spans nor a count of image tokens is wrong.
 
         Raises:
-            ProtocolViolationError: The echo, the reported spans or the count of image tokens contradict the request.
+            ProtocolViolationError: The echo, the reported spans or the count of image tokens contradict the request, or
+                the server does not report what it made of the images.
         """
         sent, images = self.request.input_ids, self.images
         echo = self._echo(raw.echoed)
@@ -81,7 +83,7 @@ class ImageValidation:
                 if len(echo) != len(ids):
                     raise self._other_length(len(ids), len(echo))
             spans = []
-        self._expect_reported(raw, ids, lengths)
+        self._expect_reported(raw, lengths, needs_report=needs_report)
         return ReadPrompt(ids, tuple(spans))
 
     def _echo(self, echoed: object) -> TokenIds | bool | None:
@@ -157,8 +159,14 @@ class ImageValidation:
             f"Law 4: the prompt should have {expected} tokens with its images, but the server read {found}."
         )
 
-    def _expect_reported(self, raw: RawResponse, ids: TokenIds, lengths: Sequence[int]) -> None:
-        """Compare the server's own spans and count with the prompt."""
+    def _expect_reported(self, raw: RawResponse, lengths: Sequence[int], *, needs_report: bool) -> None:
+        """Compare the server's own spans and count with the prompt. Without them a dropped image looks like a token."""
+        if raw.media is None and raw.image_tokens is None and (needs_report or 1 in lengths):
+            raise self.reader.violation(
+                f"Law 4: the server reports no placeholders for the images of the prompt ({len(lengths)}), so nothing "
+                "proves that it read them. A proxy may have removed the images or the report, or the server's version "
+                "is too old for images."
+            )
         if raw.media is not None and (found := self._spans(raw.media)) != (expected := self._expected_spans(lengths)):
             raise self.reader.violation(
                 f"Law 4: the server reports the images' spans {short_repr(found)}, but the prompt has "

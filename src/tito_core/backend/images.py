@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,6 +13,7 @@ from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.id_text import IdText
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.image import Image
+from tito_core.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,15 @@ class PromptImages:
         lengths: Number of placeholder tokens that the server made of each of the first images, which earlier turns
             sent. Images after these are new: their lengths are unknown until the server echoes them.
         echo_text: Text of the expanded prompt, if no image is new and the text was cached.
+        media_ids: Ids of all media placeholders of the vocabulary, where known. An answer that sampled one is not
+            resumed.
     """
 
     images: tuple[Image, ...]
     placeholder: int
     lengths: tuple[int, ...] = ()
     echo_text: IdText | None = None
+    media_ids: tuple[int, ...] = ()
 
     @property
     def new(self) -> tuple[Image, ...]:
@@ -77,16 +81,29 @@ def collapsed(ids: TokenIds, spans: Sequence[tuple[int, int]]) -> TokenIds:
     return ids[keep]
 
 
-def stray_placeholders(ids: TokenIds, spans: Sequence[tuple[int, int]]) -> int:
-    """Return how many placeholders of expanded ids stand for no image: the policy sampled them.
+def media_ids_of(ledger: Ledger) -> tuple[int, ...]:
+    """Return the ids of media placeholders: those that the ledger's certificate names, and those of its images."""
+    listed = (ledger.header.certificate or {}).get("media_ids")
+    listed = listed if isinstance(listed, Sequence) else ()  # a file may hold any JSON
+    named = [token for token in listed if type(token) is int and 0 <= token < 2**31]
+    seen = [turn for turn in ledger if turn.draft.media] if ledger.images else []
+    starts = [(turn, turn.path_length - turn.own_length) for turn in seen]
+    used = {int(turn.draft.prompt_ids[span.offset - start]) for turn, start in starts for span in turn.draft.media}
+    return tuple(sorted({*named, *used}))
+
+
+def stray_placeholders(ids: TokenIds, spans: Sequence[tuple[int, int]], media_ids: Collection[int]) -> int:
+    """Return how many media placeholders of expanded ids stand for no image: the policy sampled them.
 
     An engine that reads such ids together with the images would put images in other places.
 
     Args:
         ids: int32, shape (n,).
         spans: The images' placeholders (offset, length).
+        media_ids: Ids of the placeholders, where they are known besides those of the spans.
     """
-    return int(np.count_nonzero(collapsed(ids, spans) == ids[spans[0][0]])) - len(spans) if spans else 0
+    media = {*media_ids, *(int(ids[offset]) for offset, _ in spans)}
+    return int(np.count_nonzero(np.isin(collapsed(ids, spans), list(media)))) - len(spans)
 
 
 def data_url(image: Image) -> str:
@@ -104,21 +121,25 @@ PIXELS_PER_TOKEN, LEAST_TOKENS = 28 * 28, 256
 """An image is expected to become at most one token for each 28 x 28 pixels, or 256 tokens if it is small."""
 
 
-def room_after_images(images: Sequence[Image], room: int, length: int, bound: int | None) -> int:
-    """Return how many tokens may be sampled if new images must fit the bound too; at least 1.
+def clamp_for_images(
+    images: Sequence[Image], max_new_tokens: int, prompt_length: int, max_model_len: int | None
+) -> int:
+    """Return how many tokens to sample where the tokens of new images must fit too: at most `max_new_tokens`.
 
-    The server alone knows how many tokens an image becomes, so a generous number of them is expected.
+    The server alone knows how many tokens an image becomes. A generous number is left to the images, but not more than
+    half of the room: the server refuses what does not fit then.
 
     Args:
         images: The new images.
-        room: Number of tokens that may be sampled without them.
-        length: Length of the prompt, in which each new image counts as one token.
-        bound: Maximum length of prompt and answer, or None.
+        max_new_tokens: Maximum number of tokens to sample.
+        prompt_length: Tokens of the prompt, in which each new image counts as one token.
+        max_model_len: Maximum length of prompt and answer, above `prompt_length`; None if unknown.
     """
-    if not images or bound is None:
-        return room
+    if not images or max_model_len is None:
+        return max_new_tokens
     expected = sum(max(LEAST_TOKENS, image.width * image.height // PIXELS_PER_TOKEN) for image in images)
-    return max(1, min(room, bound - length - expected))
+    room = max_model_len - prompt_length
+    return min(max_new_tokens, room - min(expected, room // 2))
 
 
 def check_images(images: PromptImages, input_ids: TokenIds, support: ImageSupport, *, backend: str) -> None:

@@ -39,7 +39,7 @@ class TokenRequest:
         outputs_may_be_missing: Whether optional outputs may be missing from the answer; used to measure what a server
             supports.
         echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared. With
-            a new image always True.
+            images always True.
         images: The images that its placeholders stand for; None for a prompt of text.
     """
 
@@ -115,7 +115,8 @@ class RawResponse:
             little-endian int32.
         sampling_mask: For each output token the ids that it was sampled from.
         media: The server's own (offset, length) of each image's placeholders in the prompt that it read, in order; None
-            if it does not report them.
+            if it does not report them. For a prompt with images `media` or `image_tokens` is required, unless
+            `unreported` names `media`.
         image_tokens: The server's count of placeholder tokens; None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
         request_id: Id under which the server ran the request; the request's own when None.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError
 from tito_core.backend.id_text import IdText
-from tito_core.backend.images import check_images, room_after_images
+from tito_core.backend.images import check_images, clamp_for_images
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.raw_values import INT32_MAX
 from tito_core.backend.sampling import SamplingParams
@@ -49,21 +49,21 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
             backend=backend,
             request_id=request.request_id,
         )
-    echo = request.echo or (request.images is not None and bool(request.images.new))
+    echo = request.echo or request.images is not None
     return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), id_text=id_text, echo=echo)
 
 
 def room_of(request: TokenRequest, max_model_len: int | None, *, backend: str) -> int:
     """Return how many tokens a request may sample: at most its limit, and what the context leaves.
 
-    Room is left for new images; see `room_after_images`.
+    Room is left for new images; see `clamp_for_images`.
 
     Raises:
         ContextLengthError: The prompt leaves no room for a single token.
     """
     limit, length = request.sampling.max_new_tokens, request.least_length
     room = clamp_new_tokens(limit, length, max_model_len, backend=backend)
-    return room if request.images is None else room_after_images(request.images.new, room, length, max_model_len)
+    return room if request.images is None else clamp_for_images(request.images.new, room, length, max_model_len)
 
 
 def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:

@@ -74,9 +74,12 @@ def resumable(sampling: SamplingParams) -> bool:
 
 
 def _sampled_placeholder(request: TokenRequest, parts: Sequence[TokenResponse]) -> bool:
-    """Return whether a generation with images sampled the placeholder of an image."""
+    """Return whether a generation with images sampled a placeholder of media."""
     images = request.images
-    return images is not None and any(bool(np.any(part.output_ids == images.placeholder)) for part in parts)
+    if images is None:
+        return False
+    media = [images.placeholder, *images.media_ids]
+    return any(bool(np.isin(part.output_ids, media).any()) for part in parts)
 
 
 def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: int) -> TokenRequest:

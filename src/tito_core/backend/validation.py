@@ -106,8 +106,10 @@ class Validation:
             self._echo(request, raw.echoed)
             self._no_images(raw)
             return request, ()
-        needs_echo = request.echo and "echoed" not in self.info.unreported
-        ids, media = ImageValidation(self.reader, request, request.images).read(raw, needs_echo=needs_echo)
+        needs_echo, needs_report = (name not in self.info.unreported for name in ("echoed", "media"))
+        ids, media = ImageValidation(self.reader, request, request.images).read(
+            raw, needs_echo=needs_echo, needs_report=needs_report
+        )
         return replace(request, input_ids=ids), media
 
     def _no_images(self, raw: RawResponse) -> None:

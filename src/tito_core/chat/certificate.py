@@ -49,6 +49,7 @@ class Certificate:
         placeholder: The control token that the template writes for an image, or None if it takes no images.
         images: Places where images are certified: "user messages", "tool results".
         images_refused: The other places, each with the reason.
+        media_ids: Ids of the vocabulary's placeholders of images, videos and audio; empty if it takes no images.
     """
 
     template: str
@@ -65,6 +66,7 @@ class Certificate:
     placeholder: str | None = None
     images: tuple[str, ...] = ()
     images_refused: tuple[tuple[str, str], ...] = ()
+    media_ids: tuple[int, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the certificate as `tito template check` prints it."""
@@ -102,7 +104,7 @@ class Certificate:
             fields["passed"] = tuple(fields["passed"])
             fields["refused"] = tuple((probe, reason) for probe, reason in fields["refused"])
             fields["rewrites"] = tuple(fields["rewrites"])
-            fields["images"] = tuple(fields["images"])
+            fields["images"], fields["media_ids"] = tuple(fields["images"]), tuple(fields["media_ids"])
             fields["images_refused"] = tuple((place, reason) for place, reason in fields["images_refused"])
             fields["thinking"] = Thinking(fields["thinking"])
             return cls(**fields)

@@ -31,10 +31,25 @@ PLACEHOLDERS = (
     "[IMG]",
 )
 """Placeholders of families whose templates write several control tokens for an image, such as its start and end."""
-
-
-_REPLACED = {"<start_of_image>": "Gemma 3"}
-"""Tokens in whose place servers put other tokens too, with their family; law 4 allows only repetitions."""
+_OTHER_MEDIA = (
+    "<|video_pad|>", "<|audio_pad|>", "<|video|>", "<|audio|>", "<|VIDEO|>", "<|AUDIO|>", "<video>", "<audio>",
+    "<audio_soft_token>",
+)  # fmt: skip
+"""Placeholders of videos and audio."""
+_ADDED_BY_SERVERS = {
+    "<start_of_image>": "Gemma 3",
+    "<|image>": "Gemma 4",
+    "<fake_token_around_image>": "Idefics 3 and SmolVLM",
+    "<|image_start|>": "Muse, Llama 4 and LFM2-VL",
+    "<img>": "InternVL and Nemotron Omni",
+    "[IMG_BREAK]": "Pixtral",
+    "<slice>": "MiniCPM-V",
+    "<|START_OF_IMG|>": "Cohere's vision models",
+    "<IMG_START>": "Ovis 2",
+    "<patch_start>": "Step 3",
+    "]<]start of image[>[": "MiniMax",
+}
+"""Tokens that the image processors of families put around and between placeholders (transformers 5.23)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +60,13 @@ class ImageCertificate:
         placeholder: The control token that servers repeat, or None if the template has none.
         places: Places where images are certified: "user messages", "tool results".
         refused: The other places, each with the reason.
+        media_ids: Ids of the vocabulary's placeholders of images, videos and audio; empty if there is no placeholder.
     """
 
     placeholder: str | None
     places: tuple[str, ...]
     refused: tuple[tuple[str, str], ...]
+    media_ids: tuple[int, ...] = ()
 
 
 def certify_images(
@@ -79,7 +96,11 @@ def certify_images(
             places.append(place)
         else:
             refused.append((place, reason))
-    return ImageCertificate(placeholder if places else None, tuple(places), tuple(refused))
+    if not places:
+        return ImageCertificate(None, (), tuple(refused))
+    added = source.encoder.added
+    media = {added[text] for text in (placeholder, *PLACEHOLDERS, *_OTHER_MEDIA) if text in added}
+    return ImageCertificate(placeholder, tuple(places), tuple(refused), tuple(sorted(media)))
 
 
 def _placeholder(source: DeltaSource, named: str | None) -> str:
@@ -106,11 +127,12 @@ def _placeholder(source: DeltaSource, named: str | None) -> str:
             "placeholder. Report this template."
         )
     placeholder = str(known[0] if known else found[0])
-    if placeholder in _REPLACED:
-        raise TemplateError(
-            f"Servers of {_REPLACED[placeholder]} put other tokens than placeholders in the place of {placeholder}, so "
-            "the echo could not be checked (law 4). Use another family."
-        )
+    for text, families in _ADDED_BY_SERVERS.items():
+        if text in source.encoder.added and (text == placeholder or text not in found):
+            raise TemplateError(
+                f"Servers of {families} put other tokens, such as {text}, around and between an image's placeholders, "
+                "so the echo could not be checked (law 4). Use another family."
+            )
     return placeholder
 
 

@@ -263,6 +263,7 @@ def _certify(
         placeholder=images.placeholder,
         images=images.places,
         images_refused=images.refused,
+        media_ids=images.media_ids,
     )
     return certificate, trial.source
 

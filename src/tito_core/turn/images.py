@@ -136,7 +136,15 @@ def image_prompt(
     spans = [(span.offset, span.length) for span in media]
     path = collapsed(ledger.path_ids(parent), spans)
     old = tuple(_stored(ledger, span) for span in media)
-    _check_counts(path, delta, placeholder, len(media), len(new))
+    media_ids = policy.template.certificate.media_ids
+    earlier, written = (int(np.count_nonzero(np.isin(ids, media_ids))) for ids in (path, delta))
+    if earlier != len(media):
+        raise _stray_error(ledger, parent, media_ids)
+    if written != len(new):
+        raise ImageError(
+            f"Law 6: the new messages became {written} media placeholders for {len(new)} images, so nothing was sent. "
+            "With content_tokens='as-template' remove those that the messages' text spells; else report this template."
+        )
     if media:
         text = policy.collapsed_prompts.text(ledger, parent, delta, path)
     else:
@@ -144,23 +152,21 @@ def image_prompt(
     echo = None if new else policy.prompts.text(ledger, parent, delta)
     lengths = tuple(length for _, length in spans)
     input_ids = np.concatenate([path, delta])
-    return ImagePrompt(input_ids, text.for_array(input_ids), PromptImages((*old, *new), placeholder, lengths, echo))
+    return ImagePrompt(
+        input_ids, text.for_array(input_ids), PromptImages((*old, *new), placeholder, lengths, echo, media_ids)
+    )
 
 
-def _check_counts(path: TokenIds, delta: TokenIds, placeholder: int, old: int, new: int) -> None:
-    """Check that each placeholder stands for an image: this prevents what servers would answer in silence."""
-    earlier, written = (int(np.count_nonzero(ids == placeholder)) for ids in (path, delta))
-    if earlier != old:
-        raise ImageError(
-            f"Law 4: the policy sampled the image placeholder {placeholder} in an earlier turn, so no later request of "
-            "this path may carry images: the server would put an image in its place. Nothing was sent. End the "
-            "rollout, or rewind the history to before that answer."
-        )
-    if written != new:
-        raise ImageError(
-            f"Law 6: the chat template wrote {written} image placeholders for {new} images, so nothing was sent. "
-            "Report this template."
-        )
+def _stray_error(ledger: Ledger, parent: int | None, media_ids: tuple[int, ...]) -> ImageError:
+    """Return the error for a path with placeholders that stand for no image: servers would put images there."""
+    turns = () if parent is None else ledger.path(parent)
+    sampled = any(np.isin(turn.draft.output_ids, media_ids).any() for turn in turns)
+    cause = "the policy sampled a media placeholder" if sampled else "a message's text spelled a media placeholder"
+    return ImageError(
+        f"Law 4: {cause} (one of the tokens {', '.join(map(str, media_ids))}) in an earlier turn, so no later request "
+        "of this path may carry images: the server would put an image in its place. Nothing was sent. End the rollout, "
+        "or rewind the history to before that turn."
+    )
 
 
 def _stored(ledger: Ledger, span: MediaSpan) -> Image:
@@ -204,14 +210,11 @@ def read_delta(delta: EncodedText, images: PromptImages | None, response: TokenR
     return ReadDelta(expanded(delta.ids, images.placeholder, lengths), np.repeat(provenance, repeats), media)
 
 
-def sampled_placeholders(output_ids: TokenIds, placeholder: int | None) -> list[CallRecord]:
-    """Return a record for each image placeholder that the policy sampled; no request after it may carry images."""
-    if placeholder is None or not np.any(output_ids == placeholder):
-        return []
-    reason = "The policy sampled an image placeholder; later requests of this path may not carry images."
-    return [
-        CallRecord(None, "suspect", at, at + 1, reason) for at in np.flatnonzero(output_ids == placeholder).tolist()
-    ]
+def sampled_placeholders(output_ids: TokenIds, media_ids: tuple[int, ...]) -> list[CallRecord]:
+    """Return a record for each media placeholder that the policy sampled; no request after it may carry images."""
+    reason = "The policy sampled a media placeholder; later requests of this path may not carry images."
+    found = np.flatnonzero(np.isin(output_ids, media_ids)) if media_ids else ()
+    return [CallRecord(None, "suspect", int(at), int(at) + 1, reason) for at in found]
 
 
 class PathTexts(NamedTuple):

@@ -183,6 +183,6 @@ def summary(certificate: Certificate) -> Mapping[str, Any]:
     """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
     if not certificate.images:
-        for name in ("placeholder", "images", "images_refused"):
+        for name in ("placeholder", "images", "images_refused", "media_ids"):
             del fields[name]
     return {**fields, "passed": len(certificate.passed)}

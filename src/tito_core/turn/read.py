@@ -163,7 +163,7 @@ def draft(
     request, match = prepared.request, prepared.match
     ids, provenance, media = read_delta(prepared.delta, request.images, response)
     calls = [CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.records]
-    calls += sampled_placeholders(response.output_ids, policy.template.placeholder_id)
+    calls += sampled_placeholders(response.output_ids, policy.template.certificate.media_ids)
     recorded = policy.samplings.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=match.parent,

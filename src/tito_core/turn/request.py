@@ -15,7 +15,7 @@ from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
 from tito_core.backend.id_text import IdText
-from tito_core.backend.images import room_after_images
+from tito_core.backend.images import clamp_for_images
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.request_check import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
@@ -215,7 +215,7 @@ def prepare(
     left = remaining_tokens(total, least, max_new_tokens)
     room = clamp_new_tokens(left, least, context, backend=backend)
     for bound in (total, context):
-        room = room_after_images(new, room, least, bound)
+        room = clamp_for_images(new, room, least, bound)
     prompt = image_prompt(policy, ledger, match.parent, delta.ids, new)
     if prompt is None:
         input_ids = ledger.path_ids(match.parent, delta.ids)
@@ -233,7 +233,7 @@ def prepare(
         text,
         settings.optional_outputs,
         delta_start=before,
-        echo=settings.verify_echo == "always" or match.parent is None or bool(new),
+        echo=settings.verify_echo == "always" or match.parent is None or prompt is not None,
         images=None if prompt is None else prompt.images,
     )
     return Prepared(match, delta, request, text, tools, tail, turn_input.constraint.forces_call)

@@ -102,7 +102,7 @@ class SGLangWire:
                 "disaggregation_mode": "null",
                 "has_image_understanding": self.state.images is not None,
                 "has_audio_understanding": False,
-                "model_type": "scripted",
+                "model_type": "scripted" if self.state.images is None else "qwen2_5_vl",
                 "architectures": ["ScriptedForCausalLM"],
             }
         )

@@ -49,6 +49,10 @@ def _dropped(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSetti
     return _ORIGINAL(ids, pictures[:-1] if len(pictures) > 1 else pictures, settings)
 
 
+def _all_dropped(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
+    return tuple(ids), ()
+
+
 def _not_seen(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
     """Expand the last picture, and read it as nothing."""
     expanded, placed = _ORIGINAL(ids, pictures, settings)
@@ -177,6 +181,13 @@ def _without_the_last(images: Sequence[Image]) -> Sequence[Image]:
     return images[:-1] if len(images) > 1 else images
 
 
+def _all_lost() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(vllm_client, "image_parts", return_value=[]))
+    stack.enter_context(mock.patch.object(sglang_client, "image_fields", return_value={}))
+    return stack
+
+
 def _another(images: Sequence[Image]) -> Sequence[Image]:
     """Send another picture of the same size in place of the first."""
     first = images[0]
@@ -214,6 +225,8 @@ IMAGES = (
            client=_placing(_swapped), wires=BOTH, images=True),
     Defect("image-dropped", 4, "The server leaves the last of several pictures out.",
            client=_placing(_dropped), wires=BOTH, images=True),
+    Defect("images-all-dropped", 4, "The server leaves every picture out, also a sole one.",
+           client=_placing(_all_dropped), wires=BOTH, images=True),
     Defect("image-not-seen", 4, "The server expands the last of several pictures, and does not look at it.",
            client=_placing(_not_seen), wires=BOTH, images=True),
     Defect("image-expanded-twice", 4, "The placeholders of the first picture are expanded again.",
@@ -234,6 +247,8 @@ IMAGES = (
            client=_sending(_backwards), wires=BOTH, images=True),
     Defect("client-image-dropped", 4, "The client leaves the last of several pictures out.",
            client=_sending(_without_the_last), wires=("vllm",), images=True),
+    Defect("images-lost-on-the-way", 4, "The client, or a proxy, removes the field with all pictures.",
+           client=_all_lost, wires=BOTH, images=True),
     Defect("client-image-another", 4, "The client sends another picture of the same size.",
            client=_sending(_another), wires=BOTH, images=True),
     Defect("client-image-another-by-name", 4, "The client sends another picture under the right one's name.",

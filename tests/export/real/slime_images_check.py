@@ -76,7 +76,7 @@ def main() -> None:
     samples = []
     for index, ledger in enumerate(ledgers):
         ledger.annotate("reward", index)
-        for one in fan_out(Sample(index=index, prompt="?"), ledger, placeholder=PAD, **options):
+        for one in fan_out(Sample(index=index, prompt="?"), ledger, **options):
             samples.append(complete_aborted(one))
             one._validate_response_metadata_lengths()
     assert [one.status.name for one in samples] == ["COMPLETED", "COMPLETED", "ABORTED", "ABORTED", "COMPLETED"]
