@@ -102,6 +102,20 @@ async def test_the_tokens_that_drift_and_only_they_are_marked(
     assert await labels_of(page, "drift") == expected
 
 
+async def test_drift_is_seen_inside_a_malformed_call_as_outside(page: Tab, tmp_path: Path) -> None:
+    await open_page(page, filed(tmp_path, REAL / "vllm.tito", numbers=(3,)))
+    await page.run(UNFOLD)
+    await page.until("document.querySelectorAll('.t.drift').length > 3")
+    inside, call, outside, plain = [
+        await page.run(f"lookOf('.output .t{kind}')")
+        for kind in (".call.bad.drift", ".call.bad:not(.drift)", ".drift:not(.call)", ":not(.call, .drift, .stop)")
+    ]
+    differs = {name for name in inside if inside[name] != call[name]}
+    assert differs == {name for name in outside if outside[name] != plain[name]} != set()
+    assert {name: inside[name] for name in differs} == {name: outside[name] for name in differs}
+    assert inside["textDecoration"] == call["textDecoration"], "the call keeps its own mark"
+
+
 async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp_path: Path) -> None:
     with real("vllm") as rollouts:
         ledger = rollouts.load(1)
