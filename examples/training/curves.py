@@ -118,8 +118,8 @@ COLOURS = {"vllm": "#2a78d6", "sglang": "#eb6834"}
 
 LOOKS = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
 """Equal figures make equal files, and text is not converted to paths."""
-DARK = """<style>@media (prefers-color-scheme: dark) { text { fill: #e6e9ea } path[style="fill: #ffffff"] { fill: #1b2024
-!important } [style*="stroke: #000000"] { stroke: #a3adb3 !important } }</style>"""
+DARK = """<style>@media (prefers-color-scheme: dark) { text { fill: #e6e9ea } path[style="fill: #ffffff"] {
+fill: #1b2024 !important } [style*="stroke: #000000"] { stroke: #a3adb3 !important } }</style>"""
 
 
 def plot(runs: Mapping[str, Any], path: Path) -> None:
