@@ -2,6 +2,7 @@
 
     python tools/pages.py                 # cli and notebook: seconds
     python tools/pages.py demo tests      # run `make demo`, `make test` and paste their output: minutes
+    python tools/pages.py screenshots     # take the pictures of docs/view.md: a minute, needs a Chromium
     python tools/pages.py --check         # exit with 1 if cli or notebook is not current
 
 A pasted block stands between `<!-- paste: NAME -->` and `<!-- end -->`.
@@ -15,6 +16,7 @@ import io
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,15 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOK, NOTEBOOK_PAGE = ROOT / "docs/notebook.ipynb", ROOT / "docs/notebook.md"
 BLOCK = re.compile(r"(<!-- paste: {name} -->\n).*?(<!-- end -->)".replace("{name}", r"(?P<name>\w+)"), re.DOTALL)
 CHEAP = ("cli", "notebook")
+SCREENSHOTS = "screenshots"
 
 
 def main() -> int:
     """Refresh the named blocks; with --check, compare the cheap ones."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
-    parser.add_argument("names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS])}; default: cli and notebook")
+    parser.add_argument(
+        "names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS, SCREENSHOTS])}; default: cli and notebook"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if cli or notebook is stale")
     arguments = parser.parse_args()
     if arguments.check:
@@ -38,7 +43,7 @@ def main() -> int:
         print(f"Stale: {', '.join(stale)}. Run python tools/pages.py." if stale else "All pages are current.")
         return int(bool(stale))
     names = arguments.names or list(CHEAP)
-    if unknown := set(names) - {*CHEAP, *OUTPUTS}:
+    if unknown := set(names) - {*CHEAP, *OUTPUTS, SCREENSHOTS}:
         parser.error(f"unknown blocks: {', '.join(sorted(unknown))}")
     if "notebook" in names:
         NOTEBOOK.write_text(to_json(executed(notebook())), encoding="utf-8")
@@ -46,6 +51,8 @@ def main() -> int:
         path.write_text(text, encoding="utf-8")
     for name in OUTPUTS.keys() & names:
         paste(name, OUTPUTS[name]())
+    if SCREENSHOTS in names:
+        subprocess.run([sys.executable, ROOT / "tools/screenshots.py"], check=True)
     return 0
 
 
