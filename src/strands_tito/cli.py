@@ -30,6 +30,7 @@ from strands_tito.viewer.cli import view
 from strands_tito.viewer.rollouts import Rollouts
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
+from tito_core.ledger.errors import place_in_docs
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.tree import count
 
@@ -47,8 +48,6 @@ app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
-OUR_PACKAGES = ("strands_tito", "tito_core")
-"""Packages whose errors are all on the page about errors."""
 
 Paths = Annotated[
     list[Path],
@@ -246,5 +245,5 @@ def print_error(error: Exception) -> None:
     """Print an error without a traceback, and where the documentation explains it."""
     console, name = VisibleConsole(stderr=True), type(error).__name__
     console.print(f"{name}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
-        console.print(f"See docs/errors.md#{name.lower()}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    if place := place_in_docs(error):
+        console.print(place, style="dim", markup=False, highlight=False, soft_wrap=True)
