@@ -14,6 +14,8 @@ import argparse
 import contextlib
 import io
 import json
+import os
+import platform
 import re
 import subprocess
 import sys
@@ -172,11 +174,16 @@ def _demo() -> str:
     lines = _output_of("make demo").splitlines()
     summary = next(number for number, line in enumerate(lines) if line.startswith("engine "))
     end = next(number for number, line in enumerate(lines) if line.startswith("Rollouts written"))
-    return "```text\n" + "\n".join(line.rstrip() for line in lines[summary:end]) + "\n```"
+    return "```text\n" + "\n".join(line.rstrip() for line in [*lines[summary:end], _machine()]) + "\n```"
 
 
 def _tests() -> str:
-    return "```text\n" + _output_of("make test").splitlines()[-1] + "\n```"
+    return "```text\n" + _output_of("make test").splitlines()[-1] + f"\n{_machine()}\n```"
+
+
+def _machine() -> str:
+    commit = _output_of("git log -1 --format=%h").strip()
+    return f"machine     {os.cpu_count()} cores, {platform.machine()}; commit {commit}"
 
 
 OUTPUTS: Mapping[str, Callable[[], str]] = {"demo": _demo, "tests": _tests}

@@ -59,7 +59,7 @@ def shots(home: str, rescored: str, pictures: str) -> list[Shot]:
     record = "(document.querySelector('.turn-head summary').click())"
     last = "(scrollTo(0, document.body.scrollHeight))"
     return [
-        Shot("view-rollout", f"{home}rollout/3", 860, mark),
+        Shot("view-rollout", f"{home}rollout/3", 720, mark),
         Shot("view-branch", f"{home}rollout/4#turn-2", 760, (record,)),
         Shot("view-rescored", rescored, 860, (MODE.format("difference"), *mark)),
         Shot("view-collection", home, 800),
