@@ -438,8 +438,8 @@ generator cannot draw, or code that changed after the commit in the table, which
 proof tests. A wire is an HTTP API of an engine. Servers are [scripted](testing.md) where no real one is named.
 
 `make prove` runs the proofs, resumes an interrupted run, and writes this page. `docs/proofs.json` has the command, size
-and seconds of every part of a run; to repeat one, run its command with `.venv/bin` first in the path. All seconds are of
-two cores of a cloud machine that was shared with other work.
+and seconds of every part of a run; to repeat one, run its command with `.venv/bin` first in the path. The runs so far
+had two cores of a cloud machine that was shared with other work.
 
 | proof | ran | outcome | seed | commit | date | seconds |
 | --- | --- | --- | --- | --- | --- | --- |"""
