@@ -209,7 +209,7 @@ def verify(
     if base_url:
         name = backend or _backend_of(ledgers)
         console.print(f"connecting to {base_url} and re-scoring", style="dim", markup=False, highlight=False)
-        console.print(asyncio.run(_rescore(ledgers, name, base_url)))
+        console.print(asyncio.run(_rescore(ledgers, name, base_url)), soft_wrap=True)
 
 
 def _backend_of(ledgers: list[Ledger]) -> str:
