@@ -210,6 +210,7 @@ async def test_the_table_has_every_named_column_charts_and_rewards_by_group(page
 async def test_equal_rewards_are_named_once_and_not_as_an_axis(page: Tab) -> None:
     with served(*BOTH) as server:
         await open_page(page, server.url)
+        await page.until("!document.querySelector('[role=status]').textContent.includes('reading')")
         assert "Every reward is 0." in await page.run("document.querySelector('.groups .hint').textContent")
         chart = "document.querySelector('.chart')"
         assert await page.run(f"{chart}.querySelector('.ends').textContent") == "all 0"
