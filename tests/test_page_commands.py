@@ -107,6 +107,8 @@ def of_make(words: list[str]) -> bool:
 
 
 def of_python(words: list[str]) -> bool:
+    if words[1:3] == ["-m", "pytest"]:
+        return all((ROOT / word.partition("::")[0]).is_file() for word in words if word.startswith("tests/"))
     return words[1:3] == ["-m", "sglang.launch_server"] or (ROOT / words[1]).is_file()
 
 

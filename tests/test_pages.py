@@ -7,9 +7,11 @@ import asyncio
 import importlib.util
 import inspect
 import json
+import pickle
 import re
 import signal
 import threading
+import traceback
 import unicodedata
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -23,6 +25,7 @@ from strands import Agent
 
 from strands_tito import TITOModel, cli, engines
 from strands_tito.collect.errors import CollectError
+from strands_tito.engines.errors import StartFailed
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError
 from strands_tito.export.batch import TooLongError
 from strands_tito.export.parquet import SamplesSchemaError
@@ -31,6 +34,8 @@ from strands_tito.testing import ScriptedServer
 from support.pages import PAGES, ROOT, TEXT, blocks
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_core import store
+from tito_core.backend.errors import BadRequestError, ServerError
+from tito_core.ledger.errors import LawViolationError
 
 ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
 CALCULATED = (call("calculator", '{"expression": "25 * 17"}'), "It is 425.")
@@ -197,13 +202,33 @@ def test_every_error_has_an_anchor_that_the_commands_print(
 ) -> None:
     others = (BranchedRolloutError, LogprobMismatchError, MissingPackageError, SamplesSchemaError, TooLongError)
     classes = list(walk((*EXPECTED_ERRORS, CollectError, store.SchemaError, *others)))
-    ours = {each.__name__.lower() for each in classes if each.__module__.split(".")[0] in cli.OUR_PACKAGES}
+    ours = {each.__name__.lower() for each in classes if each.__module__.split(".")[0] in ("strands_tito", "tito_core")}
     assert ours <= anchors(Path("docs/errors.md"))
     monkeypatch.setattr("sys.argv", ["tito", "inspect", str(tmp_path / "none")])
     (tmp_path / "none").write_text("nothing")
     with pytest.raises(SystemExit):
         cli.main()
-    assert "docs/errors.md#schemaerror" in capsys.readouterr().err
+    assert "docs: errors.md#schemaerror" in capsys.readouterr().err
+
+
+class ThirdPartyError(BadRequestError):
+    """An error of another package's backend."""
+
+
+@pytest.mark.parametrize(
+    ("error", "anchor"),
+    [
+        (LawViolationError(3, "A turn breaks it."), "lawviolationerror"),
+        (ServerError("It failed."), "servererror"),
+        (ThirdPartyError("It refused."), "badrequesterror"),
+        (StartFailed("It ended."), "startfailed"),
+    ],
+)
+def test_a_traceback_ends_with_the_place_in_the_documentation(error: Exception, anchor: str) -> None:
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        assert traceback.format_exception(each)[-1] == f"docs: errors.md#{anchor}\n"
+    assert anchor in anchors(Path("docs/errors.md"))
+    assert "errors.md" not in str(error)
 
 
 def walk(classes: tuple[type, ...]) -> Iterator[type]:

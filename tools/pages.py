@@ -2,6 +2,7 @@
 
     python tools/pages.py                 # cli and notebook: seconds
     python tools/pages.py demo demo_images tests      # run these make targets and paste their output: minutes
+    python tools/pages.py screenshots     # take the pictures of docs/view.md: a minute, needs a Chromium
     python tools/pages.py --check         # exit with 1 if cli or notebook is not current
 
 A pasted block stands between `<!-- paste: NAME -->` and `<!-- end -->`.
@@ -13,8 +14,11 @@ import argparse
 import contextlib
 import io
 import json
+import os
+import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,12 +28,15 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOK, NOTEBOOK_PAGE = ROOT / "docs/notebook.ipynb", ROOT / "docs/notebook.md"
 BLOCK = re.compile(r"(<!-- paste: {name} -->\n).*?(<!-- end -->)".replace("{name}", r"(?P<name>\w+)"), re.DOTALL)
 CHEAP = ("cli", "notebook")
+SCREENSHOTS = "screenshots"
 
 
 def main() -> int:
     """Refresh the named blocks; with --check, compare the cheap ones."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
-    parser.add_argument("names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS])}; default: cli and notebook")
+    parser.add_argument(
+        "names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS, SCREENSHOTS])}; default: cli and notebook"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if cli or notebook is stale")
     arguments = parser.parse_args()
     if arguments.check:
@@ -39,7 +46,7 @@ def main() -> int:
         print(f"Stale: {', '.join(stale)}. Run python tools/pages.py." if stale else "All pages are current.")
         return int(bool(stale))
     names = arguments.names or list(CHEAP)
-    if unknown := set(names) - {*CHEAP, *OUTPUTS}:
+    if unknown := set(names) - {*CHEAP, *OUTPUTS, SCREENSHOTS}:
         parser.error(f"unknown blocks: {', '.join(sorted(unknown))}")
     if "notebook" in names:
         NOTEBOOK.write_text(to_json(executed(notebook())), encoding="utf-8")
@@ -47,6 +54,8 @@ def main() -> int:
         path.write_text(text, encoding="utf-8")
     for name in OUTPUTS.keys() & names:
         paste(name, OUTPUTS[name]())
+    if SCREENSHOTS in names:
+        subprocess.run([sys.executable, ROOT / "tools/screenshots.py"], check=True)
     return 0
 
 
@@ -166,7 +175,7 @@ def _demo(target: str = "demo") -> str:
     lines = _output_of(f"make {target}").splitlines()
     summary = next(number for number, line in enumerate(lines) if line.startswith("engine "))
     end = next(number for number, line in enumerate(lines) if line.startswith("Rollouts written"))
-    return "```text\n" + "\n".join(line.rstrip() for line in lines[summary:end]) + "\n```"
+    return "```text\n" + "\n".join(line.rstrip() for line in [*lines[summary:end], _machine()]) + "\n```"
 
 
 def _demo_images() -> str:
@@ -176,7 +185,12 @@ def _demo_images() -> str:
 
 
 def _tests() -> str:
-    return "```text\n" + _output_of("make test").splitlines()[-1] + "\n```"
+    return "```text\n" + _output_of("make test").splitlines()[-1] + f"\n{_machine()}\n```"
+
+
+def _machine() -> str:
+    commit = _output_of("git log -1 --format=%h").strip()
+    return f"machine     {os.cpu_count()} cores, {platform.machine()}; commit {commit}"
 
 
 OUTPUTS: Mapping[str, Callable[[], str]] = {"demo": _demo, "demo_images": _demo_images, "tests": _tests}

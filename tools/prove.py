@@ -429,7 +429,7 @@ def write(name: str, done: dict[str, Any]) -> None:
         rows.append(f"| {' | '.join(map(str, facts))} | {seconds:,.0f} |")
         details += [f"\n## {name}\n", proof.what]
         details += [f"\nPython {done['python']}, Hypothesis {done['hypothesis']}. {_commands(len(chunks))}:\n"]
-        details += ["```sh", chunks[0]["command"], "```"]
+        details += ["```bash", chunks[0]["command"], "```"]
     missing = [name for name in PROOFS if name not in results]
     note = [f"\nWithout a recorded run so far: {', '.join(missing)}."] if missing else []
     PAGE.write_text("\n".join([INTRODUCTION, *rows, *note, *details]) + "\n")
@@ -446,7 +446,8 @@ generator cannot draw, or code that changed after the commit in the table, which
 proof tests. A wire is an HTTP API of an engine. Servers are [scripted](testing.md) where no real one is named.
 
 `make prove` runs the proofs, resumes an interrupted run, and writes this page. `docs/proofs.json` has the command, size
-and seconds of every part of a run; to repeat one, run its command with `.venv/bin` first in the path.
+and seconds of every part of a run; to repeat one, run its command with `.venv/bin` first in the path. The runs so far
+had two cores of a cloud machine that was shared with other work.
 
 | proof | ran | outcome | seed | commit | date | seconds |
 | --- | --- | --- | --- | --- | --- | --- |"""

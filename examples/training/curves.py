@@ -118,6 +118,8 @@ COLOURS = {"vllm": "#2a78d6", "sglang": "#eb6834"}
 
 LOOKS = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
 """Equal figures make equal files, and text is not converted to paths."""
+DARK = """<style>@media (prefers-color-scheme: dark) { text { fill: #e6e9ea } path[style="fill: #ffffff"] {
+fill: #1b2024 !important } [style*="stroke: #000000"] { stroke: #a3adb3 !important } }</style>"""
 
 
 def plot(runs: Mapping[str, Any], path: Path) -> None:
@@ -140,6 +142,8 @@ def plot(runs: Mapping[str, Any], path: Path) -> None:
     axes[0].legend(frameon=False, loc="lower right")
     figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)
+    drawn = path.read_text(encoding="utf-8")
+    path.write_text(drawn.replace(" <defs>", f" {DARK}\n <defs>", 1), encoding="utf-8")
 
 
 def _draw(run: Mapping[str, Any], colour: str, reward: Any, kl: Any, ratio: Any) -> None:

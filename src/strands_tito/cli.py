@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -30,8 +30,12 @@ from strands_tito.viewer.cli import view
 from strands_tito.viewer.rollouts import Rollouts
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
+from tito_core.ledger.errors import place_in_docs
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.tree import count
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,8 +48,6 @@ app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
-OUR_PACKAGES = ("strands_tito", "tito_core")
-"""Packages whose errors are all on the page about errors."""
 
 Paths = Annotated[
     list[Path],
@@ -76,7 +78,9 @@ def inspect(
         bool, typer.Option("--tokens", help="Show the rollout's tokens, coloured by provenance.")
     ] = False,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Show each sampled token with its logprob.")] = False,
-    tokenizer: Annotated[str, typer.Option(help="Tokenizer for the tokens' text; default: the rollout's own.")] = "",
+    tokenizer: Annotated[
+        str, typer.Option(help="Tokenizer for the tokens' text; default: the rollout's own, if it is on this machine.")
+    ] = "",
 ) -> None:
     """Summarise rollouts, or show one of them turn by turn. "logprob" is the mean over the sampled tokens."""
     if (tokens or logprobs) and not rollout:
@@ -107,13 +111,29 @@ def _checked(rollouts: Rollouts) -> Iterator[Ledger]:
     return (rollouts.load(number, check=True) for number in range(1, len(rollouts) + 1))
 
 
+def _tokenizer(ledger: Ledger, name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer that the user names, or the rollout's own from this machine: a file must not cause a download.
+
+    Raises:
+        TokenizerError: It cannot be loaded.
+    """
+    if name:
+        return load_tokenizer(name)
+    if not ledger.header.tokenizer:
+        raise TokenizerError(f"Rollout {ledger.uuid} names no tokenizer. Add --tokenizer NAME.")
+    try:
+        return load_tokenizer(ledger.header.tokenizer, local_files_only=True)
+    except TokenizerError as error:
+        named = f"The rollout names the tokenizer {ledger.header.tokenizer!r}, which is not on this machine."
+        raise TokenizerError(f"{named} Add --tokenizer NAME: it may be downloaded.") from error
+
+
 def _shown(ledger: Ledger, name: str) -> Show:
     """Return how to show a token: as text if its tokenizer can be loaded, else as its id."""
-    tokenizer = name or ledger.header.tokenizer
-    if not tokenizer:
+    if not name and not ledger.header.tokenizer:
         return ids_only
     try:
-        loaded = load_tokenizer(tokenizer)
+        loaded = _tokenizer(ledger, name)
     except TokenizerError as error:
         if name:
             raise
@@ -137,19 +157,21 @@ def export(
     train_constrained: Annotated[
         bool, typer.Option("--train-constrained", help="Train tokens that were sampled under a grammar.")
     ] = False,
-    tokenizer: Annotated[str, typer.Option(help="Tokenizer for texts; default: the rollout's own.")] = "",
+    tokenizer: Annotated[
+        str, typer.Option(help="Tokenizer for texts; default: the rollout's own, if it is on this machine.")
+    ] = "",
 ) -> None:
     """Write rollouts to a file that a trainer reads: Parquet, or JSON lines with the trainer's field names."""
     _one_of("--to", to, FORMATS)
     _one_of("--logprobs", logprobs, get_args(LogprobPolicy))
     _one_of("--branches", branches, ("error", "last"))
-    load = cache(load_tokenizer)
+    loaded: dict[str | None, PreTrainedTokenizerBase] = {}
 
     def decoder(ledger: Ledger) -> Decode:
         name = tokenizer or ledger.header.tokenizer
-        if not name:
-            raise typer.BadParameter(f"Rollout {ledger.uuid} names no tokenizer: add --tokenizer NAME.")
-        return lambda ids: str(load(name).decode(list(ids), skip_special_tokens=False))
+        if name not in loaded:
+            loaded[name] = _tokenizer(ledger, tokenizer)
+        return lambda ids: str(loaded[name].decode(list(ids), skip_special_tokens=False))
 
     options: Any = {"temperature": temperature, "logprobs": logprobs, "branches": branches}
     with Rollouts(paths) as rollouts:
@@ -185,7 +207,7 @@ def verify(
     if base_url:
         name = backend or _backend_of(ledgers)
         console.print(f"connecting to {base_url} and re-scoring", style="dim", markup=False, highlight=False)
-        console.print(asyncio.run(_rescore(ledgers, name, base_url)))
+        console.print(asyncio.run(_rescore(ledgers, name, base_url)), soft_wrap=True)
 
 
 def _backend_of(ledgers: list[Ledger]) -> str:
@@ -221,5 +243,5 @@ def print_error(error: Exception) -> None:
     """Print an error without a traceback, and where the documentation explains it."""
     console, name = VisibleConsole(stderr=True), type(error).__name__
     console.print(f"{name}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    if type(error).__module__.partition(".")[0] in OUR_PACKAGES:
-        console.print(f"See docs/errors.md#{name.lower()}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    if place := place_in_docs(error):
+        console.print(place, style="dim", markup=False, highlight=False, soft_wrap=True)

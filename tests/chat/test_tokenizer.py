@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_tokenizer_outside_the_cache_is_loaded_from_the_hub(
 ) -> None:
     seen = answering(monkeypatch, lambda: None)
     assert load_tokenizer("some/model") is shared()
-    assert attempts == [("some/model", True), ("some/model", False)]
+    assert attempts == [("some/model", False)]
     assert seen == [(constants.ENDPOINT, HUB_TIMEOUT_S)]
 
 
@@ -81,13 +82,44 @@ def test_an_unreachable_hub_is_tried_once(monkeypatch: pytest.MonkeyPatch, attem
     answering(monkeypatch, fail)
     with pytest.raises(TokenizerError, match=r"'some/model' .*no route.*tokenizer\.json"):
         load_tokenizer("some/model")
-    assert attempts == [("some/model", True)]
+    assert attempts == []
 
 
-def test_a_cached_tokenizer_is_loaded_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: shared())
-    monkeypatch.setattr(httpx, "head", None)  # would be called
-    assert load_tokenizer("some/model") is shared()
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no host be looked up, also where the error would be caught."""
+    sought: list[object] = []
+
+    def refuse(*address: object, **_: object) -> None:
+        sought.append(address)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("huggingface_hub.utils._detect_agent._registry", None)  # what an earlier request kept
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", "/no/such/file")
+    yield
+    assert sought == []
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_cached_tokenizer_is_loaded_without_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_network: None, local: bool
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--some--model"
+    shared().save_pretrained(model / "snapshots/0a")
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("0a")
+    loaded = load_tokenizer("some/model", local_files_only=local)
+    assert loaded.get_vocab() == shared().get_vocab()
+    assert loaded.name_or_path == "some/model"
+
+
+@pytest.mark.parametrize("name", ["some/model", "..", "a b", "-/-", "x/y/z"])
+def test_a_tokenizer_that_is_not_on_this_machine_is_refused_without_the_hub(no_network: None, name: str) -> None:
+    with pytest.raises(TokenizerError) as refused:
+        load_tokenizer(name, local_files_only=True)
+    assert repr(name) in str(refused.value)
 
 
 @pytest.mark.parametrize("relative", [False, True])

@@ -100,6 +100,45 @@ def test_each_sampled_token_is_shown_once_with_its_logprob(path: Path) -> None:
     assert [int(row[2]) for row in rows] == [2, 4, 5, 4], "offsets in the first trajectory that holds the token"
 
 
+def test_logprobs_without_a_tokenizer_name_each_id_once(path: Path) -> None:
+    header, _, *rows = output_of("inspect", path, "--rollout", 1, "--logprobs").splitlines()[-6:]
+    assert header.split() == ["trajectory", "turn", "offset", "id", "logprob", "probability"]
+    assert [row.split().count(row.split()[3]) for row in rows] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("inspect", "--rollout", 1, "--tokens"), 0),
+        (("inspect", "--rollout", 1, "--logprobs"), 0),
+        (("export", "--to", "slime", "--branches", "last", "--out", "out.jsonl"), 1),
+    ],
+)
+def test_a_name_in_a_file_causes_no_network_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], status: int
+) -> None:
+    reached: list[object] = []
+
+    def refuse(*address: object, **_: object) -> None:
+        reached.append(address)
+        raise OSError("no network here")
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("huggingface_hub.utils._detect_agent._registry", None)  # what an earlier request kept
+    monkeypatch.chdir(tmp_path)
+    store.append(tmp_path / "rollouts.tito", [forked(tokenizer="somebody/private-model-7b")])
+    command, *options = arguments
+    result = CliRunner().invoke(app, [str(word) for word in (command, "rollouts.tito", *options)])
+    assert result.exit_code == status, result.output
+    shown = f"{result.output} {result.exception}"
+    assert "somebody/private-model-7b" in shown
+    assert "--tokenizer NAME" in shown
+    assert reached == []
+    named = [command, "rollouts.tito", *options, "--tokenizer", "somebody/private-model-7b"]
+    CliRunner().invoke(app, [str(word) for word in named])
+    assert reached, "the user's own name may be downloaded"
+
+
 def test_a_folder_of_collected_rollouts_is_shown_and_verified(tmp_path: Path) -> None:
     with RolloutFolder(tmp_path / "collected", {}) as folder:
         for number in range(3):

@@ -8,6 +8,13 @@ const headings = () => [...document.querySelectorAll(".rollouts th")].map((headi
 const likeliestIds = () => [...document.querySelectorAll(".likeliest tbody tr")].map((row) => row.cells[1].textContent);
 const barCounts = (chart) => [...chart.querySelectorAll("title")].map((title) => Number(title.textContent.split(": ").at(-1)));
 
+// How the first element of a selector looks, apart from its place.
+function lookOf(selector) {
+  const style = getComputedStyle(document.querySelector(selector));
+  const names = ["textDecoration", "borderTop", "borderBottom", "borderLeft", "borderRight", "outline", "boxShadow", "backgroundColor", "backgroundImage"];
+  return Object.fromEntries(names.map((name) => [name, style[name]]));
+}
+
 function search(text) {
   const field = document.querySelector("input[type=search]");
   field.value = text;

@@ -144,7 +144,21 @@ async def test_two_rollouts_part_at_the_first_token_that_differs(page: Tab) -> N
         )
         sides = await page.run("[...document.querySelectorAll('.side')].map(textOf)")
         assert sides == [words(left[common:].tolist()), words(right[common:].tolist())]
-        assert "vllm" in await page.run("document.querySelector('.differs').textContent")
+        differs = await page.run(
+            "[...document.querySelectorAll('.differs tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        assert ["backend", "vllm", "sglang"] in differs
+
+
+async def test_a_comparison_names_the_sampling_parameters_that_differ_and_only_those(page: Tab) -> None:
+    with served(REAL / "vllm.tito", REAL / "sglang.tito") as server:
+        await open_page(page, f"{server.url}compare/1/5")
+        rows = await page.run(
+            "[...document.querySelectorAll('.differs tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+    with Rollouts([REAL / "vllm.tito", REAL / "sglang.tito"]) as rollouts:
+        seeds = [str(rollouts.load(number)[0].draft.sampling["seed"]) for number in (1, 5)]
+    assert [row for row in rows if row[0].startswith("sampling")] == [["sampling seed", *seeds]]
 
 
 async def test_a_table_sorts_searches_and_leads_to_rollouts(page: Tab) -> None:

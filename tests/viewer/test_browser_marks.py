@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -102,6 +103,20 @@ async def test_the_tokens_that_drift_and_only_they_are_marked(
     assert await labels_of(page, "drift") == expected
 
 
+async def test_drift_is_seen_inside_a_malformed_call_as_outside(page: Tab, tmp_path: Path) -> None:
+    await open_page(page, filed(tmp_path, REAL / "vllm.tito", numbers=(3,)))
+    await page.run(UNFOLD)
+    await page.until("document.querySelectorAll('.t.drift').length > 3")
+    inside, call, outside, plain = [
+        await page.run(f"lookOf('.output .t{kind}')")
+        for kind in (".call.bad.drift", ".call.bad:not(.drift)", ".drift:not(.call)", ":not(.call, .drift, .stop)")
+    ]
+    differs = {name for name in inside if inside[name] != call[name]}
+    assert differs == {name for name in outside if outside[name] != plain[name]} != set()
+    assert {name: inside[name] for name in differs} == {name: outside[name] for name in differs}
+    assert inside["textDecoration"] == call["textDecoration"], "the call keeps its own mark"
+
+
 async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp_path: Path) -> None:
     with real("vllm") as rollouts:
         ledger = rollouts.load(1)
@@ -156,6 +171,11 @@ async def test_a_turns_engine_record_the_reward_and_the_termination_are_shown(
     assert record["latency"] == f"{engine.latency_s:.3f} s"
     assert record["model"] == engine.server.model
     assert engine.server.semantics.source in record["logprobs"]
+    sampling = dict(ledger[0].draft.sampling)
+    pairs = await page.run(
+        "[...document.querySelector('.turn-head').querySelectorAll('.pair')].map((pair) => pair.textContent)"
+    )
+    assert pairs == [f"{name} {msgspec.json.encode(value).decode()}" for name, value in sampling.items()]
     head = await page.run("document.querySelector('.head').innerText")
     for name in ("reward", "termination"):
         assert f"{name}{' ' if name == 'reward' else ': '}{ledger.annotation(name)}" in " ".join(head.split())
@@ -185,6 +205,31 @@ async def test_the_table_has_every_named_column_charts_and_rewards_by_group(page
             ".map((row) => [...row.cells].slice(0, 3).map((cell) => cell.textContent))"
         )
         assert ["sum-1", "6", "2.5"] in groups
+
+
+async def test_equal_rewards_are_named_once_and_not_as_an_axis(page: Tab) -> None:
+    with served(*BOTH) as server:
+        await open_page(page, server.url)
+        await page.until("!document.querySelector('[role=status]').textContent.includes('reading')")
+        assert "Every reward is 0." in await page.run("document.querySelector('.groups .hint').textContent")
+        chart = "document.querySelector('.chart')"
+        assert await page.run(f"{chart}.querySelector('.ends').textContent") == "all 0"
+        assert sum(await page.run(f"barCounts({chart})")) == 6
+
+
+async def test_a_narrow_window_folds_facts_and_legend_and_keeps_the_tokens_in_view(page: Tab, tmp_path: Path) -> None:
+    await page.look(width=390, height=844)
+    await open_page(page, filed(tmp_path, REAL / "vllm.tito", numbers=(3,)))
+    folded = "[...document.querySelectorAll('.folding')].map((part) => part.open)"
+    assert await page.run(folded) == [False, False]
+    assert await page.run("document.querySelector('.chunk').getBoundingClientRect().top") < 0.75 * 844
+    await page.run("document.querySelector('.tokens').focus()")
+    await page.press("j")
+    assert await page.run("likeliestIds().length"), "a panel with all that it may hold"
+    assert await page.run("document.querySelector('.detail').getBoundingClientRect().height") < 0.25 * 844
+    await page.look()
+    await page.until(f"{folded}.every(Boolean)")
+    assert not await page.run("[...document.querySelectorAll('.folding > summary')].some((one) => one.offsetHeight)")
 
 
 async def test_a_table_sorts_by_keyboard_alone(page: Tab) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tito_core.ledger.errors import place_in_docs
+
 ANY_SERVER = (
     "Or use a server that runs elsewhere: `make demo BASE_URL=http://host:port BACKEND=name`, "
     "or `TITOModel(backend=name, base_url=...)`."
@@ -11,6 +13,10 @@ ANY_SERVER = (
 
 class EngineError(RuntimeError):
     """An engine cannot be installed, started or stopped."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.add_note(place_in_docs(self))
 
 
 class UnknownEngine(EngineError):

@@ -47,17 +47,20 @@ def coloured(ledger: Ledger, show: Show) -> RenderableType:
 
 
 def logprob_table(ledger: Ledger, show: Show) -> FittedTable:
-    """Return a row for each sampled token, with its offset in the first trajectory that holds it."""
+    """Return a row for each sampled token, with its offset in the first trajectory that holds it.
+
+    With `ids_only` there is no column of texts.
+    """
     rows = [
         (f"{number}", f"{turn}", f"{at}", f"{token}", f"{logprob:.4f}", f"{exp(logprob):.3f}", _one_line(show(token)))
         for number, trajectory in enumerate(ledger.iter_trajectories(), 1)
         for turn, at, token, logprob in _sampled(trajectory)
     ]
-    ranks = {"trajectory": 3, "turn": 2, "offset": 0, "id": 0, "logprob": 0, "probability": 1, "text": 0}
-    cells = list(zip(*rows, strict=True)) or [()] * len(ranks)
-    return FittedTable(
-        [Column(name, column, rank, name == "text") for (name, rank), column in zip(ranks.items(), cells, strict=True)]
-    )
+    ranks = {"trajectory": 3, "turn": 2, "offset": 0, "id": 0, "logprob": 0, "probability": 1}
+    cells = list(zip(*rows, strict=True)) or [()] * (len(ranks) + 1)
+    columns = [Column(name, column, rank) for (name, rank), column in zip(ranks.items(), cells[:-1], strict=False)]
+    text = [] if show is ids_only else [Column("text", cells[-1], is_text=True)]
+    return FittedTable([*columns, *text])
 
 
 def _sampled(trajectory: Trajectory) -> Iterator[tuple[int, int, int, float]]:

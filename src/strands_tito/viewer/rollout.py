@@ -146,6 +146,7 @@ def _turn_data(turn: Turn, evidence: Evidence) -> Data:
         "differences": None if differences is None else _packed(differences),
         "drift": [] if evidence.text is None else evidence.text.drift(draft.output_ids.tolist()),
         "record": _record(turn),
+        "sampling": [(name, as_text(value)) for name, value in draft.sampling.items()],
     }
 
 
@@ -198,7 +199,6 @@ def _record(turn: Turn) -> Facts:
         "logprobs": f"{kind}{temperature}{', adjusted' if semantics.adjusted else ''} ({semantics.source})",
         "finish": f"{draft.finish}{'' if draft.stop is None else f', stop {draft.stop!r}'}",
         "at most": f"{draft.max_new_tokens:,} new tokens",
-        "sampling": as_text(dict(draft.sampling)),
         "responses": "; ".join(responses),
         "columns": ", ".join(f"{name} {list(column.shape)}" for name, column in draft.extras.items()),
         "history": draft.fingerprint.hex(),

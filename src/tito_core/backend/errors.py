@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
+from tito_core.ledger.errors import place_in_docs
+
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions of decoding a server's JSON: a wrong shape, not UTF-8, or nested too deeply."""
 OUT_OF_VOCABULARY = (
@@ -62,6 +64,7 @@ class BackendError(EventLoopException):
         self.status = status
         self.body = body[:2000]
         self.request_id = request_id
+        self.add_note(place_in_docs(self))
 
     @property
     def original_exception(self) -> Exception:  # type: ignore[override]  # an attribute of Strands' class

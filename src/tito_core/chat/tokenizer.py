@@ -54,12 +54,33 @@ def load_tokenizer(
     if os.path.isabs(name) or name.startswith((".", "~")):
         raise TokenizerError(f"Folder {name!r} does not exist. Check the path.")
     try:
-        return _load(name, local_files_only=True)
+        return _cached(name)
     except TokenizerError:
         if local_files_only:
             raise
         _check_hub(name)
         return _load(name, local_files_only=False)
+
+
+def _cached(name: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from the folder of the hub's cache: by name, the hub's client connects even to look there.
+
+    Raises:
+        TokenizerError: It is not in the cache, or cannot be loaded.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        files = [try_to_load_from_cache(name, file) for file in ("tokenizer.json", "tokenizer_config.json")]
+    except HFValidationError as error:
+        raise TokenizerError(f"Cannot load a tokenizer from {name!r} ({error}).") from error
+    for found in files:
+        if isinstance(found, str):
+            loaded = _load(os.path.dirname(found), local_files_only=True)
+            loaded.name_or_path = name  # ledgers record it
+            return loaded
+    raise TokenizerError(f"Tokenizer {name!r} is neither a folder nor in the model hub's cache.")
 
 
 def _offered(name: str, local_files_only: bool) -> PreTrainedTokenizerBase | None:

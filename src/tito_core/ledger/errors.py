@@ -1,6 +1,17 @@
-"""The ledger's error."""
+"""The ledger's error, and where the documentation explains an error."""
 
 from __future__ import annotations
+
+_EXPLAINED = ("strands_tito", "tito_core")
+"""Packages whose errors are all on the page about errors."""
+
+
+def place_in_docs(error: BaseException) -> str:
+    """Return the page and anchor that explain an error, such as "docs: errors.md#lawviolationerror"; or ""."""
+    for kind in type(error).__mro__:
+        if kind.__module__.partition(".")[0] in _EXPLAINED:
+            return f"docs: errors.md#{kind.__name__.lower()}"
+    return ""
 
 
 class LawViolationError(ValueError):
@@ -13,6 +24,7 @@ class LawViolationError(ValueError):
     def __init__(self, law: int, sentence: str) -> None:
         super().__init__(law, sentence)  # pickle calls the class with these arguments
         self.law = law
+        self.add_note(place_in_docs(self))
 
     def __str__(self) -> str:
         return "Law {}: {}".format(*self.args)

@@ -16,12 +16,12 @@ function histogram(title, values, unit = "") {
   const bars = bins.map((height, at) => {
     const from = low + ((high - low) * at) / bins.length, to = low + ((high - low) * (at + 1)) / bins.length;
     const tall = height ? Math.max(1.5, (64 * height) / most) : 0;
-    return svg("rect", { x: at * width + 0.5, y: 66 - tall, width: Math.max(1, width - 1), height: tall, rx: 1 }, svg("title", {}, `${short(from)} to ${short(to)}: ${height}`));
+    return svg("rect", { x: at * width + 0.5, y: 66 - tall, width: Math.max(1, width - 1), height: tall, rx: 1 }, svg("title", {}, `${low === high ? short(low) : `${short(from)} to ${short(to)}`}: ${height}`));
   });
   const axis = svg("line", { x1: 0, y1: 66.5, x2: 240, y2: 66.5 });
   return el("figure", { class: "chart" }, el("figcaption", {}, title, el("span", {}, `mean ${short(mean)}${unit}`)),
     svg("svg", { viewBox: "0 0 240 68", role: "img", "aria-label": summary, preserveAspectRatio: "none" }, ...bars, axis),
-    el("p", { class: "ends", "aria-hidden": "true" }, el("span", {}, `${short(low)}${unit}`), el("span", {}, `${short(high)}${unit}`)));
+    el("p", { class: "ends", "aria-hidden": "true" }, low === high ? el("span", { class: "one" }, `all ${short(low)}${unit}`) : [el("span", {}, `${short(low)}${unit}`), el("span", {}, `${short(high)}${unit}`)]));
 }
 
 // Rewards of a group as dots on one line, with their mean.
@@ -53,6 +53,6 @@ function groupTable(rows, isWhole, showWhole) {
     el("td", { class: "number" }, String(values.length)), el("td", { class: "number" }, short(mean)), el("td", {}, strip(values, low, high)), el("td", {}, isFlat ? chip("all equal") : "")));
   const more = every.length > SHOWN_GROUPS ? el("button", { type: "button", class: "plain", onclick: showWhole }, isWhole ? "Show fewer" : `Show all ${every.length.toLocaleString("en")} groups`) : null;
   return el("section", { class: "groups", "aria-label": "Rewards by group" }, el("h2", {}, "Rewards by group"),
-    el("p", { class: "hint" }, `${count(every.length, "group")}, ${flat.toLocaleString("en")} of them with equal rewards throughout, which teach nothing within their group. Axis ${short(low)} to ${short(high)}; the bar is the mean.`),
+    el("p", { class: "hint" }, `${count(every.length, "group")}, ${flat.toLocaleString("en")} of them with equal rewards throughout, which teach nothing within their group. ${low === high ? `Every reward is ${short(low)}.` : `Axis ${short(low)} to ${short(high)}; the bar is the mean.`}`),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["group", "rollouts", "mean", "rewards"].map((name) => el("th", { scope: "col" }, name)), el("td", {}))), el("tbody", {}, body))), more);
 }

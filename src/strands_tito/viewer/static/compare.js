@@ -11,7 +11,7 @@ class ComparePage {
     this.status = el("p", { class: "hidden", role: "status" });
     this.element = [topBar(...(data.served ? [el("nav", { class: "crumbs", "aria-label": "Rollouts" }, el("a", { href: data.home }, "All rollouts"))] : [])),
       el("div", { class: "head" }, el("h1", {}, visible(data.title)), this.facts(data)),
-      el("div", { class: "tools" }, this.bar, this.key), this.body, this.status];
+      el("div", { class: "tools" }, this.bar, folding("Legend", this.key)), this.body, this.status];
     this.show();
   }
 
@@ -20,7 +20,8 @@ class ComparePage {
     const of = (rollout) => new Map([
       ...rollout.data.notes.filter((note) => note.turn === null).map((note) => [note.name, note.value]),
       ...rollout.data.facts.filter(([name]) => ["task", "group", "tokenizer"].includes(name)),
-      ...(rollout.data.turns[0]?.record ?? []).filter(([name]) => ["backend", "model", "logprobs", "sampling"].includes(name)),
+      ...(rollout.data.turns[0]?.record ?? []).filter(([name]) => ["backend", "model", "logprobs"].includes(name)),
+      ...(rollout.data.turns[0]?.sampling ?? []).map(([name, value]) => [`sampling ${name}`, value]),
       ["turns", String(rollout.turns.size)], ["sampled", String(rollout.count((turn) => turn.output))]]);
     const [left, right] = this.rollouts.map(of);
     const rows = [...new Set([...left.keys(), ...right.keys()])].map((name) => {
@@ -29,7 +30,7 @@ class ComparePage {
     });
     const those = (isSame) => rows.filter(([same]) => same === isSame).map(([, row]) => row);
     const names = data.sides.map((side) => el("th", { scope: "col" }, data.served ? el("a", { href: `${data.home}rollout/${side.number}` }, visible(side.title)) : visible(side.title)));
-    return [el("div", { class: "scroll" }, el("table", { class: "sides" }, el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", { class: "differs" }, those(false)))),
+    return [folding("What differs", el("div", { class: "scroll" }, el("table", { class: "sides" }, el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", { class: "differs" }, those(false))))),
       el("details", {}, el("summary", {}, count(those(true).length, "fact is the same", "facts are the same")), el("div", { class: "scroll" }, el("table", { class: "sides" }, el("tbody", {}, those(true)))))];
   }
 

@@ -24,6 +24,14 @@ const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
 const short = (number) => (Number.isInteger(number) ? number.toLocaleString("en") : Number(number.toPrecision(4)).toString());
 const chip = (text, kind = "") => el("span", { class: `chip ${kind}` }, text);
 
+// A part that is folded in a narrow window, and always open in others.
+const narrow = matchMedia("(max-width: 50rem)");
+function folding(title, ...content) {
+  const part = el("details", { class: "folding", open: !narrow.matches }, el("summary", {}, title), content);
+  narrow.addEventListener("change", () => { part.open = !narrow.matches; });
+  return part;
+}
+
 function listOf(facts) {
   return el("dl", { class: "facts" }, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
@@ -55,7 +63,7 @@ const kept = {
 
 // The theme chosen by the reader, else the system's.
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
-const THEMES = { auto: "Theme: as the system", light: "Theme: light", dark: "Theme: dark" };
+const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 function applyTheme(choice) {
   document.documentElement.dataset.theme = choice === "auto" ? (systemIsDark.matches ? "dark" : "light") : choice;
   document.dispatchEvent(new Event("recolour"));

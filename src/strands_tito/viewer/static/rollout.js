@@ -9,7 +9,7 @@ class RolloutPage {
     this.status = el("p", { class: "hidden", role: "status" });
     this.body = el("div", { class: "rollout" });
     [this.bar, this.key, this.strip] = ["bar-slot", "key-slot", "strip-slot"].map((name) => el("div", { class: name }));
-    this.tools = el("div", { class: "tools" }, this.bar, this.key, this.strip);
+    this.tools = el("div", { class: "tools" }, this.bar, folding("Legend", this.key), this.strip);
     this.element = [topBar(...crumbs(data)), this.head(), this.tools, this.body, this.status];
     this.body.addEventListener("goto", (event) => this.go(event.detail));
     this.show(this.rollout.leaves[0]);
@@ -24,19 +24,22 @@ class RolloutPage {
     const drifted = rollout.count((turn) => (turn.drift.length ? 1 : 0));
     const notes = data.notes.filter((note) => note.turn === null);
     const reward = rollout.note("reward");
-    const facts = [
+    const findings = [
       reward !== null && el("span", { class: "reward" }, el("small", {}, "reward "), visible(reward)),
-      ...notes.filter((note) => note.name !== "reward").map((note) => chip(`${visible(note.name)}: ${visible(note.value)}`)),
-      chip(count(rollout.turns.size, "turn")),
-      chip(count(rollout.leaves.length, "trajectory", "trajectories")),
-      chip(`${count(all, "token")}, ${sampled.toLocaleString("en")} sampled`),
       bad > 0 && chip(count(bad, "malformed or cut-off call"), "bad"),
       suspect > 0 && chip(count(suspect, "text like a call", "texts like calls"), "warn"),
       drifted > 0 && chip(`drift in ${count(drifted, "turn")}`, "warn"),
       !data.text && chip("ids only: no tokenizer on this machine", "warn"),
       data.truncated && chip(data.truncated, "warn"),
+    ].filter(Boolean);
+    const facts = [
+      ...notes.filter((note) => note.name !== "reward").map((note) => chip(`${visible(note.name)}: ${visible(note.value)}`)),
+      chip(count(rollout.turns.size, "turn")),
+      chip(count(rollout.leaves.length, "trajectory", "trajectories")),
+      chip(`${count(all, "token")}, ${sampled.toLocaleString("en")} sampled`),
     ];
-    return el("div", { class: "head" }, el("h1", {}, visible(data.title)), el("div", { class: "chips" }, facts.filter(Boolean)),
+    return el("div", { class: "head" }, el("h1", {}, visible(data.title)), findings.length ? el("div", { class: "chips" }, findings) : null,
+      folding("Facts", el("div", { class: "chips" }, facts)),
       data.broken ? el("p", { class: "note bad", role: "alert" }, visible(data.broken)) : null,
       data.facts.length ? el("details", {}, el("summary", {}, "About this rollout"), listOf(data.facts.map(([name, value]) => [name, visible(value)]))) : null);
   }

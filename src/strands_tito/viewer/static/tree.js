@@ -51,7 +51,12 @@ function turnHeading(path, place) {
   return el("header", { class: "turn-head" },
     el("h2", {}, `Turn ${turn.index}`), el("span", { class: "size" }, `tokens ${start.toLocaleString("en")} to ${stop.toLocaleString("en")}, +${turn.prompt} prompt, ${turn.output} sampled`),
     chips.filter(Boolean),
-    el("details", {}, el("summary", {}, "Engine record"), listOf([...turn.record.map(([name, value]) => [name, visible(value)]), ...notes])));
+    el("details", {}, el("summary", {}, "Engine record"), listOf([...turn.record.map(([name, value]) => [name, visible(value)]), ["sampling", pairsOf(turn.sampling)], ...notes])));
+}
+
+// Sampling parameters as short pairs that wrap.
+function pairsOf(values) {
+  return values.flatMap(([name, value]) => [el("span", { class: "pair" }, `${visible(name)} `, el("b", {}, visible(value))), " "]);
 }
 
 function branchChip(path, turn) {
