@@ -66,7 +66,8 @@ class Draw:
         listed = own.any(axis=1)
         n, stated = len(self.ids), np.exp(logs)
         earlier = np.tril(np.ones((n, n), bool), -1)
-        seen = (earlier[:, None, :] & (self.top_ids[:, :, None] == self.ids[None, None, :])).any(axis=2)
+        before = earlier[:, None, :] & (self.top_ids[:, :, None] == self.ids[None, None, :])
+        seen = before.sum(axis=2).astype(np.float64)
         keep = np.ones(n, bool)
         if alone:
             mass = stated.sum(axis=1, keepdims=True)

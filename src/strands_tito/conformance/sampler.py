@@ -49,11 +49,13 @@ class Question:
         name: For the report.
         sampling: The parameters.
         seeded: Whether each request has a seed of its own.
+        tokens: Limit of each sample.
     """
 
     name: str
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     seeded: bool = False
+    tokens: int = TOKENS
 
     @property
     def temperature(self) -> float:
@@ -76,10 +78,10 @@ class Question:
 FREE = Question("temperature 1")
 SEEDED = Question("temperature 1 with seeds", seeded=True)
 PENALISED = (
-    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}),
-    Question("frequency_penalty -1.5", {"temperature": 1.0, "frequency_penalty": -1.5}),
+    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}, tokens=2 * TOKENS),
+    Question("frequency_penalty -2", {"temperature": 1.0, "frequency_penalty": -2.0}, tokens=2 * TOKENS),
 )
-"""Negative ones, which show in fewer tokens: what was sampled once becomes likely."""
+"""Negative penalties make a sampled token likely to come again. Longer answers repeat more tokens."""
 RESTRICTED = (
     Question("temperature 0.5", {"temperature": 0.5}),
     Question("temperature 1.5", {"temperature": 1.5}),
@@ -190,7 +192,7 @@ async def _draws(
 ) -> list[Draw]:
     """Sample a prompt `count` times, `AT_ONCE` at once. Half of the answers at temperature 1 are streamed."""
     limit, streams = asyncio.Semaphore(AT_ONCE), question is FREE and can_stream(server.backend)
-    sampling = server.sampling(max_new_tokens=TOKENS, **question.sampling)
+    sampling = server.sampling(max_new_tokens=question.tokens, **question.sampling)
 
     async def one(number: int) -> Draw:
         own = sampling.model_copy(update={"seed": number}) if question.seeded else sampling
@@ -232,9 +234,7 @@ def _places(server: ConnectedServer, question: Question, draws: Sequence[Draw], 
 
 def _empty() -> Places:
     nothing = np.zeros((0, LEAST_TOP))
-    return Places(
-        nothing, np.zeros(0, np.intp), nothing > 0, nothing > 0, np.zeros(0), {"All samples": np.zeros(0, bool)}
-    )
+    return Places(nothing, np.zeros(0, np.intp), nothing > 0, nothing, np.zeros(0), {"All samples": np.zeros(0, bool)})
 
 
 async def _restricted(
