@@ -184,18 +184,38 @@ def check_trajectories(turns: Sequence[OracleTurn], trajectories: Sequence[Oracl
 
 
 def check_text(generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]) -> Iterator[Problem]:
-    """Compare the text that a server reports with its decoded ids. The server may cut the end of the text."""
+    """Compare the text that a server reports with its decoded ids."""
     for generation in generations:
         if generation.text is None:
             continue
-        decoded = decode(generation.output_ids)
-        text = generation.text.rstrip("\N{REPLACEMENT CHARACTER}")
-        if not decoded.startswith(text) and not decoded.lstrip().startswith(text.lstrip()):
+        text, decoded = generation.text, decode(generation.output_ids)
+        # An aborted answer may end before its last tokens were decoded.
+        cut = generation.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))
+        if not cut and _shown(text) not in set(map(_shown, _texts(generation, decoded, decode))):
             yield (
                 "text",
                 f"request {generation.request_id!r}: the ids decode to {decoded[-60:]!r}, the response's text is "
-                f"{generation.text[-60:]!r}.",
+                f"{text[-60:]!r}.",
             )
+
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What decoders write for the bytes of an incomplete character, unless they withhold it."""
+
+
+def _shown(text: str) -> str:
+    return text.lstrip().rstrip(INCOMPLETE)
+
+
+def _texts(generation: WireGeneration, decoded: str, decode: Callable[[list[int]], str]) -> Iterator[str]:
+    """Yield the texts that an answer may have: whole, or without the stop token or stop string that ended it."""
+    yield decoded
+    if generation.finish == "stop":
+        yield decode(generation.output_ids[:-1])
+        for stop in generation.sampling.get("stop") or ():
+            before, found, _ = decoded.partition(stop)
+            yield before
+            yield before + found
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
