@@ -50,6 +50,7 @@ class Outcome:
         conversations: Conversations that were played.
         seconds: Duration of the run.
         interrupted: Whether the run was stopped before its end.
+        required: Names of the checks that must have run.
     """
 
     server: ConnectedServer
@@ -62,6 +63,7 @@ class Outcome:
     conversations: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    required: tuple[str, ...] = ()
 
     @property
     def turns(self) -> int:
@@ -78,6 +80,11 @@ class Outcome:
         """Whether the run is complete and no law is broken."""
         return self.broken is None and self.error is None and not self.interrupted
 
+    @property
+    def not_reached(self) -> list[str]:
+        """Required checks that did not run even once."""
+        return [name for name in self.required if not self.tally.passed[name] and not self.tally.failed[name]]
+
 
 class Run:
     """One run of the suite.
@@ -89,6 +96,7 @@ class Run:
         shrink: Whether to search for a smaller conversation that breaks the same law.
         against: A second server of the same weights, to compare with; None tests one server.
         moves: The only conversation to play, as a report writes it; None plays random ones.
+        required: Names of the checks that must run; see `Outcome.not_reached`.
 
     Attributes:
         outcome: The result so far; None until the server is connected. It is complete once `play` has returned.
@@ -103,9 +111,10 @@ class Run:
         shrink: bool = True,
         against: Target | None = None,
         moves: Sequence[Move] | None = None,
+        required: Sequence[str] = (),
     ) -> None:
         self._target, self._profile, self._progress = target, profile, progress
-        self._shrink, self._against, self._moves = shrink, against, moves
+        self._shrink, self._against, self._moves, self._required = shrink, against, moves, tuple(required)
         self._runner = StoppableRunner()
         self._started = time.monotonic()
         self.outcome: Outcome | None = None
@@ -119,6 +128,7 @@ class Run:
         """
         with self._runner as runner:
             outcome = self.outcome = runner.run(_connect(self._target, self._against, self._profile))
+            outcome.required = self._required
             try:
                 for server in filter(None, (outcome.server, outcome.against)):
                     server.recorder.on_request = self._show
