@@ -8,7 +8,7 @@ import uuid
 from collections import Counter
 from typing import Any
 
-from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.laws import Tally, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from tito_core.backend.calls import generate
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
@@ -33,7 +33,9 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
     if limit is not None and len(prompt) + TOKENS > limit:
         tally.skip("aborted", f"An answer of {TOKENS} tokens does not fit into the context of {limit}.")
         return
-    sampling = server.sampling(max_new_tokens=TOKENS, temperature=1.0, ignore_eos=True)
+    parameters = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
+    sampling = server.sampling(**parameters)
+    set_place(sampling=parameters, streamed=True)
     names, counts, runs = [uuid.uuid4().hex for _ in range(2)], Counter[str](), [asyncio.Event() for _ in range(2)]
 
     async def one(name: str, begun: asyncio.Event) -> TokenResponse:
@@ -59,14 +61,16 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
             each.cancel()
         await asyncio.gather(*waits, *tasks, return_exceptions=True)
     came = len(other.output_ids)
-    tally.require(
-        "aborted", came == TOKENS, f"another request was aborted, and {came} of {TOKENS} tokens came of this one."
-    )
+    problem = f"another request was aborted, and {came} of {TOKENS} tokens came of this one."
+    tally.require("aborted", came == TOKENS, problem, 0)
     sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
-    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.")
+    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.", 0)
     whole = len(aborted.output_ids) == TOKENS and took < SOON
-    if early or whole or (server.log is not None and sent[-1] != 200):
-        tally.skip("aborted", "The server cannot abort a request, or had already answered.")
+    if sent and sent[-1] != 200:
+        tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
+        return
+    if early or whole:
+        tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
         return
     ended = aborted.finish == Finish.ABORT and len(aborted.output_ids) < TOKENS
     problem = f"a request went on to {len(aborted.output_ids)} tokens ({aborted.finish}) although it was aborted."

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from tito_core.backend.errors import BackendError
+from tito_core.ledger import LawViolationError
 
 LAWS = {
     1: "Prefix",
@@ -136,6 +140,11 @@ class Where:
     sampling: Mapping[str, Any] | None = None
     streamed: bool | None = None
 
+    def within(self, place: Where) -> Where:
+        """Return it with what it lacks taken from a larger place."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(place, **{name: value for name, value in own.items() if value is not None})
+
     def __str__(self) -> str:
         """Return it as it begins a sentence; an empty text if nothing applies."""
         given = {name: value for name, value in (self.sampling or {}).items() if value not in (None, [], ())}
@@ -150,6 +159,30 @@ class Where:
 
 
 NOWHERE = Where()
+_PLACE: ContextVar[Where] = ContextVar("place", default=NOWHERE)
+
+
+def set_place(**changes: Any) -> None:
+    """Set where this task is from now on: fields of `Where`. Without any, it is nowhere.
+
+    Findings of this task take from it what they do not name themselves.
+    """
+    _PLACE.set(replace(_PLACE.get(), **changes) if changes else NOWHERE)
+
+
+async def checked(work: Awaitable[None]) -> None:
+    """Run checks, from no place on.
+
+    Raises:
+        BrokenLawError: Also if the client refused a response or its ledger by a law.
+    """
+    set_place()
+    try:
+        await work
+    except (BackendError, LawViolationError) as error:
+        if not str(error).startswith("Law "):
+            raise
+        raise BrokenLawError("refused", str(error)) from error
 
 
 class BrokenLawError(AssertionError):
@@ -158,12 +191,12 @@ class BrokenLawError(AssertionError):
     Attributes:
         check: The check.
         problem: What was expected and found, as a sentence.
-        where: The place.
+        where: The place, as far as it is known.
     """
 
     def __init__(self, check: str, problem: str, where: Where = NOWHERE) -> None:
         self.check = CHECKS[check]
-        self.where = where
+        self.where = where = where.within(_PLACE.get())
         self.problem = f"{where}: {problem}" if str(where) else problem
         super().__init__(f"Law {self.check.law} ({LAWS[self.check.law]}), {check}: {self.problem}")
 

@@ -64,7 +64,8 @@ async def check(server: ConnectedServer, tally: Tally) -> list[Draw]:
             f"{len(signed)} sampled tokens' logprobs are {mean:+.4g} nats from the server's own scores in the mean, "
             f"more than {bound:.2g}: noise has no direction."
         )
-        tally.require("rescored", abs(mean) <= bound, problem, len(signed))
+        where = Where(sampling={"temperature": 1.0}, streamed=False)
+        tally.require("rescored", abs(mean) <= bound, problem, len(signed), where)
     k = top_of(server)
     if (PROMPTS[0], ANSWER) not in requests or k < LEAST_TOP or server.needs_top_k:
         return []

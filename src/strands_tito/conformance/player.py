@@ -14,7 +14,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands_tito.conformance import deltas, grammars, reloading
 from strands_tito.conformance.agents import SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
 from strands_tito.conformance.asked import CallReader, compare_calls, compare_sampling, compare_semantics
-from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.laws import Tally, Where, set_place
 from strands_tito.conformance.oracle import ParentOracle
 from strands_tito.conformance.oracle_turn import Problem
 from strands_tito.conformance.rendering import Renderer
@@ -184,13 +184,14 @@ class Player:
     def where(self, index: int, position: int | None = None) -> Where:
         """Return the place of a finding: a turn, or a token of its output."""
         draft = self.model.ledger[index].draft
-        token = None if position is None else int(draft.output_ids[position])
+        token = None if position is None or position >= len(draft.output_ids) else int(draft.output_ids[position])
         return Where(index, position, token, dict(draft.sampling), self.streamed)
 
     def set_sampling(self, **changes: Any) -> None:
         """Set the sampling parameters of the next turns."""
         self.asked = self._effective_sampling(changes)
         self.model.update_config(sampling=self.asked)
+        set_place(turn=len(self.model.ledger), sampling=self.asked, streamed=self.streamed)
 
     def _effective_sampling(self, changes: dict[str, Any]) -> dict[str, Any]:
         sampling = {"max_new_tokens": MAX_TOKENS, **self.sampling, **changes, **self.fixed_sampling}
@@ -241,7 +242,8 @@ class Player:
         if named is not None and self.server.target.weights is None:
             problem = f"the server has the weights {named!r} and nobody changed them, but the answer names {spans}."
             right = all(span.version in (named, None) for span in spans)
-            self.tally.require("versions", right, problem, where=self.where(turn.index))
+            reported = sum(span.version is not None for span in spans)
+            self.tally.require("versions", right, problem, reported, self.where(turn.index))
         if live_version is not None and live_version == self.server.live_version:
             reloading.check_live_version(turn.draft.engine.versions, live_version, self.tally)
         return answer

@@ -18,7 +18,7 @@ import numpy as np
 from strands_tito.conformance import bets, truncation
 from strands_tito.conformance.bets import FALSE_ALARM, Places
 from strands_tito.conformance.draws import Draw, draw_of
-from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.laws import Tally, Where, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate
@@ -123,6 +123,7 @@ async def check(
         penalised: Whether reported logprobs include penalties; None if that was not measured.
         long: Samples at temperature 1 after long prompts.
     """
+    set_place()
     k = top_of(server)
     if k < LEAST_TOP:
         tally.skip("sampler", "The server reports too few top logprobs to compare samples with.")
@@ -150,10 +151,11 @@ async def check(
         f"lie {apart:.3f} from it (Kolmogorov-Smirnov), more than {bound:.3f}, which chance exceeds once in "
         f"{1 / FALSE_ALARM:,.0f} runs."
     )
-    tally.require("sampler", apart <= bound, problem, 0)
+    tally.require("sampler", apart <= bound, problem, 0, Where(sampling=FREE.sampling))
     others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
     parts += [await _restricted(server, tally, each, prompts, k, 2 * repeats, penalised) for each in others]
-    judge(tally, bets.joined(parts), server.policy.info.vocab_size or len(server.policy.tokenizer))
+    vocabulary = server.policy.info.vocab_size or len(server.policy.tokenizer)
+    judge(tally, bets.joined(parts), vocabulary, (FREE, SEEDED, *others))
 
 
 def top_of(server: ConnectedServer) -> int:
@@ -162,7 +164,7 @@ def top_of(server: ConnectedServer) -> int:
     return MOST_TOP if limit is None else min(MOST_TOP, limit)
 
 
-def judge(tally: Tally, places: Places, vocabulary: int) -> None:
+def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Question] = (FREE,)) -> None:
     """Let every bet run on all samples, and count each question that says something."""
     win = bets.richest(places, vocabulary)
     problem = (
@@ -170,7 +172,10 @@ def judge(tally: Tally, places: Places, vocabulary: int) -> None:
         f"{win.alternative} won {shown(win.log_fortune)} to 1, where chance gives {shown(win.log_bar)} to 1 to any bet "
         f"once in {1 / FALSE_ALARM:,.0f} runs."
     )
-    tally.require("sampler", not win.convicts, problem, 0)
+    streamed = {"not streamed": False, "streamed": True}.get(win.subset.rpartition(", ")[2])
+    subset = win.subset.removesuffix(", streamed").removesuffix(", not streamed")
+    sampling = next((each.sampling for each in questions if subset == f"At {each.name}"), None)
+    tally.require("sampler", not win.convicts, problem, 0, Where(sampling=sampling, streamed=streamed))
     for name, mask in places.subsets.items():
         count = int(mask.sum())
         if not name.startswith("At "):
@@ -205,7 +210,7 @@ async def _draws(
     found = list(await asyncio.gather(*(one(number) for number in range(count))))
     most = max(float(draw.mass.max(initial=0.0)) for draw in found)
     problem = f"At {question.name}, the {k} likeliest tokens of a place have a total probability of {most:.4g}."
-    tally.require("top", most <= 1 + MASS_SLACK, problem)
+    tally.require("top", most <= 1 + MASS_SLACK, problem, 1, Where(sampling=question.sampling))
     return found
 
 
@@ -222,7 +227,8 @@ def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
             f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, of no or other seeds, are the "
             f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {shown(chance)}."
         )
-        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0)
+        place = Where(sampling={"temperature": 1.0})
+        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0, place)
 
 
 def _places(server: ConnectedServer, question: Question, draws: Sequence[Draw], *names: str) -> Places:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_tito.conformance import aborting, fixed_prompts, lengths, pictures, reloading, sampler, transforms
-from strands_tito.conformance.generation import Failure, RandomConversations, as_broken_law, shrink_moves
+from strands_tito.conformance.generation import Failure, RandomConversations, shrink_moves
 from strands_tito.conformance.laws import (
     IMAGE_CHECKS,
     PARITY_CHECKS,
@@ -16,6 +16,7 @@ from strands_tito.conformance.laws import (
     WEIGHT_CHECKS,
     BrokenLawError,
     Tally,
+    checked,
 )
 from strands_tito.conformance.parity import ServerPair
 from strands_tito.conformance.profiles import Profile
@@ -223,10 +224,10 @@ def _servers(outcome: Outcome) -> Servers:
 
 def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) -> None:
     try:
-        runner.run(play_conversation(_servers(outcome), moves))
+        runner.run(checked(play_conversation(_servers(outcome), moves)))
         outcome.conversations = 1
     except (BrokenLawError, BackendError) as error:
-        _record_failure(outcome, Failure(as_broken_law(error), tuple(moves)))
+        _record_failure(outcome, Failure(error, tuple(moves)))
 
 
 async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
@@ -249,11 +250,8 @@ async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> N
 
 def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> None:
     try:
-        runner.run(checks(outcome.server, outcome.tally, outcome.profile.repeats))
-    except (BrokenLawError, BackendError) as error:
-        broken = as_broken_law(error)
-        if not isinstance(broken, BrokenLawError):
-            raise
+        runner.run(checked(checks(outcome.server, outcome.tally, outcome.profile.repeats)))
+    except BrokenLawError as broken:
         outcome.broken = broken
 
 
@@ -284,10 +282,9 @@ def _record_failure(outcome: Outcome, failure: Failure) -> None:
 def _broken_by(servers: Servers, runner: StoppableRunner, moves: Sequence[Move]) -> BrokenLawError | None:
     """Play a conversation; return the law that it breaks, or None."""
     try:
-        runner.run(play_conversation(servers, moves))
+        runner.run(checked(play_conversation(servers, moves)))
     except BrokenLawError as broken:
         return broken
-    except Exception as error:  # an unrelated failure is no smaller example of this one
-        law = as_broken_law(error)
-        return law if isinstance(law, BrokenLawError) else None
+    except Exception:  # an unrelated failure is not a smaller example of this one
+        return None
     return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from strands_tito.conformance import truncation
 from strands_tito.conformance.draws import Draw, draw_of
-from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.laws import Tally, Where
 from strands_tito.conformance.sampler import (
     LEAST_TOP,
     PENALISED,
@@ -92,7 +92,8 @@ def _compare(server: ConnectedServer, tally: Tally, question: Question, plain: D
             f"{f' divided by {question.temperature:g}' if info.processed_logprobs else ''}: token {at} is "
             f"{apart:.3g} nats off, more than {near * max(scale, 1):.3g}."
         )
-        tally.require("semantics", apart <= near * max(scale, 1), problem, len(shared))
+        where = Where(position=0, token=at)
+        tally.require("semantics", apart <= near * max(scale, 1), problem, len(shared), where)
     if question.cuts and info.truncated_logprobs:
         vocabulary = info.vocab_size or len(server.policy.tokenizer)
         weights = truncation.tempered(plain.top_logprobs[:1], question.temperature, vocabulary)
@@ -138,5 +139,5 @@ async def _penalised(server: ConnectedServer, tally: Tally, question: Question) 
         f"Under {question.name}, the logprobs of likely tokens are {wrong:.3g} nats off "
         f"those without penalties, moved by what the penalties say."
     )
-    tally.require("semantics", wrong <= near, problem, len(with_) - 1)
+    tally.require("semantics", wrong <= near, problem, len(with_) - 1, Where(sampling=question.sampling))
     return penalised
