@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from strands_tito.conformance import oracle, routing
+from strands_tito.conformance import oracle, precision, routing
 from strands_tito.conformance.laws import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
 from strands_tito.conformance.oracle import OracleTrajectory
 from strands_tito.conformance.oracle_turn import OracleImage, OracleTurn
@@ -37,7 +37,7 @@ TRAINING_CHECKS = ("trajectory", "mask", "alignment")
 LEAST_FOR_BIAS = 8
 """Tokens of an answer below which their mean difference says little."""
 ANSWER_BIAS = 0.3
-"""Share of the tolerance that the mean difference of one answer's tokens may reach."""
+"""Share of the tolerance that the mean and the median of one answer's differences may reach."""
 UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 
 
@@ -171,15 +171,15 @@ async def _check_scores(player: Player) -> None:
         if not len(signed):
             continue
         at = int(np.argmax(np.abs(signed)))
-        worst, mean = float(np.abs(signed[at])), float(np.mean(signed, dtype=np.float64))
+        worst, center = float(np.abs(signed[at])), precision.center(signed)
         problem = f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}."
         where = player.where(index, int(positions[at]))
         tally.require("rescored", worst <= tolerance, problem, len(signed), where)
         problem = (
-            f"the logprobs of {len(signed)} tokens are {mean:+.4g} nats from the server's own scores in the mean, more "
-            f"than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
+            f"the logprobs of {len(signed)} tokens are {center:+.4g} nats from the server's own scores in the mean or "
+            f"median, more than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
         )
-        biased = len(signed) >= LEAST_FOR_BIAS and abs(mean) > ANSWER_BIAS * tolerance
+        biased = len(signed) >= LEAST_FOR_BIAS and abs(center) > ANSWER_BIAS * tolerance
         tally.require("rescored", not biased, problem, 0, player.where(index))
     if len(result.prompt_differences):
         worst = float(np.max(result.prompt_differences))

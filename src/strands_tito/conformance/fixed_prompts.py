@@ -29,6 +29,8 @@ MAX_TOP = 4
 NEAR_TIE_NATS = 0.02
 """Two tokens this close are a near-tie: either may be sampled. Twice the tolerance counts if it is larger."""
 PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
+ABSENT = "\N{SNOWMAN} \N{SNOWMAN}"
+"""A second stop string, which no answer contains: a server must look for every one."""
 CONCURRENT_REQUESTS = 8
 """Other requests that run while one is checked."""
 
@@ -122,8 +124,13 @@ async def _check_sampling_parameters(
         tally.require("obeyed", first not in biased.output_ids, problem)
     except BadRequestError as error:
         tally.skip("obeyed", f"logit_bias: {str(error).partition(chr(10))[0]}")
-    again = await _sample(server, prompt, temperature=0.0, stop_token_ids=(first,))
-    tally.require("obeyed", len(again.output_ids) == 1, "a stop id as first token did not end the answer.")
+    size, used = server.policy.info.vocab_size or len(server.policy.tokenizer), set(greedy.output_ids.tolist())
+    below = next((token for token in range(first) if token not in used), first)
+    above = next((token for token in range(first, size) if token not in used), first)
+    for stops in ((below, first), (first, above)):
+        again = await _sample(server, prompt, temperature=0.0, stop_token_ids=stops)
+        problem = f"the first token {first} is one of the stop ids {stops}, and did not end the answer."
+        tally.require("obeyed", len(again.output_ids) == 1, problem)
     for ended in (again, greedy):
         if ended.finish == Finish.STOP:
             await _check_stop_at_the_limit(server, tally, prompt, ended)
@@ -138,7 +145,7 @@ async def _check_stop_string(server: ConnectedServer, tally: Tally, prompt: Toke
         tally.skip("stopped", "A greedy answer has no letter to stop at.")
         return
     try:
-        ended = await _sample(server, prompt, temperature=0.0, stop=(stop,))
+        ended = await _sample(server, prompt, temperature=0.0, stop=(ABSENT, stop))
     except BadRequestError as error:
         tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
         return

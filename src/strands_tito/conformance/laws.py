@@ -74,6 +74,7 @@ _ALL = (
     Check("rescored", 4, "The server's score of the sampled tokens equals the reported logprobs."),
     Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
+    Check("paused", 5, "A paused server answers nothing, and after it resumes what waited."),
     Check("alone", 4, "A greedy answer is the same alone and among other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
     Check("cancelled", 5, "A cancelled turn leaves no trace, and the next one is complete."),
@@ -99,7 +100,7 @@ _ALL = (
 )
 PARITY_CHECKS = ("ledgers", "greedy", "agreed")
 """Checks that need a second server."""
-WEIGHT_CHECKS = ("changed", "live", "fresh")
+WEIGHT_CHECKS = ("changed", "live", "fresh", "paused")
 """Checks that need permission to change the server's weights."""
 IMAGE_CHECKS = ("images", "looked", "fresh")
 """Checks that need a server and a template that take images."""

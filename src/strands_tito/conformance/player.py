@@ -12,8 +12,9 @@ from typing import Any, cast
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_tito.conformance import deltas, grammars, reloading
-from strands_tito.conformance.agents import SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
+from strands_tito.conformance.agents import CLEARED, SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
 from strands_tito.conformance.asked import CallReader, compare_calls, compare_sampling, compare_semantics
+from strands_tito.conformance.fixed_prompts import ABSENT
 from strands_tito.conformance.laws import Tally, Where, set_place
 from strands_tito.conformance.oracle import ParentOracle
 from strands_tito.conformance.oracle_turn import Problem
@@ -27,14 +28,17 @@ from tito_core.ledger import Ledger, Provenance
 from tito_core.ledger.turn import Draft
 from tito_core.model import TITOModel
 
-REASONS = {
-    m.Again: ("retry", "rewind"),
+REASONS: dict[type[m.Move], tuple[str, ...]] = {
+    m.Edit: ("edit", "trim", "summary", "retry", "rewind"),  # the new text may be that of a later message
+    m.Trim: ("trim", "retry", "rewind"),
     m.Rewind: ("rewind", "retry", "edit", "trim"),
+    m.Again: ("retry", "rewind"),
+    m.Seed: ("edit", "retry", "rewind"),
     m.System: ("new system prompt or tools", "retry", "rewind"),
 }
-"""Reasons that a branch after a move may have. An earlier system prompt may come back, which is a retry or a rewind."""
+"""Reasons that the next branch may have after a move. What an agent had before may come back: a retry or a rewind."""
 ANY_MOVE = ("separate agent", "thinking stripped")
-"""Reasons that depend on earlier moves."""
+"""Reasons that depend on earlier moves, and on other agents."""
 CALL_TOKENS = 96
 """Limit of one of three ordinary answers: enough for two calls."""
 MAX_TOKENS = 24
@@ -142,12 +146,13 @@ class Player:
         most = self.server.policy.info.images.most or MAX_PICTURES
         shown = len(move.pictures) * max(1, len(agent.pending_calls()))
         if agent.pictures() + shown > most:
-            agent.messages.clear()
+            agent.clear()
         agent.add_pictures(move)
         await self.sample(agent)
 
     async def _play_history_change(self, agent: SimulatedAgent, move: m.Move) -> None:
         """Change a history as its owner may, then sample an answer."""
+        agent.reasons.update(REASONS[type(move)])
         match move:
             case m.Edit() if agent.messages:
                 agent.edit(move.at, move.text)
@@ -166,12 +171,7 @@ class Player:
                 agent.system = SYSTEM_PROMPTS[move.system % len(SYSTEM_PROMPTS)]
         if not agent.messages or agent.messages[-1]["role"] == "assistant":
             agent.add_input("Go on.")
-        if await self.sample(agent) is not None and (allowed := REASONS.get(type(move))):
-            turn = self.model.ledger[-1]
-            branch = turn.draft.branch
-            problem = f"the turn follows a move {type(move).__name__}, but branches by {branch}."
-            right = branch is None or branch.reason in (*allowed, *ANY_MOVE)
-            self.tally.require("branch", right, problem, where=self.where(turn.index))
+        await self.sample(agent)
 
     def stream(self, agent: SimulatedAgent, **arguments: Any) -> AsyncGenerator[Any]:
         """Stream the model's answer to an agent's history."""
@@ -211,7 +211,7 @@ class Player:
         try:
             answer = await collect_answer(self.stream(agent, **arguments))
         except ContextWindowOverflowException:
-            agent.messages.clear()
+            agent.clear()
             return None
         count = len(self.model.ledger) - before
         self.tally.require("lost", count == 1, f"an answer made {count} turns.")
@@ -251,11 +251,17 @@ class Player:
     def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
         """Append an answer to its agent's history."""
         self._check_asked(answer, index)
+        branch = self.model.ledger[index].draft.branch
+        problem = f"the turn branches by {branch}, after changes that allow {sorted(agent.reasons) or 'no reason'}."
+        right = branch is None or branch.reason in (*agent.reasons, *ANY_MOVE)
+        self.tally.require("branch", right, problem, where=self.where(index))
+        agent.reasons.clear()
         agent.messages.append(answer.message)
         self.parents.add(index, agent.fingerprint())
         self.tally.turns += 1
         if not answer.message["content"]:  # Strands stores a blank text in its place
             agent.messages.pop()
+            agent.reasons.update(CLEARED)
 
     def _check_asked(self, answer: Answer, index: int) -> None:
         """Hold a turn to what was asked for, and its message to what was sampled."""
@@ -322,7 +328,7 @@ async def play_stop_string(player: Player, agent: SimulatedAgent, move: m.StopAt
     """Sample with a stop string. A server without a tokenizer refuses it."""
     agent.add_input(move.text)
     try:
-        await player.sample(agent, stop=(move.stop,))
+        await player.sample(agent, stop=(move.stop, ABSENT))
     except BadRequestError as error:
         await player.sample(agent)  # raises again if it is not the stop string that the server refuses
         player.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
@@ -342,7 +348,7 @@ async def play_cancel(player: Player, agent: SimulatedAgent, move: m.Cancel) -> 
         answer = await _cancel(player.stream(agent, cancel_signal=signal), signal, move)
     except ContextWindowOverflowException:
         player.abandoned -= 1
-        agent.messages.clear()
+        agent.clear()
         return
     after = len(player.model.ledger)
     completed = answer is not None and answer.stop_reason is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strands_tito.conformance import aborting, fixed_prompts, lengths, pictures, reloading, sampler, transforms
+from strands_tito.conformance import aborting, fixed_prompts, lengths, pausing, pictures, reloading, sampler, transforms
 from strands_tito.conformance.generation import Failure, RandomConversations, shrink_moves
 from strands_tito.conformance.laws import (
     IMAGE_CHECKS,
@@ -235,6 +235,7 @@ async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> 
     if takes_images(server):
         await pictures.check_pictures(server, tally)
     if server.target.weights is not None:
+        await pausing.check(server, tally)
         await reloading.update_weights(server, tally)
         if takes_images(server):
             await pictures.check_after_update(server, tally)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest import mock
 
 from conformance.defects.answer_views import View
 from conformance.defects.defect import Defect, Wrap
@@ -189,6 +191,15 @@ def _length_at_the_limit(view: View, request: ScriptedRequest) -> None:
         view.finish = "length"
 
 
+def _few_stops(kept: slice) -> AbstractContextManager[Any]:
+    """Look for some of a request's stop ids only."""
+
+    def stop_ids(request: ScriptedRequest) -> frozenset[int]:
+        return frozenset(request.stop_token_ids[kept]) | (frozenset() if request.ignore_eos else {*request.eos_ids})
+
+    return mock.patch.object(ScriptedRequest, "stop_ids", property(stop_ids))
+
+
 def _aborting(matches: bool) -> Callable[[ScriptedEngine], None]:
     """Let an abort end every request, or none."""
 
@@ -311,6 +322,18 @@ SAMPLING = (
         4,
         "The frequency penalty is ignored.",
         wrap=_sampling(_without("frequency_penalty")),
+    ),
+    Defect(
+        "first-stop-only",
+        4,
+        "Only the first stop id of a request counts.",
+        client=lambda: _few_stops(slice(0, 1)),
+    ),
+    Defect(
+        "last-stop-only",
+        4,
+        "Only the last stop id of a request counts.",
+        client=lambda: _few_stops(slice(-1, None)),
     ),
     Defect("bias-ignored", 4, "A logit_bias is ignored.", wrap=_sampling(_without("logit_bias"))),
     Defect(

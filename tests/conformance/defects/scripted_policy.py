@@ -30,8 +30,8 @@ ANSWERS = (
 class ConformancePolicy:
     """Returns one of `ANSWERS`, or samples from a `HashPolicy`, which also scores everything. Follows grammars.
 
-    Answers depend only on the prompt, the seed and the sampling parameters, so a replayed conversation gets the same
-    ones. The prompts of the sampler's check get samples only: a fixed answer does not follow the distribution.
+    Without a seed, answers differ from request to request, unless they are greedy.
+    The prompts of the sampler's check get samples only: a fixed answer does not follow the distribution.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -53,7 +53,8 @@ class ConformancePolicy:
         """Answer one request."""
         if any(question in self._tokenizer.decode(request.prompt_ids[-80:]) for question in sampler.QUESTIONS):
             return self._policy(request)
-        draw = Random(str((request.prompt_ids[-40:], request.seed)))
+        varied = request.number if request.seed is None and request.temperature > 0 else None
+        draw = Random(str((request.prompt_ids[-40:], request.seed, varied)))
         if request.seed is None:
             request = replace(request, seed=draw.getrandbits(62))
         if request.grammar is not None:
@@ -78,7 +79,7 @@ class ConformancePolicy:
         return ConformancePolicy(self._tokenizer, self._end, greedily=self._greedily, policy=weights)
 
     def _weights(self, **settings: Any) -> HashPolicy:
-        return HashPolicy(len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], **settings)
+        return HashPolicy(len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], whole=True, **settings)
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """See `Scorer`."""
