@@ -36,7 +36,7 @@ def test_a_place_names_what_applies_only() -> None:
         ("logprobs-shifted", "rescored", False),
         ("client-shifts-logprobs", "logprobs", False),
         ("client-shifts-logprobs", "logprobs", True),
-        ("client-records-no-seed", "asked", True),
+        ("client-records-no-seed", "requested", True),
         ("client-forgets-history", "parent", True),
     ],
 )

@@ -39,11 +39,11 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
     names, counts, runs = [uuid.uuid4().hex for _ in range(2)], Counter[str](), [asyncio.Event() for _ in range(2)]
 
     async def one(name: str, begun: asyncio.Event) -> TokenResponse:
-        def came(chunk: TokenChunk) -> None:
+        def count(chunk: TokenChunk) -> None:
             counts[name] += len(chunk.output_ids)
             begun.set()
 
-        return await generate(server.policy.backend, TokenRequest(prompt, sampling, name), came)
+        return await generate(server.policy.backend, TokenRequest(prompt, sampling, name), count)
 
     tasks = [asyncio.ensure_future(one(name, begun)) for name, begun in zip(names, runs, strict=True)]
     waits = [asyncio.ensure_future(begun.wait()) for begun in runs]
@@ -60,9 +60,9 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
         for each in (*waits, *tasks):
             each.cancel()
         await asyncio.gather(*waits, *tasks, return_exceptions=True)
-    came = len(other.output_ids)
-    problem = f"another request was aborted, and {came} of {TOKENS} tokens came of this one."
-    tally.require("aborted", came == TOKENS, problem, 0)
+    received = len(other.output_ids)
+    problem = f"another request was aborted, and this one got {received} of {TOKENS} tokens."
+    tally.require("aborted", received == TOKENS, problem, 0)
     sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
     tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.", 0)
     whole = len(aborted.output_ids) == TOKENS and took < SOON
@@ -76,5 +76,5 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
     problem = f"a request went on to {len(aborted.output_ids)} tokens ({aborted.finish}) although it was aborted."
     tally.require("aborted", ended, problem)
     late = len(aborted.output_ids) - known
-    problem = f"{late} tokens of an aborted request came after its abort was confirmed, more than {LATE}."
+    problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE}."
     tally.require("aborted", late <= LATE, problem)

@@ -85,7 +85,7 @@ class SimulatedAgent:
         self._add(results[::-1] if ask is not None and ask.reverse else results or [{"text": text or "?"}])
 
     def add_pictures(self, look: Look) -> None:
-        """Add the input of the next answer with pictures: in each result of pending calls, or else beside a text."""
+        """Add the input of the next answer with pictures: in each result of pending calls, or else next to a text."""
         blocks = _picture_blocks(look)
         results = [
             {"toolResult": {"toolUseId": call["toolUseId"], "status": "success", "content": copy.deepcopy(blocks)}}

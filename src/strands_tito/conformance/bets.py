@@ -1,4 +1,4 @@
-"""Bets against a stated distribution: whoever wins much by betting has shown that tokens are sampled otherwise.
+"""Bets against a stated distribution. A bet that wins much shows that tokens are sampled from another one.
 
 Each bet is an alternative distribution over the tokens that the server lists. Its fortune is the product, over sampled
 tokens, of the alternative's probability by the stated one. If tokens are sampled as stated, the fortune is a martingale
@@ -23,7 +23,7 @@ DOUBT = 0.05
 MOST_MOVED = 50.0
 """Most nats by which a bet moves a token, so that its weight stays finite."""
 LEAST_FOR_SHAPE = 256
-"""Tokens below which the shape of all ranks says little."""
+"""With fewer tokens the distribution of ranks is not tested."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from strands_tito.conformance import routing
-from strands_tito.conformance.asked import compare_sampling
 from strands_tito.conformance.laws import BrokenLawError, Tally, Where
+from strands_tito.conformance.request_check import compare_sampling
 from strands_tito.conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate, score
@@ -70,10 +70,10 @@ async def _sample(server: ConnectedServer, prompt: TokenIds, **sampling: Any) ->
     params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
     request, start = TokenRequest(prompt, params, uuid.uuid4().hex), server.log_position()
     response = await generate(server.policy.backend, request)
-    asked = params.model_dump()
+    requested = params.model_dump()
     for each in server.generations(start):
         if each.request_id == request.request_id:
-            for check, problem in compare_sampling(asked, each.sampling, asked, params.max_new_tokens):
+            for check, problem in compare_sampling(requested, each.sampling, requested, params.max_new_tokens):
                 raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=False))
     return response
 

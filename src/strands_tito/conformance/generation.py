@@ -110,7 +110,7 @@ def calls(draw: st.DrawFn) -> Call:
 def _openings(servers: Servers) -> list[list[Opening]]:
     """Return all openings, which conversations take in turn: Hypothesis draws most of them seldom, and some never.
 
-    Each optional output is wanted alone and beside all others, whole and streamed; sampling masks only beside others,
+    Each optional output is requested alone and with all others, whole and streamed; sampling masks only with others,
     because they need a finite top_k, under which few logprobs are comparable with a score.
     """
     offered = {

@@ -64,7 +64,7 @@ _ALL = (
     Check("scored", 4, "Prompt logprobs are the response's, of the prompt's tokens, and equal the server's score."),
     Check("routed", 4, "Each token but the last has the response's experts, and the same ones on a second read."),
     Check("left", 4, "A sampling mask is the response's, at most top_k large, and contains the sampled token."),
-    Check("asked", 4, "Sampling parameters are sent and recorded as the agent asked for them."),
+    Check("requested", 4, "Sampling parameters are sent and recorded as the agent requested them."),
     Check("text", 4, "The response's text is what its ids decode to."),
     Check("refused", 4, "The client refuses no response of the server."),
     Check("stopped", 4, "An answer that ends with a stop string contains it once, at its end."),

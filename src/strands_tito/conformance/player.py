@@ -13,12 +13,12 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_tito.conformance import deltas, grammars, reloading
 from strands_tito.conformance.agents import CLEARED, SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
-from strands_tito.conformance.asked import CallReader, compare_calls, compare_sampling, compare_semantics
 from strands_tito.conformance.fixed_prompts import ABSENT
 from strands_tito.conformance.laws import Tally, Where, set_place
 from strands_tito.conformance.oracle import ParentOracle
 from strands_tito.conformance.oracle_turn import Problem
 from strands_tito.conformance.rendering import Renderer
+from strands_tito.conformance.request_check import CallReader, compare_calls, compare_sampling, compare_semantics
 from strands_tito.conformance.target import FINITE_TOP_K, ConnectedServer, LogPosition
 from strands_tito.testing import moves as m
 from tito_core.backend import OptionalOutputs
@@ -64,7 +64,7 @@ class Player:
         log_start: Where the conversation begins in the server's logs.
         abandoned: Number of answers that may be in no turn, because a move cancelled them.
         sampling: Sampling parameters that the last `Sampling` move set.
-        asked: Sampling parameters of the current turn.
+        requested: Sampling parameters of the current turn.
         calls: Reads the calls of an answer, independently of the client.
     """
 
@@ -84,7 +84,7 @@ class Player:
     log_start: LogPosition = field(init=False)
     abandoned: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
-    asked: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         policy, moves = self.server.policy, list(self.opening)
@@ -189,9 +189,9 @@ class Player:
 
     def set_sampling(self, **changes: Any) -> None:
         """Set the sampling parameters of the next turns."""
-        self.asked = self._effective_sampling(changes)
-        self.model.update_config(sampling=self.asked)
-        set_place(turn=len(self.model.ledger), sampling=self.asked, streamed=self.streamed)
+        self.requested = self._effective_sampling(changes)
+        self.model.update_config(sampling=self.requested)
+        set_place(turn=len(self.model.ledger), sampling=self.requested, streamed=self.streamed)
 
     def _effective_sampling(self, changes: dict[str, Any]) -> dict[str, Any]:
         sampling = {"max_new_tokens": MAX_TOKENS, **self.sampling, **changes, **self.fixed_sampling}
@@ -234,13 +234,13 @@ class Player:
         self.keep_answer(agent, answer, turn.index)
         self.tally.require(
             "constrained",
-            turn.draft.constrained == (bool(arguments) or "grammar" in self.asked),
+            turn.draft.constrained == (bool(arguments) or "grammar" in self.requested),
             f"the turn is {'' if turn.draft.constrained else 'not '}marked as constrained.",
             where=self.where(turn.index),
         )
         named, spans = self.server.policy.info.weight_version, turn.draft.engine.versions
         if named is not None and self.server.target.weights is None:
-            problem = f"the server has the weights {named!r} and nobody changed them, but the answer names {spans}."
+            problem = f"the server has the weights {named!r}, which did not change, but the answer reports {spans}."
             right = all(span.version in (named, None) for span in spans)
             reported = sum(span.version is not None for span in spans)
             self.tally.require("versions", right, problem, reported, self.where(turn.index))
@@ -250,7 +250,7 @@ class Player:
 
     def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
         """Append an answer to its agent's history."""
-        self._check_asked(answer, index)
+        self._check_answer(answer, index)
         branch = self.model.ledger[index].draft.branch
         problem = f"the turn branches by {branch}, after changes that allow {sorted(agent.reasons) or 'no reason'}."
         right = branch is None or branch.reason in (*agent.reasons, *ANY_MOVE)
@@ -263,16 +263,16 @@ class Player:
             agent.messages.pop()
             agent.reasons.update(CLEARED)
 
-    def _check_asked(self, answer: Answer, index: int) -> None:
-        """Hold a turn to what was asked for, and its message to what was sampled."""
+    def _check_answer(self, answer: Answer, index: int) -> None:
+        """Compare a turn with its request, and its message with the sampled text."""
         draft, tally = self.model.ledger[index].draft, self.tally
         wire = [each for each in self.server.generations(self.log_start) if each.request_id == draft.engine.request_id]
         problems: list[Problem] = []
         if len(wire) == 1:
-            problems += compare_sampling(self.asked, wire[0].sampling, draft.sampling, draft.max_new_tokens)
-            tally.require("asked", True, "")
+            problems += compare_sampling(self.requested, wire[0].sampling, draft.sampling, draft.max_new_tokens)
+            tally.require("requested", True, "")
         processed, semantics = self.server.policy.info.processed_logprobs, draft.engine.semantics
-        problems += compare_semantics(self.asked, semantics, processed, draft.constrained)
+        problems += compare_semantics(self.requested, semantics, processed, draft.constrained)
         thinks = self.renderer.decode(draft.prompt_ids.tolist()).rstrip().endswith("<think>")
         read = self.calls.read("<think>" * thinks + self.renderer.decode(draft.output_ids.tolist()))
         if read is None:
@@ -375,7 +375,7 @@ async def _cancel(stream: AsyncGenerator[Any], signal: threading.Event, move: m.
     finally:
         if not task.cancelling():
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # leave no task behind, whoever cancelled
+        await asyncio.gather(task, return_exceptions=True)  # leave no task behind
         if move.how == "close":
             with contextlib.suppress(RuntimeError):
                 await stream.aclose()

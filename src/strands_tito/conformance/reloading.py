@@ -1,4 +1,4 @@
-"""Weight updates while the policy answers, on a server whose owner asked for them: law 10 on each token."""
+"""Weight updates while the policy answers, on a server whose owner allows them: law 10 on each token."""
 
 from __future__ import annotations
 

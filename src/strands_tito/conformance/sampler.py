@@ -27,7 +27,7 @@ from tito_core.backend.protocol import TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 MOST_TOP = 20
-"""Likeliest tokens that are asked for at most: vLLM's default limit."""
+"""Most top logprobs that are requested: vLLM's default limit."""
 MASS_SLACK = 1e-3
 """How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_TOP = 4
@@ -37,7 +37,7 @@ AT_ONCE = 8
 TOKENS = 32
 """Tokens of each sample."""
 LEAST_UNCERTAIN = 40.0
-"""Expected number of tokens other than the likeliest, below which a policy is too certain to say anything."""
+"""Expected number of tokens other than the likeliest, below which a policy is too certain to be judged."""
 QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
 
 

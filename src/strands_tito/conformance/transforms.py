@@ -41,7 +41,7 @@ async def check(server: ConnectedServer, tally: Tally) -> bool | None:
     """Compare reported logprobs with those at temperature 1.
 
     Returns:
-        Whether reported logprobs include penalties; None if that cannot be told.
+        Whether reported logprobs include penalties; None if unknown.
     """
     info = server.policy.info
     if top_of(server) < LEAST_TOP or server.needs_top_k or info.processed_logprobs is None:

@@ -236,7 +236,7 @@ def _results_in_order_of_arrival(original: Any) -> Any:
 
 
 def _sends(**changes: Any) -> Any:
-    """Send other sampling parameters than were asked for."""
+    """Send other sampling parameters than the requested ones."""
 
     def of(original: Any) -> Any:
         def sendable(request: Any, *arguments: Any, **options: Any) -> Any:

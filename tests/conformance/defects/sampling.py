@@ -1,4 +1,4 @@
-"""Defects of the sampler, of aborts, and lies that are told everywhere alike."""
+"""Defects of the sampler, of aborts, and lies that are the same everywhere."""
 
 from __future__ import annotations
 
@@ -92,6 +92,17 @@ class Stopping(Changed):
         if completion.output_ids and completion.output_ids[-1] in request.stop_ids:
             return replace(completion, finish="stop", stop=completion.output_ids[-1])
         return completion
+
+
+class Forgetful(Changed):
+    """A script that samples and reports by a changed prompt, and scores by the whole one."""
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        completion, prompt = super().__call__(request), self.change(request).prompt_ids
+        if request.scoring or request.grammar is not None or not completion.output_ids:
+            return completion
+        ids = (*prompt, *completion.output_ids)
+        return replace(completion, logprobs=self.script.score(ids, len(prompt), request.reported_temperature))
 
 
 class Noisy(Changed):
@@ -361,8 +372,14 @@ SAMPLING = (
         "All logprobs of an answer are 0.04 too high or too low.",
         wrap=lambda script: Noisy(script, 0.04),
     ),
+    Defect(
+        "beginning-forgotten",
+        4,
+        "Answers depend on the last 24 tokens of a prompt only.",
+        wrap=lambda script: Forgetful(script, lambda r: replace(r, prompt_ids=r.prompt_ids[-24:])),
+    ),
     Defect("abort-late", 5, "An abort takes effect late.", spoil=_aborting_late, wires=("vllm", "sglang")),
     Defect("abort-ignored", 5, "An abort is accepted and ignored.", spoil=_aborting(False), wires=("vllm", "sglang")),
     Defect("abort-kills-all", 5, "An abort ends every request.", spoil=_aborting(True), wires=("vllm", "sglang")),
 )
-"""Defects of sampling, of aborts, and lies that are told everywhere alike."""
+"""Defects of sampling, of aborts, and lies that are the same everywhere."""
