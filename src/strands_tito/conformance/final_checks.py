@@ -83,9 +83,9 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
     if any(turn.images for turn in turns):
         columns.append("images")
     checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
-    for check, problem, index, *at in oracle.compare(turns, generations, stop_ids):
+    for check, problem, *place in oracle.compare(turns, generations, stop_ids):
         if check not in skipped:
-            tally.require(check, False, problem, where=player.where(index, *at))
+            tally.require(check, False, problem, where=player.where(*place))
     for check in checks:
         reports = sum(map(REPORTED.get(check, lambda _: True), generations))
         count = min(reports, len(turns))  # cancelled answers are in no turn

@@ -73,7 +73,7 @@ async def _sample(server: ConnectedServer, prompt: TokenIds, **sampling: Any) ->
     requested = params.model_dump()
     for each in server.generations(start):
         if each.request_id == request.request_id:
-            for check, problem in compare_sampling(requested, each.sampling, requested, params.max_new_tokens):
+            for check, problem, *_ in compare_sampling(requested, each.sampling, requested, params.max_new_tokens):
                 raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=False))
     return response
 

@@ -69,8 +69,8 @@ def compare(
             compare_images(before + turn.delta_ids, images[-1], answers[0]),
             _compare_turn(turn, before, images[-1], answers[0], set(stop_ids)),
         )
-        for check, problem, *at in problems:
-            yield check, problem, turn.index, *at
+        for problem in problems:
+            yield (problem[0], problem[1], turn.index, *problem[2:])
         for _, _, version in turn.versions:
             if version in replaced:
                 yield "versions", f"the weight version {version!r} comes back after {live!r}.", turn.index

@@ -281,7 +281,7 @@ class Player:
             problems += compare_calls(read, tool_uses(answer.message), MALFORMED_CALL, whole=not draft.finish.cut_off)
             problems += self.calls.misplaced(draft.calls, lambda start, stop: self._text(draft, start, stop))
             tally.require("calls", True, "", len(read))
-        for check, problem in problems:
+        for check, problem, *_ in problems:
             tally.require(check, False, problem, where=self.where(index))
 
     def _text(self, draft: Draft, start: int, stop: int) -> str:
