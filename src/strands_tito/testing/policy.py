@@ -175,7 +175,8 @@ class HashPolicy:
 
     def _context(self, ids: Sequence[int]) -> int:
         if self._whole:
-            return int(self._contexts(np.append(np.asarray(ids, dtype=np.int64), 0), len(ids))[0])
+            values = (np.asarray(ids, dtype=np.int64) + 1).astype(np.uint64)
+            return mix64(int(np.sum(values * _powers(_BASE, len(values) + 1)[:0:-1])))
         recent = ids[-_WINDOW:]
         return mix64(sum((t + 1) * m for t, m in zip(reversed(recent), _ODD, strict=False)) & _MASK)
 
@@ -203,9 +204,13 @@ class HashPolicy:
         return log_z
 
 
-@lru_cache
 def _powers(base: int, count: int) -> np.ndarray:
     """Return base^0, base^1, ... modulo 2^64."""
+    return _all_powers(base, 1 << count.bit_length())[:count]
+
+
+@lru_cache
+def _all_powers(base: int, count: int) -> np.ndarray:
     powers: np.ndarray = np.cumprod(np.array([1, *[base] * (count - 1)], dtype=np.uint64))
     return powers
 
