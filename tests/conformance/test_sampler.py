@@ -157,6 +157,12 @@ def test_the_dtype_shows_in_the_grid_of_logprobs(seed: int, dtype: str) -> None:
     assert precision.dtype_of(logprobs.astype(np.float32)) == dtype
 
 
+def test_the_center_of_differences_is_their_mean_or_their_median() -> None:
+    """One large difference hides a bias of all others from the mean, and a bias of few from the median."""
+    assert precision.center(np.array([0.1] * 9 + [-0.9])) == pytest.approx(0.1)
+    assert precision.center(np.array([0.0] * 6 + [-0.5] * 4)) == pytest.approx(-0.2)
+
+
 @pytest.mark.parametrize("defect", CHOSEN, ids=lambda defect: defect.name)
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     wire = defect.wires[len(defect.name) % len(defect.wires)]
