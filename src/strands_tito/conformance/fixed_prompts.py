@@ -12,7 +12,7 @@ import numpy as np
 from strands_tito.conformance import routing
 from strands_tito.conformance.laws import BrokenLawError, Tally, Where
 from strands_tito.conformance.request_check import compare_sampling
-from strands_tito.conformance.target import ConnectedServer
+from strands_tito.conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import BadRequestError
@@ -66,15 +66,17 @@ async def _greedy(server: ConnectedServer, prompt: TokenIds) -> TokenResponse:
     return await _sample(server, prompt, temperature=0.0)
 
 
-async def _sample(server: ConnectedServer, prompt: TokenIds, **sampling: Any) -> TokenResponse:
+async def _sample(
+    server: ConnectedServer, prompt: TokenIds, *, streamed: bool = False, **sampling: Any
+) -> TokenResponse:
     params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
     request, start = TokenRequest(prompt, params, uuid.uuid4().hex), server.log_position()
-    response = await generate(server.policy.backend, request)
+    response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
     requested = params.model_dump()
     for each in server.generations(start):
         if each.request_id == request.request_id:
             for check, problem, *_ in compare_sampling(requested, each.sampling, requested, params.max_new_tokens):
-                raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=False))
+                raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=streamed))
     return response
 
 
@@ -110,12 +112,15 @@ async def _check_sampling_parameters(
     tally.require("obeyed", count == MAX_TOKENS, f"ignore_eos: the answer has {count} tokens, not {MAX_TOKENS}.")
     first = int(greedy.output_ids[0])
     try:
-        least = await _sample(server, prompt, temperature=0.0, stop_token_ids=(first,), min_new_tokens=LEAST_TOKENS)
-        problem = (
-            f"min_new_tokens={LEAST_TOKENS}: the answer has {len(least.output_ids)} tokens, "
-            f"{least.output_ids.tolist()}; its likeliest first token {first} is a stop id."
-        )
-        tally.require("obeyed", len(least.output_ids) >= LEAST_TOKENS, problem)
+        for more in ({}, {"streamed": can_stream(server.backend), "extra": {"logit_bias": {str(first): 100.0}}}):
+            least = await _sample(
+                server, prompt, temperature=0.0, stop_token_ids=(first,), min_new_tokens=LEAST_TOKENS, **more
+            )
+            problem = (
+                f"min_new_tokens={LEAST_TOKENS}: the answer has {len(least.output_ids)} tokens, "
+                f"{least.output_ids.tolist()}; its likeliest first token {first} is a stop id."
+            )
+            tally.require("obeyed", len(least.output_ids) >= LEAST_TOKENS, problem)
     except BadRequestError as error:  # a server without a tokenizer knows no end of turn to hold back
         tally.skip("obeyed", f"min_new_tokens: {str(error).partition(chr(10))[0]}")
     try:

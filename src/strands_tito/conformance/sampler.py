@@ -100,12 +100,10 @@ def drawn_questions(random: np.random.Generator, count: int = DRAWN) -> Iterator
     for number in range(count):
         sampling: dict[str, Any] = {"temperature": round(float(random.uniform(0.4, 1.6)), 2)}
         kinds = KINDS[number % len(KINDS)]
-        if kinds == ("top_k",):  # the least likely token that is left shows best in a flat distribution
-            sampling = {"temperature": 1.6}
-        if "top_k" in kinds:
-            sampling["top_k"] = int(random.integers(3, 7 if len(kinds) == 1 else 13))
-        if "top_p" in kinds:
-            sampling["top_p"] = round(float(random.uniform(0.4, 0.95)), 2)
+        if "top_k" in kinds:  # the least likely token that is left shows best in a flat distribution
+            sampling = {"temperature": 1.6, "top_k": int(random.integers(3, 7 if len(kinds) == 1 else 5))}
+        if "top_p" in kinds:  # high beside another one, so that each cuts something
+            sampling["top_p"] = round(float(random.uniform(0.4 if len(kinds) == 1 else 0.8, 0.95)), 2)
         if "min_p" in kinds:
             sampling["min_p"] = round(float(random.uniform(0.02, 0.4)), 2)
         yield Question(", ".join(f"{name} {value:g}" for name, value in sampling.items()), sampling)
@@ -131,7 +129,7 @@ async def check(
     if server.needs_top_k:
         tally.skip("sampler", "The server samples only with a finite top_k, whose effect on logprobs was not measured.")
         return
-    prompts = [_prompt(server, question) for question in QUESTIONS]
+    prompts = [prompt_of(server, question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
     groups = await asyncio.gather(*(_draws(server, tally, each, FREE, k, AT_ONCE * repeats) for each in prompts))
     seeded = await asyncio.gather(*(_draws(server, tally, each, SEEDED, k, AT_ONCE) for each in prompts))
@@ -187,7 +185,8 @@ def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Que
             tally.skip("sampler", f"{name}: too few sampled tokens tell anything, the policy is too certain.")
 
 
-def _prompt(server: ConnectedServer, question: str) -> TokenIds:
+def prompt_of(server: ConnectedServer, question: str) -> TokenIds:
+    """Return the ids of a question as the first message."""
     messages: list[Any] = [{"role": "user", "content": [{"text": question}]}]
     return server.policy.template.first_prompt(messages, None, None).ids
 
@@ -195,12 +194,17 @@ def _prompt(server: ConnectedServer, question: str) -> TokenIds:
 async def _draws(
     server: ConnectedServer, tally: Tally, prompt: TokenIds, question: Question, k: int, count: int
 ) -> list[Draw]:
-    """Sample a prompt `count` times, `AT_ONCE` at once. Half of the answers at temperature 1 are streamed."""
-    limit, streams = asyncio.Semaphore(AT_ONCE), question is FREE and can_stream(server.backend)
+    """Sample a prompt `count` times, `AT_ONCE` at once.
+
+    Half of the answers without penalties are streamed. Of those that are not at temperature 1 alone, half have a seed
+    of their own.
+    """
+    limit, streams = asyncio.Semaphore(AT_ONCE), can_stream(server.backend) and question not in PENALISED
     sampling = server.sampling(max_new_tokens=question.tokens, **question.sampling)
 
     async def one(number: int) -> Draw:
-        own = sampling.model_copy(update={"seed": number}) if question.seeded else sampling
+        seeded = question.seeded or (question is not FREE and number % 4 > 1)
+        own = sampling.model_copy(update={"seed": number}) if seeded else sampling
         request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
         streamed = streams and number % 2 == 1
         async with limit:

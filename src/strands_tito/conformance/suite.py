@@ -7,7 +7,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strands_tito.conformance import aborting, fixed_prompts, lengths, pausing, pictures, reloading, sampler, transforms
+from strands_tito.conformance import (
+    aborting,
+    fixed_prompts,
+    lengths,
+    pausing,
+    penalties,
+    pictures,
+    reloading,
+    sampler,
+    transforms,
+)
 from strands_tito.conformance.generation import Failure, RandomConversations, shrink_moves
 from strands_tito.conformance.laws import (
     IMAGE_CHECKS,
@@ -245,7 +255,8 @@ async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> N
     """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
     long = await lengths.check(server, tally)
     await aborting.check(server, tally)
-    penalised = await transforms.check(server, tally)
+    await transforms.check(server, tally)
+    penalised = await penalties.check(server, tally)
     await sampler.check(server, tally, repeats, penalised=penalised, long=long)
 
 

@@ -1,0 +1,129 @@
+"""Penalties: what they add to reported logprobs, and to the choice of a greedy token.
+
+A greedy answer needs no statistics: each of its tokens must be the likeliest of those that the server lists, after
+penalties on the tokens before it. Only differences of logprobs are compared, so no normaliser is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from strands_tito.conformance.draws import Draw
+from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.sampler import AT_ONCE, LEAST_TOP, PENALISED, QUESTIONS, Question, prompt_of, top_of
+from strands_tito.conformance.target import ConnectedServer, can_stream
+from strands_tito.conformance.transforms import ask, row
+from tito_core.backend.errors import BadRequestError
+from tito_core.ledger.columns import TokenIds
+
+FIRST_TOKENS, TOKENS = 12, 48
+"""Tokens of an answer that tell whether logprobs include penalties, and those that are compared if they do."""
+GREEDY_TOKENS = 80
+"""Tokens of a greedy answer: enough that some occur several times."""
+NEAR_TIE_NATS = 0.02
+"""Tokens this close may be chosen either way. Twice the tolerance counts if it is larger."""
+
+
+async def check(server: ConnectedServer, tally: Tally) -> bool | None:
+    """Compare answers under penalties with what the same tokens have without them.
+
+    Returns:
+        Whether reported logprobs include penalties; None if unknown.
+    """
+    if top_of(server) < LEAST_TOP or server.needs_top_k:
+        return None
+    outcomes = [await _reported(server, tally, question) for question in PENALISED]
+    penalised = next((each for each in outcomes if each is not None), None)
+    for number, text in enumerate(QUESTIONS[:2]):
+        for question in (Question("temperature 0", {"temperature": 0.0}), _drawn(server, number)):
+            await _greedy(server, tally, question, text, penalised, streamed=number == 1)
+    return penalised
+
+
+def _drawn(server: ConnectedServer, number: int) -> Question:
+    random = np.random.default_rng([server.target.seed, number])
+    presence, frequency = (round(float(random.uniform(0.2, 0.9)), 2) for _ in range(2))
+    sampling = {"temperature": 0.0, "presence_penalty": presence, "frequency_penalty": frequency}
+    return Question(f"temperature 0, presence_penalty {presence:g}, frequency_penalty {frequency:g}", sampling)
+
+
+async def _reported(server: ConnectedServer, tally: Tally, question: Question) -> bool | None:
+    """Hold reported logprobs under penalties to those without; return whether they include penalties."""
+    if server.policy.info.processed_logprobs is None:
+        return None
+    prompt = prompt_of(server, QUESTIONS[0])
+    try:
+        draw = await ask(server, prompt, question.sampling, TOKENS)
+    except BadRequestError as error:
+        tally.skip("semantics", f"{question.name}: {str(error).partition(chr(10))[0]}")
+        return None
+    with_, without = await _distances(server, question, prompt, draw, range(1, FIRST_TOKENS))
+    if not with_ or max(with_) < max(without):  # the first tokens may say nothing, or the rest be wrong as well
+        more, plain = await _distances(server, question, prompt, draw, range(FIRST_TOKENS, TOKENS))
+        with_, without = with_ + more, without + plain
+    if not with_:
+        tally.skip("semantics", "No likely token was repeated, so penalties show in no logprob.")
+        return None
+    wrong = min(max(with_), math.inf if server.policy.info.processed_logprobs else max(without))
+    problem = (
+        f"Under {question.name}, the logprobs of likely tokens are {wrong:.3g} nats off those without penalties, moved "
+        "by what the penalties say."
+    )
+    place = Where(sampling=question.sampling, streamed=False)
+    tally.require("semantics", wrong <= 2 * server.tolerance_nats, problem, len(with_), place)
+    return max(with_) < max(without)
+
+
+async def _distances(
+    server: ConnectedServer, question: Question, prompt: TokenIds, draw: Draw, places: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Return how far logprobs lie from those that penalties should make of the plain ones, and from the plain ones."""
+    output, limit = draw.ids.tolist(), asyncio.Semaphore(AT_ONCE)
+
+    async def distances(at: int) -> tuple[float, float] | None:
+        async with limit:
+            prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
+            raw = row(await ask(server, prefix, {"temperature": 1.0}))
+        offsets, reported = question.offsets(output[:at]), row(draw, at)
+        moves = {token: offsets.get(token, 0.0) for token in reported if token in raw}
+        if len(set(moves.values())) < 2:
+            return None
+        plain = [reported[token] - raw[token] for token in moves]
+        moved = [value - offset for value, offset in zip(plain, moves.values(), strict=True)]
+        return max(moved) - min(moved), max(plain) - min(plain)
+
+    found = await asyncio.gather(*(distances(at) for at in places if at < len(output)))
+    pairs = [each for each in found if each is not None]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+async def _greedy(
+    server: ConnectedServer, tally: Tally, question: Question, text: str, penalised: bool | None, *, streamed: bool
+) -> None:
+    """Require that each token of a greedy answer is the likeliest one."""
+    moves = bool(question.offsets([0]))
+    if moves and penalised is None:
+        tally.skip("sampler", "It was not measured whether logprobs include penalties.")
+        return
+    streamed = streamed and can_stream(server.backend)
+    try:
+        draw = await ask(server, prompt_of(server, text), question.sampling, GREEDY_TOKENS, streamed=streamed)
+    except BadRequestError as error:
+        tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
+        return
+    logs = draw.moved(draw.top_logprobs, question) if moves and not penalised else draw.top_logprobs
+    own = draw.top_ids == draw.ids[:, None]
+    unlisted = np.where(np.isfinite(draw.top_logprobs), draw.top_logprobs, math.inf).min(axis=1)
+    chosen = np.where(own.any(axis=1), np.where(own, logs, -math.inf).max(axis=1), unlisted)
+    chosen = np.where(np.isfinite(chosen), chosen, unlisted)  # listed, but among those that `draw_of` leaves out
+    behind = logs.max(axis=1) - chosen
+    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+    worst = int(np.argmax(behind))
+    likelier = int(draw.top_ids[worst][int(np.argmax(logs[worst]))])
+    problem = f"the token was chosen, but token {likelier} is {behind[worst]:.3g} nats likelier under {question.name}."
+    place = Where(None, worst, int(draw.ids[worst]), question.sampling, streamed)
+    tally.require("sampler", bool(behind[worst] <= near), problem, len(draw.ids), place)
