@@ -1,0 +1,2 @@
+BACKENDS = []
+try_backend = None
