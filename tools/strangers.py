@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from conformance.defects.stranger_backends import BACKENDS, try_backend
+from conformance.defects.stranger_backends import BACKENDS, SOUND_BACKEND, try_backend
 from conformance.defects.stranger_clients import CLIENTS
 from conformance.defects.stranger_differs import differs
 from conformance.defects.stranger_hooks import Planted
@@ -31,7 +31,7 @@ from conformance.defects.trial import Verdict, try_defect
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.engines import models
 
-BY_NAME: dict[str, Planted] = {each.name: each for each in (*SERVERS_DEFECTS, *CLIENTS, *BACKENDS)}
+BY_NAME: dict[str, Planted] = {each.name: each for each in (*SERVERS_DEFECTS, *CLIENTS, *BACKENDS, SOUND_BACKEND)}
 Case = tuple[str, str]
 
 
@@ -66,6 +66,7 @@ def cases(only: list[str], wires: list[str], groups: list[str]) -> list[Case]:
     return [
         (name, wire)
         for name, defect in BY_NAME.items()
+        if defect.group != "sound" or name in only
         for wire in defect.wires
         if (not only or name in only) and (not wires or wire in wires) and (not groups or defect.group in groups)
     ]
@@ -123,7 +124,7 @@ def main() -> int:
     with ProcessPoolExecutor(arguments.jobs) as pool, arguments.out.open("a") as file:
         started = time.monotonic()
         futures = (pool.submit(judged, case, arguments.profile, arguments.limit) for case in new)
-        for verdict in map(lambda future: future.result(), list(futures)):
+        for verdict in (future.result() for future in list(futures)):
             verdicts[verdict.defect, verdict.wire] = verdict
             file.write(json.dumps(asdict(verdict)) + "\n")
             file.flush()
