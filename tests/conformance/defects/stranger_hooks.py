@@ -5,6 +5,7 @@ The function's docstring is the error. Hooks that need memory get a namespace of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -22,6 +23,8 @@ Hook = Callable[..., Any]
 VLLM = ("vllm", "vllm-completions")
 LONG = 800
 """Prompts of more ids are long."""
+TOUCHED: Counter[str] = Counter()
+"""How many answers each hook of `on_answer` has changed in this process."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def on_answer(
                 request = answer.request
                 spared = is_measured(request) or request.scoring not in scoring
                 found: Settled = answer if spared else hook(memory, answer)
+                TOUCHED[hook.__name__] += found != answer
                 return found
 
             def change(each: Generation) -> Generation:
