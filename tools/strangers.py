@@ -1,6 +1,6 @@
 """Run the suite on the stranger's defects, which a hand planted that had not seen what the suite checks.
 
-    python tools/strangers.py --out runs/strangers.jsonl [--only NAME ...] [--wires WIRE ...] [--differ]
+    python tools/strangers.py --out runs/strangers.jsonl [--only NAME ...] [--wires WIRE ...] [--one-wire] [--differ]
 
 It prints a line for each defect and wire: what caught it, or MISSED. With --differ no suite runs: each defect's answers
 are compared with a sound server's. Runs already in the file are not repeated.
@@ -22,16 +22,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from conformance.defects.defect import SERVERS
 from conformance.defects.stranger_backends import BACKENDS, SOUND_BACKEND, try_backend
 from conformance.defects.stranger_clients import CLIENTS
 from conformance.defects.stranger_differs import differs
 from conformance.defects.stranger_hooks import Planted
+from conformance.defects.stranger_proxied import PROXIES, try_proxy
 from conformance.defects.stranger_servers import SERVERS_DEFECTS
 from conformance.defects.trial import Verdict, try_defect
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.engines import models
 
-BY_NAME: dict[str, Planted] = {each.name: each for each in (*SERVERS_DEFECTS, *CLIENTS, *BACKENDS, SOUND_BACKEND)}
+BY_NAME: dict[str, Planted] = {
+    each.name: each for each in (*SERVERS_DEFECTS, *CLIENTS, *BACKENDS, *PROXIES, SOUND_BACKEND)
+}
 Case = tuple[str, str]
 
 
@@ -54,6 +58,8 @@ def judged(case: Case, profile: str, limit_s: int) -> Verdict:
     try:
         if wire == "toy":
             return try_backend(defect, tokenizer(), end, PROFILES[profile])
+        if wire.startswith("proxy"):
+            return try_proxy(defect, wire, tokenizer(), end, PROFILES[profile])
         return try_defect(defect, wire, tokenizer(), end, PROFILES[profile])
     except Exception as error:  # a crash of the suite is a finding too
         return Verdict(name, wire, type(error).__name__, str(error)[:300], 0, expected=False)
@@ -111,12 +117,16 @@ def main() -> int:
     parser.add_argument("--profile", default="quick", choices=sorted(PROFILES))
     parser.add_argument("--limit", type=int, default=120, help="seconds for one case")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--one-wire", action="store_true", help="each defect on one of its wires, in rotation")
     parser.add_argument("--differ", action="store_true", help="compare answers with a sound server's instead")
     parser.add_argument("--summary", action="store_true", help="only the shares of the verdicts in the file")
     arguments = parser.parse_args()
     asked = cases(arguments.only, arguments.wires, arguments.groups)
+    if arguments.one_wire:
+        asked = [(name, each.wires[n % len(each.wires)]) for n, (name, each) in enumerate(BY_NAME.items())]
+        asked = [case for case in asked if case in cases(arguments.only, arguments.wires, arguments.groups)]
     if arguments.differ:
-        return differ([case for case in asked if case[1] != "toy" and BY_NAME[case[0]].group != "clients"])
+        return differ([case for case in asked if case[1] in SERVERS and BY_NAME[case[0]].group != "clients"])
     known = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     verdicts = {(each["defect"], each["wire"]): Verdict(**each) for each in known if each["defect"] in BY_NAME}
     new = [] if arguments.summary else [case for case in asked if case not in verdicts]

@@ -41,7 +41,7 @@ class Proxy:
 
     def app(self) -> web.Application:
         """Return the application to run."""
-        app = web.Application(client_max_size=2**30, handler_args={"handler_cancellation": True})
+        app = web.Application(client_max_size=2**30)
         app.router.add_route("*", "/{path:.*}", self._pass)
         app.on_cleanup.append(self._close)
         return app
@@ -134,7 +134,12 @@ def main() -> None:
     if arguments.list or not arguments.upstream:
         print("\n".join(f"{name:22} {made.__doc__}" for name, made in DEFECTS.items()))
         return
-    web.run_app(Proxy(arguments.upstream, DEFECTS[arguments.defect]()).app(), host="127.0.0.1", port=arguments.port)
+    web.run_app(
+        Proxy(arguments.upstream, DEFECTS[arguments.defect]()).app(),
+        host="127.0.0.1",
+        port=arguments.port,
+        handler_cancellation=True,
+    )
 
 
 if __name__ == "__main__":
