@@ -27,7 +27,7 @@ _HARMLESS = {"event-lost": ("proxy-vllm",)}
 """Wires of defects that do nothing on the other: SGLang's events repeat what an earlier one held."""
 PROXIES = [
     Planted(
-        name,
+        f"proxy-{name}",
         4,
         " ".join(str(made.__doc__).split()),
         real="gateways that edit bodies",
@@ -63,7 +63,7 @@ def try_proxy(defect: Planted, wire: str, tokenizer: Any, end: int, profile: Pro
     """Run the suite on a sound scripted server behind the proxy."""
     kind = wire.removeprefix("proxy-")
     engine = plant(SOUND, kind, tokenizer, end)().engine  # type: ignore[attr-defined]
-    with ScriptedServer(engine) as server, _serving(Proxy(server.base_url, DEFECTS[defect.name]()).app()) as url:
+    with ScriptedServer(engine) as server, _serving(Proxy(server.base_url, DEFECTS[defect.name.removeprefix("proxy-")]()).app()) as url:
         target = Target(kind, url, tokenizer, seed=seed, seeds=True, experts=EXPERTS)
         try:
             outcome = suite.run(target, profile, shrink=False, against=None)
