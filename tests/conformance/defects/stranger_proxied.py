@@ -63,7 +63,8 @@ def try_proxy(defect: Planted, wire: str, tokenizer: Any, end: int, profile: Pro
     """Run the suite on a sound scripted server behind the proxy."""
     kind = wire.removeprefix("proxy-")
     engine = plant(SOUND, kind, tokenizer, end)().engine  # type: ignore[attr-defined]
-    with ScriptedServer(engine) as server, _serving(Proxy(server.base_url, DEFECTS[defect.name.removeprefix("proxy-")]()).app()) as url:
+    made = DEFECTS[defect.name.removeprefix("proxy-")]()
+    with ScriptedServer(engine) as server, _serving(Proxy(server.base_url, made).app()) as url:
         target = Target(kind, url, tokenizer, seed=seed, seeds=True, experts=EXPERTS)
         try:
             outcome = suite.run(target, profile, shrink=False, against=None)
