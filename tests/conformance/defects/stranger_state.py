@@ -146,7 +146,7 @@ def cache_survives_update(engine: ScriptedEngine) -> None:
     engine.state.cache.clear = lambda: None  # type: ignore[method-assign]
 
 
-@on_answer(10, "the version is read when the answer is written", weights=True)
+@on_answer(10, "the version is read when the answer is written", weights=True, wires=("vllm", "sglang"))
 def whole_answer_has_the_last_version(memory: Any, answer: Settled) -> Settled:
     """An answer during which weights changed is reported as wholly of the new version."""
     spans = answer.completion.weight_versions
@@ -156,7 +156,7 @@ def whole_answer_has_the_last_version(memory: Any, answer: Settled) -> Settled:
     return replace(answer, completion=completion)
 
 
-@on_answer(10, "the version is read when the request arrives", weights=True)
+@on_answer(10, "the version is read when the request arrives", weights=True, wires=("vllm", "sglang"))
 def versions_change_one_token_late(memory: Any, answer: Settled) -> Settled:
     """The span of a new version starts one token late."""
     spans = list(answer.completion.weight_versions or ())
@@ -167,7 +167,7 @@ def versions_change_one_token_late(memory: Any, answer: Settled) -> Settled:
     return replace(answer, completion=replace(answer.completion, weight_versions=moved))
 
 
-@on_answer(10, "a cached version label", weights=True)
+@on_answer(10, "a cached version label", weights=True, wires=("vllm", "sglang"))
 def version_lags_one_answer(memory: Any, answer: Settled) -> Settled:
     """The first answer after an update still names the old version."""
     now, known = memory.engine.state.weight_version, getattr(memory, "known", None)
