@@ -156,7 +156,14 @@ def whole_answer_has_the_last_version(memory: Any, answer: Settled) -> Settled:
     return replace(answer, completion=completion)
 
 
-@on_answer(10, "the version is read when the request arrives", weights=True, wires=("vllm", "sglang"))
+@on_answer(
+    10,
+    "the version is read when the request arrives",
+    weights=True,
+    wires=("vllm", "sglang"),
+    hard=True,
+    why="no client knows at which token an update took effect, and here both versions have the same weights",
+)
 def versions_change_one_token_late(memory: Any, answer: Settled) -> Settled:
     """The span of a new version starts one token late."""
     spans = list(answer.completion.weight_versions or ())
