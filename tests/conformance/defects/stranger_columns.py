@@ -59,14 +59,14 @@ def prompt_scores_wrong_at_chunks(memory: Any, answer: Settled) -> Settled:
 
 @on_answer(4, "prompt logprobs of cached blocks: vLLM #3251, #6456", scoring=_BOTH)
 def prompt_scores_of_another_prompt(memory: Any, answer: Settled) -> Settled:
-    """The prompt logprobs of tokens 32 to 48 are those of the prompt scored before."""
+    """Sixteen prompt logprobs near the prompt's end are those of the prompt scored before."""
 
     def score(inner: Any, ids: Any, start: int, temperature: float) -> Any:
         values = list(inner.score(ids, start, temperature))
         stale = getattr(memory, "stale", None)
         if len(values) > 48:
-            memory.stale = values[32:48]
-            values[32:48] = stale or values[32:48]
+            memory.stale = values[-24:-8]
+            values[-24:-8] = stale or values[-24:-8]
         return values
 
     return replace(answer, scorer=_Scorer(answer.scorer, score=score))

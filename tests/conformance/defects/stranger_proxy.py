@@ -51,6 +51,12 @@ class Proxy:
             await self._session.close()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._forward(request)
+        except aiohttp.ClientConnectionError as error:
+            return web.Response(status=502, text=str(error))
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
             timeout = aiohttp.ClientTimeout(total=None)

@@ -226,10 +226,12 @@ def _text(memory: Any, answer: Settled) -> str:
 
 @on_answer(4, "reasoning stripped by a server's parser")
 def reasoning_stripped(memory: Any, answer: Settled) -> Settled:
-    """What is between <think> and </think> is removed from text and ids, as by a reasoning parser."""
-    text = _text(memory, answer)
-    shorter = re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL)
-    return answer if shorter == text else _rewritten(memory, answer, shorter)
+    """Everything up to </think> is removed from the ids, with its logprobs, as by a reasoning parser."""
+    ids, decode = answer.output_ids, memory.engine.state.decode
+    end = next((n for n in range(1, len(ids)) if decode(ids[:n]).endswith("</think>")), 0)
+    if not end or answer.finish != "stop":
+        return answer
+    return replace(answer, output_ids=ids[end:], logprobs=answer.logprobs[end:])
 
 
 @on_answer(
