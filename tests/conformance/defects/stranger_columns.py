@@ -83,7 +83,8 @@ def scores_at_stale_temperature(engine: ScriptedEngine) -> None:
         for request in getattr(answer, "requests", ()):
             if not request.scoring and not is_measured(request) and request.temperature:
                 last["temperature"] = request.temperature
-        if not hasattr(answer, "requests") or not answer.requests[0].scoring:
+        first = answer.requests[0] if hasattr(answer, "requests") else None
+        if first is None or not (first.scoring or first.max_new_tokens == 0):
             return answer
 
         def score(scorer: Any, ids: Any, start: int, temperature: float) -> Any:

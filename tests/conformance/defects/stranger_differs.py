@@ -46,7 +46,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
 
 def _bodies(wire: str, tokenizer: Any) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield path and body of every request, and whether it is a scoring one."""
-    common = tokenizer.encode("e o t a", add_special_tokens=False)
+    common = tokenizer.encode("".join(map(chr, range(60, 127))), add_special_tokens=False)[:20]
     for number, text in enumerate(text + "x" * n for text in _TEXTS for n in (0, 1, 5)):
         ids = tokenizer.encode(text, add_special_tokens=False)
         for variant in _VARIANTS if number % 3 == 0 else _VARIANTS[:: 4 + number % 5]:

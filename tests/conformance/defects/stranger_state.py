@@ -228,7 +228,7 @@ def _text(memory: Any, answer: Settled) -> str:
 def reasoning_stripped(memory: Any, answer: Settled) -> Settled:
     """Everything up to </think> is removed from the ids, with its logprobs, as by a reasoning parser."""
     ids, decode = answer.output_ids, memory.engine.state.decode
-    end = next((n for n in range(1, len(ids)) if decode(ids[:n]).endswith("</think>")), 0)
+    end = next((n for n in range(1, len(ids)) if "</think>" in decode(ids[:n])), 0)
     if not end or answer.finish != "stop":
         return answer
     return replace(answer, output_ids=ids[end:], logprobs=answer.logprobs[end:])
