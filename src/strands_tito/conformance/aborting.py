@@ -1,4 +1,4 @@
-"""An abort ends the request that it names, and no other."""
+"""An abort ends the request that it names, and no other; the server scores what was sampled until then."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import uuid
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from strands_tito.conformance.laws import Tally, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
-from tito_core.backend.calls import generate
+from tito_core.backend.calls import generate, score
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.turn import Finish
 
 LATE = 48
@@ -78,3 +81,8 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
     late = len(aborted.output_ids) - known
     problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE}."
     tally.require("aborted", late <= LATE, problem)
+    if semantics_of(server.policy.info, sampling).comparable_with_scoring() and len(aborted.output_ids):
+        scores = (await score(server.policy.backend, np.concatenate([prompt, aborted.output_ids])))[len(prompt) :]
+        apart = float(np.max(np.abs(scores - aborted.logprobs)))
+        problem = f"a token of an aborted answer is {apart:.4g} nats from the server's own score."
+        tally.require("rescored", apart <= server.tolerance_nats, problem, len(scores))

@@ -19,8 +19,9 @@ from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
 
-PROMPTS = (600, 1_100, 2_100)
-"""Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs, pages)."""
+PROMPTS = (640, 1_089, 2_112)
+"""Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs), and where
+the last block of a cache is full (16 to 64 tokens: the first and the last prompt) or has one token."""
 ANSWER = 300
 """Tokens of the long answer."""
 SAMPLES = 4

@@ -204,7 +204,8 @@ async def _draws(
 
     async def one(number: int) -> Draw:
         seeded = question.seeded or (question is not FREE and number % 4 > 1)
-        own = sampling.model_copy(update={"seed": number}) if seeded else sampling
+        seed = number % 4 + (number // 4 << 20)  # some differ in their low bits alone, some in their high ones
+        own = sampling.model_copy(update={"seed": seed}) if seeded else sampling
         request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
         streamed = streams and number % 2 == 1
         async with limit:
