@@ -20,10 +20,12 @@ from strands_tito.conformance.transforms import ask, row
 from tito_core.backend.errors import BadRequestError
 from tito_core.ledger.columns import TokenIds
 
-FIRST_TOKENS, TOKENS = 12, 48
-"""Tokens of an answer that tell whether logprobs include penalties, and those that are compared if they do."""
+TOKENS = 24
+"""Tokens of an answer that tells whether logprobs include penalties."""
 GREEDY_TOKENS = 80
 """Tokens of a greedy answer: enough that some occur several times."""
+EVERY = 4
+"""Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
 NEAR_TIE_NATS = 0.02
 """Tokens this close may be chosen either way. Twice the tolerance counts if it is larger."""
 
@@ -36,11 +38,20 @@ async def check(server: ConnectedServer, tally: Tally) -> bool | None:
     """
     if top_of(server) < LEAST_TOP or server.needs_top_k:
         return None
-    outcomes = [await _reported(server, tally, question) for question in PENALISED]
+    prompts = [prompt_of(server, text) for text in QUESTIONS[:2]]
+    outcomes = [await _measured(server, tally, question, prompts[0]) for question in PENALISED]
     penalised = next((each for each in outcomes if each is not None), None)
-    for number, text in enumerate(QUESTIONS[:2]):
-        for question in (Question("temperature 0", {"temperature": 0.0}), _drawn(server, number)):
-            await _greedy(server, tally, question, text, penalised, streamed=number == 1)
+    for number, prompt in enumerate(prompts):
+        plain = await _greedy(server, tally, Question("temperature 0", {"temperature": 0.0}), prompt, None, number)
+        if plain is None or penalised is None:
+            tally.skip("sampler", "It was not measured whether logprobs include penalties.")
+            continue
+        # Half of the answer goes into the prompt, whose tokens must not count.
+        longer = np.concatenate([prompt, plain.ids[: len(plain.ids) // 2]]).astype(np.int32)
+        question = _drawn(server, number)
+        draw = await _greedy(server, tally, question, longer, penalised, number)
+        if draw is not None and penalised:
+            await _compare(server, tally, question, longer, draw, range(EVERY, len(draw.ids), EVERY))
     return penalised
 
 
@@ -51,20 +62,23 @@ def _drawn(server: ConnectedServer, number: int) -> Question:
     return Question(f"temperature 0, presence_penalty {presence:g}, frequency_penalty {frequency:g}", sampling)
 
 
-async def _reported(server: ConnectedServer, tally: Tally, question: Question) -> bool | None:
-    """Hold reported logprobs under penalties to those without; return whether they include penalties."""
+async def _measured(server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds) -> bool | None:
+    """Return whether reported logprobs include penalties, after a comparison with those without."""
     if server.policy.info.processed_logprobs is None:
         return None
-    prompt = prompt_of(server, QUESTIONS[0])
     try:
         draw = await ask(server, prompt, question.sampling, TOKENS)
     except BadRequestError as error:
         tally.skip("semantics", f"{question.name}: {str(error).partition(chr(10))[0]}")
         return None
-    with_, without = await _distances(server, question, prompt, draw, range(1, FIRST_TOKENS))
-    if not with_ or max(with_) < max(without):  # the first tokens may say nothing, or the rest be wrong as well
-        more, plain = await _distances(server, question, prompt, draw, range(FIRST_TOKENS, TOKENS))
-        with_, without = with_ + more, without + plain
+    return await _compare(server, tally, question, prompt, draw, range(1, TOKENS))
+
+
+async def _compare(
+    server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds, draw: Draw, places: Sequence[int]
+) -> bool | None:
+    """Compare logprobs under penalties with those without; return whether they include penalties."""
+    with_, without = await _distances(server, question, prompt, draw, places)
     if not with_:
         tally.skip("semantics", "No likely token was repeated, so penalties show in no logprob.")
         return None
@@ -73,7 +87,7 @@ async def _reported(server: ConnectedServer, tally: Tally, question: Question) -
         f"Under {question.name}, the logprobs of likely tokens are {wrong:.3g} nats off those without penalties, moved "
         "by what the penalties say."
     )
-    place = Where(sampling=question.sampling, streamed=False)
+    place = Where(sampling=question.sampling, streamed=draw.streamed)
     tally.require("semantics", wrong <= 2 * server.tolerance_nats, problem, len(with_), place)
     return max(with_) < max(without)
 
@@ -102,20 +116,21 @@ async def _distances(
 
 
 async def _greedy(
-    server: ConnectedServer, tally: Tally, question: Question, text: str, penalised: bool | None, *, streamed: bool
-) -> None:
-    """Require that each token of a greedy answer is the likeliest one."""
-    moves = bool(question.offsets([0]))
-    if moves and penalised is None:
-        tally.skip("sampler", "It was not measured whether logprobs include penalties.")
-        return
-    streamed = streamed and can_stream(server.backend)
+    server: ConnectedServer,
+    tally: Tally,
+    question: Question,
+    prompt: TokenIds,
+    penalised: bool | None,
+    number: int,
+) -> Draw | None:
+    """Require that each token of a greedy answer is the likeliest one; return the answer."""
+    streamed = number == 1 and can_stream(server.backend)
     try:
-        draw = await ask(server, prompt_of(server, text), question.sampling, GREEDY_TOKENS, streamed=streamed)
+        draw = await ask(server, prompt, question.sampling, GREEDY_TOKENS, streamed=streamed)
     except BadRequestError as error:
         tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
-        return
-    logs = draw.moved(draw.top_logprobs, question) if moves and not penalised else draw.top_logprobs
+        return None
+    logs = draw.moved(draw.top_logprobs, question) if not penalised else draw.top_logprobs
     own = draw.top_ids == draw.ids[:, None]
     unlisted = np.where(np.isfinite(draw.top_logprobs), draw.top_logprobs, math.inf).min(axis=1)
     chosen = np.where(own.any(axis=1), np.where(own, logs, -math.inf).max(axis=1), unlisted)
@@ -127,3 +142,4 @@ async def _greedy(
     problem = f"the token was chosen, but token {likelier} is {behind[worst]:.3g} nats likelier under {question.name}."
     place = Where(None, worst, int(draw.ids[worst]), question.sampling, streamed)
     tally.require("sampler", bool(behind[worst] <= near), problem, len(draw.ids), place)
+    return draw
