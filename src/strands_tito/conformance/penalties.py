@@ -28,6 +28,7 @@ EVERY = 4
 """Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
 NEAR_TIE_NATS = 0.02
 """Tokens this close may be chosen either way. Twice the tolerance counts if it is larger."""
+GREEDY = Question("temperature 0", {"temperature": 0.0})
 
 
 async def check(server: ConnectedServer, tally: Tally) -> bool | None:
@@ -42,16 +43,23 @@ async def check(server: ConnectedServer, tally: Tally) -> bool | None:
     outcomes = [await _measured(server, tally, question, prompts[0]) for question in PENALISED]
     penalised = next((each for each in outcomes if each is not None), None)
     for number, prompt in enumerate(prompts):
-        plain = await _greedy(server, tally, Question("temperature 0", {"temperature": 0.0}), prompt, None, number)
-        if plain is None or penalised is None:
-            tally.skip("sampler", "It was not measured whether logprobs include penalties.")
+        plain = await _answer(server, tally, GREEDY, prompt, number)
+        if plain is None:
             continue
+        _require_likeliest(server, tally, GREEDY, plain, penalised=True)
         # Half of the answer goes into the prompt, whose tokens must not count.
         longer = np.concatenate([prompt, plain.ids[: len(plain.ids) // 2]]).astype(np.int32)
         question = _drawn(server, number)
-        draw = await _greedy(server, tally, question, longer, penalised, number)
-        if draw is not None and penalised:
-            await _compare(server, tally, question, longer, draw, range(EVERY, len(draw.ids), EVERY))
+        draw = await _answer(server, tally, question, longer, number)
+        if draw is None:
+            continue
+        if penalised is not False and server.policy.info.processed_logprobs is not None:
+            found = await _compare(server, tally, question, longer, draw, range(EVERY, len(draw.ids), EVERY))
+            penalised = found if penalised is None else penalised
+        if penalised is None:
+            tally.skip("sampler", "It was not measured whether logprobs include penalties.")
+        else:
+            _require_likeliest(server, tally, question, draw, penalised=penalised)
     return penalised
 
 
@@ -115,22 +123,31 @@ async def _distances(
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
-async def _greedy(
-    server: ConnectedServer,
-    tally: Tally,
-    question: Question,
-    prompt: TokenIds,
-    penalised: bool | None,
-    number: int,
+async def _answer(
+    server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds, number: int
 ) -> Draw | None:
-    """Require that each token of a greedy answer is the likeliest one; return the answer."""
+    """Return an answer, streamed after the second prompt; None if the server refuses the parameters."""
     streamed = number == 1 and can_stream(server.backend)
     try:
-        draw = await ask(server, prompt, question.sampling, GREEDY_TOKENS, streamed=streamed)
+        return await ask(server, prompt, question.sampling, GREEDY_TOKENS, streamed=streamed)
     except BadRequestError as error:
         tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
         return None
-    logs = draw.moved(draw.top_logprobs, question) if not penalised else draw.top_logprobs
+
+
+def _require_likeliest(
+    server: ConnectedServer, tally: Tally, question: Question, draw: Draw, *, penalised: bool
+) -> None:
+    """Require that each token of a greedy answer is the likeliest one.
+
+    Args:
+        server: The server.
+        tally: Counts the checks.
+        question: The parameters.
+        draw: The answer.
+        penalised: Whether its logprobs include the penalties.
+    """
+    logs = draw.top_logprobs if penalised else draw.moved(draw.top_logprobs, question)
     own = draw.top_ids == draw.ids[:, None]
     unlisted = np.where(np.isfinite(draw.top_logprobs), draw.top_logprobs, math.inf).min(axis=1)
     chosen = np.where(own.any(axis=1), np.where(own, logs, -math.inf).max(axis=1), unlisted)
@@ -139,7 +156,6 @@ async def _greedy(
     near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
     worst = int(np.argmax(behind))
     likelier = int(draw.top_ids[worst][int(np.argmax(logs[worst]))])
-    problem = f"the token was chosen, but token {likelier} is {behind[worst]:.3g} nats likelier under {question.name}."
-    place = Where(None, worst, int(draw.ids[worst]), question.sampling, streamed)
+    problem = f"the token was chosen, but token {likelier} is {behind[worst]:.3g} nats likelier at {question.name}."
+    place = Where(None, worst, int(draw.ids[worst]), question.sampling, draw.streamed)
     tally.require("sampler", bool(behind[worst] <= near), problem, len(draw.ids), place)
-    return draw
