@@ -112,7 +112,7 @@ def plant(
         tokenizer: The model's tokenizer.
         end: Id that ends a turn.
         greedily: Whether the policy gives its fixed answers at temperature 0 too; see `ConformancePolicy`.
-        varied: Whether its sampled answers without a seed differ from request to request.
+        varied: Whether its answers depend on the whole prompt, and differ without a seed.
     """
     policy: Any = ConformancePolicy(tokenizer, end, greedily=greedily, varied=varied)
     options: Any = {

@@ -37,7 +37,7 @@ class ConformancePolicy:
         end: Id that ends a turn.
         greedily: Whether it returns `ANSWERS` at temperature 0 too, instead of the most likely tokens.
         policy: Samples and scores everything else; a `HashPolicy` of printable ASCII when None.
-        varied: Whether sampled answers without a seed differ from request to request. Otherwise a replayed conversation
+        varied: Whether answers depend on the whole prompt, and differ without a seed. Otherwise a replayed conversation
             gets the same ones.
     """
 
@@ -91,7 +91,9 @@ class ConformancePolicy:
         )
 
     def _weights(self, **settings: Any) -> HashPolicy:
-        return HashPolicy(len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], whole=True, **settings)
+        return HashPolicy(
+            len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], whole=self._varied, **settings
+        )
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """See `Scorer`."""
