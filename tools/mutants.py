@@ -136,6 +136,10 @@ _LONG = " or ".join(
     )
 )
 """Tests that take seconds or other processes, or feel time or freed memory."""
+_JUDGES = ("oracle", "request_check", "bets", "truncation", "precision")
+"""The suite's modules that decide whether something is right."""
+_JUDGE_TESTS = ("oracle", "oracle_text", "request_check", "sampler", "near_ties")
+"""Their tests without a server."""
 PACKAGES = {
     package.name: package
     for package in (
@@ -188,6 +192,12 @@ PACKAGES = {
             tuple(f"src/tito_core/{part}.py" for part in _MODEL_PARTS),
             ("tests/model",),
             (*HANGS, "-k", f"not ({_UNTRACED} or {_LONG})"),
+        ),
+        Package(
+            "conformance",
+            tuple(f"src/strands_tito/conformance/{part}.py" for part in _JUDGES),
+            tuple(f"tests/conformance/test_{part}.py" for part in _JUDGE_TESTS),
+            (*HANGS, "-k", "not (planted or left_alone)"),
         ),
     )
 }

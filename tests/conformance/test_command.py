@@ -177,6 +177,20 @@ def test_a_required_check_that_did_not_run_has_a_status_of_its_own(tokenizer_fol
     assert "not checked: sampler" in words(statuses[0])
     assert "--not-require" in words(statuses[0])
     assert "not checked: left" in words(statuses[2])
+    assert "Every law that applies holds" not in words(statuses[0])
+
+
+def test_a_replay_requires_what_its_options_name(tokenizer_folder: str, here: Path) -> None:
+    (here / "moves").write_text('[{"type": "Ask"}]')
+    with served("vllm") as server:
+        ran = conformance(server, tokenizer_folder, "--replay", "moves", "--require", "prompt")
+        done = conformance(server, tokenizer_folder, "--replay", "moves", "--require", "sampler", "--report", "out")
+    assert (ran.exit_code, done.exit_code) == (0, 3), done.output
+    report = json.loads((here / "out" / "conformance.json").read_text())
+    assert (report["sound"], report["required"], report["required_not_reached"]) == (False, ["sampler"], ["sampler"])
+    page = (here / "out" / "conformance.html").read_text()
+    assert "Every law that applies holds" not in page
+    assert "Required, but not checked: sampler." in page
 
 
 def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:

@@ -25,6 +25,9 @@ EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 """`make test` takes every fourth defect, `make prove` and `make defects` all."""
 SHORT = Profile("short", 1, 1, 2)
 """What follows the conversations is what these tests are about."""
+HARDEST = ("presence-alone",)
+"""The sampling defects with the least evidence at this size, which `make test` always takes."""
+CHOSEN = [each for at, each in enumerate(SAMPLING) if EXAMPLES or at % 4 == 0 or each.name in HARDEST]
 VOCABULARY = 200
 LISTED = 18
 
@@ -154,7 +157,13 @@ def test_the_dtype_shows_in_the_grid_of_logprobs(seed: int, dtype: str) -> None:
     assert precision.dtype_of(logprobs.astype(np.float32)) == dtype
 
 
-@pytest.mark.parametrize("defect", SAMPLING if EXAMPLES else SAMPLING[::4], ids=lambda defect: defect.name)
+def test_the_center_of_differences_is_their_mean_or_their_median() -> None:
+    """One large difference hides a bias of all others from the mean, and a bias of few from the median."""
+    assert precision.center(np.array([0.1] * 9 + [-0.9])) == pytest.approx(0.1)
+    assert precision.center(np.array([0.0] * 6 + [-0.5] * 4)) == pytest.approx(-0.2)
+
+
+@pytest.mark.parametrize("defect", CHOSEN, ids=lambda defect: defect.name)
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     wire = defect.wires[len(defect.name) % len(defect.wires)]
     verdict = try_defect(defect, wire, tokenizer(), int(tokenizer().eos_token_id), SHORT)

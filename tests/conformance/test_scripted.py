@@ -65,9 +65,13 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
         *WEIGHT_CHECKS,
         *(() if wire == "sglang" else ("left",)),
         *(("text",) if wire == "vllm" else ()),
+        *(("versions", "aborted") if wire == "vllm-completions" else ()),
     }
     compared = outcome.tally.passed["rescored"]
-    assert compared > sum(outcome.tally.not_applicable["rescored"].values())
+    if wire == "sglang":  # its logprobs are those at the temperature that a move draws
+        assert compared > 1_500
+    else:
+        assert compared > sum(outcome.tally.not_applicable["rescored"].values())
     assert outcome.server.weight_updates == 0
     assert outcome.server.log is not None
     assert {row.verdict for row in rows(outcome) if row.check in WEIGHT_CHECKS} == {"not applicable"}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from conformance.defects import all_defects
 from conformance.defects.defect import plant
 from strands_tito.conformance import oracle, suite
-from strands_tito.conformance.laws import BrokenLawError, Where
+from strands_tito.conformance.laws import BrokenLawError, Where, checked, set_place
 from strands_tito.conformance.oracle_turn import OracleTurn
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.conformance.target import Target
 from strands_tito.conformance.wire_reading import WireGeneration
 from strands_tito.testing.moves import Ask, Sampling, Stream
 from support.scripted import tokenizer
+from tito_core.backend.errors import ProtocolViolationError
 
 
 def test_a_place_names_what_applies_only() -> None:
@@ -29,17 +32,19 @@ def test_a_place_names_what_applies_only() -> None:
 @pytest.mark.parametrize(
     ("name", "check", "streamed"),
     [
+        ("text-halved", "text", False),
         ("logprobs-shifted", "rescored", False),
         ("client-shifts-logprobs", "logprobs", False),
         ("client-shifts-logprobs", "logprobs", True),
-        ("client-records-no-seed", "asked", True),
+        ("client-records-no-seed", "requested", True),
         ("client-forgets-history", "parent", True),
     ],
 )
 def test_a_finding_of_a_conversation_has_its_place(name: str, check: str, streamed: bool) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == name)
-    transport = plant(defect, "vllm", tokenizer(), int(tokenizer().eos_token_id))
-    target = Target("vllm", "http://scripted", tokenizer(), transport=transport)
+    wire = "sglang" if name == "text-halved" else "vllm"
+    transport = plant(defect, wire, tokenizer(), int(tokenizer().eos_token_id))
+    target = Target(wire, "http://scripted", tokenizer(), transport=transport)
     opening = [Stream()] if streamed else []
     moves = [*opening, Sampling(seed=7), *(Ask(text=text) for text in ("Hi", "Ho", "Hm", "Ha"))]
     with defect.client():
@@ -51,7 +56,21 @@ def test_a_finding_of_a_conversation_has_its_place(name: str, check: str, stream
     assert where.turn in range(4)
     assert where.sampling is not None
     assert where.sampling["seed"] == (None if name == "client-records-no-seed" else 7)
-    assert (where.position is None, where.token is None) == (check != "rescored", check != "rescored")
+    of_a_token = check in ("rescored", "logprobs")
+    assert (where.position is not None, where.token is not None) == (of_a_token, of_a_token)
+
+
+def test_a_refused_response_has_the_place_of_its_request() -> None:
+    async def refuse() -> None:
+        set_place(turn=2, sampling={"temperature": 0.5}, streamed=True)
+        raise ProtocolViolationError("Law 4: the answer is empty.", backend="vllm")
+
+    with pytest.raises(BrokenLawError) as raised:
+        asyncio.run(checked(refuse()))
+    assert (raised.value.check.name, raised.value.where) == (
+        "refused",
+        Where(2, None, None, {"temperature": 0.5}, True),
+    )
 
 
 @pytest.mark.parametrize(("versions", "broken"), [("aab", False), ("aba", True), ("abcb", True), ("aaa", False)])

@@ -1,4 +1,4 @@
-"""An abort ends the request that it names, and no other."""
+"""An abort ends the request that it names, and no other; the server scores what was sampled until then."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import uuid
 from collections import Counter
 from typing import Any
 
-from strands_tito.conformance.laws import Tally
+import numpy as np
+
+from strands_tito.conformance.laws import Tally, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
-from tito_core.backend.calls import generate
+from tito_core.backend.calls import generate, score
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.turn import Finish
 
 LATE = 48
@@ -33,15 +36,17 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
     if limit is not None and len(prompt) + TOKENS > limit:
         tally.skip("aborted", f"An answer of {TOKENS} tokens does not fit into the context of {limit}.")
         return
-    sampling = server.sampling(max_new_tokens=TOKENS, temperature=1.0, ignore_eos=True)
+    parameters = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
+    sampling = server.sampling(**parameters)
+    set_place(sampling=parameters, streamed=True)
     names, counts, runs = [uuid.uuid4().hex for _ in range(2)], Counter[str](), [asyncio.Event() for _ in range(2)]
 
     async def one(name: str, begun: asyncio.Event) -> TokenResponse:
-        def came(chunk: TokenChunk) -> None:
+        def count(chunk: TokenChunk) -> None:
             counts[name] += len(chunk.output_ids)
             begun.set()
 
-        return await generate(server.policy.backend, TokenRequest(prompt, sampling, name), came)
+        return await generate(server.policy.backend, TokenRequest(prompt, sampling, name), count)
 
     tasks = [asyncio.ensure_future(one(name, begun)) for name, begun in zip(names, runs, strict=True)]
     waits = [asyncio.ensure_future(begun.wait()) for begun in runs]
@@ -58,19 +63,26 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
         for each in (*waits, *tasks):
             each.cancel()
         await asyncio.gather(*waits, *tasks, return_exceptions=True)
-    came = len(other.output_ids)
-    tally.require(
-        "aborted", came == TOKENS, f"another request was aborted, and {came} of {TOKENS} tokens came of this one."
-    )
+    received = len(other.output_ids)
+    problem = f"another request was aborted, and this one got {received} of {TOKENS} tokens."
+    tally.require("aborted", received == TOKENS, problem, 0)
     sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
-    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.")
+    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.", 0)
     whole = len(aborted.output_ids) == TOKENS and took < SOON
-    if early or whole or (server.log is not None and sent[-1] != 200):
-        tally.skip("aborted", "The server cannot abort a request, or had already answered.")
+    if sent and sent[-1] != 200:
+        tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
+        return
+    if early or whole:
+        tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
         return
     ended = aborted.finish == Finish.ABORT and len(aborted.output_ids) < TOKENS
     problem = f"a request went on to {len(aborted.output_ids)} tokens ({aborted.finish}) although it was aborted."
     tally.require("aborted", ended, problem)
     late = len(aborted.output_ids) - known
-    problem = f"{late} tokens of an aborted request came after its abort was confirmed, more than {LATE}."
+    problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE}."
     tally.require("aborted", late <= LATE, problem)
+    if semantics_of(server.policy.info, sampling).comparable_with_scoring() and len(aborted.output_ids):
+        scores = (await score(server.policy.backend, np.concatenate([prompt, aborted.output_ids])))[len(prompt) :]
+        apart = float(np.max(np.abs(scores - aborted.logprobs)))
+        problem = f"a token of an aborted answer is {apart:.4g} nats from the server's own score."
+        tally.require("rescored", apart <= server.tolerance_nats, problem, len(scores))

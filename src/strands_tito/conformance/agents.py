@@ -39,6 +39,8 @@ TOOLS: list[Any] = [
     },
 ]
 """Specs of the agents' tools."""
+CLEARED = ("edit", "trim", "summary", "rewind", "retry", "new system prompt or tools")
+"""Reasons of a branch after a history was cleared, or an answer without content was dropped."""
 SYSTEM_PROMPTS = ("Be brief.", "You are an exact assistant.\nUse tools.", None)
 
 
@@ -50,11 +52,18 @@ class SimulatedAgent:
         messages: Its history.
         system: Its system prompt.
         model_state: Its `model_state` of Strands, which the model reads and writes.
+        reasons: Reasons for which its next turn may branch: its history was changed since the last one.
     """
 
     messages: list[Message] = field(default_factory=list)
     system: str | None = SYSTEM_PROMPTS[0]
     model_state: dict[str, Any] = field(default_factory=dict)
+    reasons: set[str] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """Drop the history."""
+        self.messages.clear()
+        self.reasons.update(CLEARED)
 
     def copied_messages(self) -> list[Message]:
         """Return a deep copy of the history, as Strands passes it to a model."""
@@ -76,7 +85,7 @@ class SimulatedAgent:
         self._add(results[::-1] if ask is not None and ask.reverse else results or [{"text": text or "?"}])
 
     def add_pictures(self, look: Look) -> None:
-        """Add the input of the next answer with pictures: in each result of pending calls, or else beside a text."""
+        """Add the input of the next answer with pictures: in each result of pending calls, or else next to a text."""
         blocks = _picture_blocks(look)
         results = [
             {"toolResult": {"toolUseId": call["toolUseId"], "status": "success", "content": copy.deepcopy(blocks)}}

@@ -1,4 +1,4 @@
-"""Bets against a stated distribution: whoever wins much by betting has shown that tokens are sampled otherwise.
+"""Bets against a stated distribution. A bet that wins much shows that tokens are sampled from another one.
 
 Each bet is an alternative distribution over the tokens that the server lists. Its fortune is the product, over sampled
 tokens, of the alternative's probability by the stated one. If tokens are sampled as stated, the fortune is a martingale
@@ -20,8 +20,10 @@ FALSE_ALARM = 1e-6
 """Probability with which one run calls a sound server broken by any of its bets, or by one other test."""
 DOUBT = 0.05
 """Share of a bet that stays on the stated distribution, so that one token does not ruin it."""
+MOST_MOVED = 50.0
+"""Most nats by which a bet moves a token, so that its weight stays finite."""
 LEAST_FOR_SHAPE = 256
-"""Tokens below which the shape of all ranks says little."""
+"""With fewer tokens the distribution of ranks is not tested."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -35,7 +37,7 @@ class Places:
         stated: Probabilities of the listed tokens, shape (n, k), each row at most 1 in all, 0 where there are fewer.
         chosen: Index of the sampled token in its row, -1 if it is not listed, shape (n,).
         ends: Which listed tokens end a turn, shape (n, k).
-        seen: Which listed tokens the answer holds already, shape (n, k).
+        seen: How often each listed token is in the answer already, shape (n, k).
         surprise: Minus the reported logprob of the sampled token, shape (n,).
         subsets: Sets of tokens that are judged on their own, by name, each of shape (n,).
     """
@@ -43,7 +45,7 @@ class Places:
     stated: Floats
     chosen: NDArray[np.intp]
     ends: Bools
-    seen: Bools
+    seen: Floats
     surprise: Floats
     subsets: Mapping[str, Bools]
 
@@ -55,11 +57,6 @@ class Places:
         """Probability of all tokens that are not listed, shape (n,)."""
         left: Floats = np.clip(1 - self.stated.sum(axis=1), 0, 1)
         return left
-
-    @property
-    def uncertainty(self) -> float:
-        """Expected number of sampled tokens other than the likeliest."""
-        return float(np.sum(1 - self.stated.max(axis=1, initial=0.0)))
 
 
 def joined(parts: Sequence[Places]) -> Places:
@@ -123,8 +120,17 @@ def _without_last(places: Places) -> Floats:
     return np.where((places.stated > least) | alone, places.stated, 0)
 
 
-def _scaled(which: str, nats: float) -> Weigh:
-    return lambda places: np.where(getattr(places, which), places.stated * math.exp(nats), places.stated)
+def _ends(nats: float) -> Weigh:
+    return lambda places: np.where(places.ends, places.stated * math.exp(nats), places.stated)
+
+
+def _repeated(nats: float, most: float = math.inf) -> Weigh:
+    """Move each token by `nats` for each earlier occurrence, `most` of them at most."""
+
+    def weigh(places: Places) -> Floats:
+        return places.stated * np.exp(np.clip(nats * np.minimum(places.seen, most), -MOST_MOVED, MOST_MOVED))
+
+    return weigh
 
 
 def _even(places: Places) -> Floats:
@@ -141,10 +147,14 @@ ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
     **{f"top_p {p:g}": (_nucleus(p), DOUBT) for p in (0.5, 0.8, 0.9, 0.95)},
     **{f"min_p {p:g}": (_at_least(p), DOUBT) for p in (0.3, 0.1, 0.05, 0.02)},
     "all but the least likely token that is left": (_without_last, DOUBT),
-    **{f"ends of turn {math.exp(n):.2g} times as likely": (_scaled("ends", n), 0.0) for n in (-1.5, 1.0, 3.0)},
+    **{f"ends of turn {math.exp(n):.2g} times as likely": (_ends(n), 0.0) for n in (-1.5, 1.0, 3.0)},
     **{
-        f"tokens of the same answer {math.exp(n):.2g} times as likely": (_scaled("seen", n), 0.0)
+        f"tokens of the same answer {math.exp(n):.2g} times as likely": (_repeated(n, 1), 0.0)
         for n in (-2.0, -1.0, -0.3, 0.3, 1.0, 2.0)
+    },
+    **{
+        f"tokens {math.exp(n):.2g} times as likely for each time that the answer holds them": (_repeated(n), DOUBT)
+        for n in (-2.0, -0.5, 0.5, 2.0)
     },
     **{f"any listed token in {share:.0%} of all places": (_even, 1 - share) for share in (0.02, 0.1, 0.5)},
 }

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,7 +67,10 @@ def conformance(
     against_backend: Annotated[str, typer.Option(help="Backend of a second server with the same weights.")] = "",
     against_url: Annotated[str, typer.Option(help="Address of a second server to compare with.")] = "",
     require: Annotated[
-        list[str] | None, typer.Option(help="Name of a check that must have run, besides the default ones.")
+        list[str] | None,
+        typer.Option(
+            help="Name of a check that must have run, besides the default ones (with --against-url or --replay, none)."
+        ),
     ] = None,
     not_require: Annotated[
         list[str] | None, typer.Option(help="Name of a default check that need not have run.")
@@ -87,9 +91,10 @@ def conformance(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
+        from strands_tito.conformance.laws import REQUIRED
         from strands_tito.conformance.precision import AUTO, TOLERANCES
         from strands_tito.conformance.profiles import PROFILES
-        from strands_tito.conformance.report import not_made, print_report, rows, write_files
+        from strands_tito.conformance.report import print_report, write_files
         from strands_tito.conformance.target import Target
 
         if profile not in PROFILES:
@@ -114,39 +119,45 @@ def conformance(
         against = _second_target(target, against_backend, against_url)
         if weights and against is not None:
             raise typer.BadParameter("--weights and --against-url cannot be combined. Omit one of them.")
-        required = _required(require or [], not_require or []) if against is None and replay is None else ()
-        outcome = _play(target, PROFILES[profile], against, replay, interrupts)
+        default = REQUIRED if against is None and replay is None else ()
+        required = _required(default, require or [], not_require or [])
+        outcome = _play(target, PROFILES[profile], against, replay, required, interrupts)
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
         again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
         for option, value in (("experts", experts), ("weights", weights), ("against-url", against_url)):
             again += [f"--{option}", value] if value else []
         again += ["--against-backend", against_backend] if against_backend else []
-        print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]), required)
+        print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
         for file in files:
             console.print(f"Written: {file}", highlight=False)
         if outcome.interrupted:
             leave(INTERRUPTED)
     if not outcome.sound:
         sys.exit(1)
-    sys.exit(NOT_CHECKED if not_made(rows(outcome), required) else 0)
+    sys.exit(NOT_CHECKED if outcome.not_reached else 0)
 
 
-def _required(more: list[str], fewer: list[str]) -> tuple[str, ...]:
+def _required(default: Sequence[str], more: list[str], fewer: list[str]) -> tuple[str, ...]:
     """Return the names of the checks that must run.
 
     Raises:
         typer.BadParameter: A name is unknown.
     """
-    from strands_tito.conformance.laws import CHECKS, REQUIRED
+    from strands_tito.conformance.laws import CHECKS
 
     if unknown := sorted({*more, *fewer} - CHECKS.keys()):
         raise typer.BadParameter(f"Unknown check {unknown[0]!r}. Available: {', '.join(CHECKS)}.")
-    return tuple(name for name in CHECKS if name in {*REQUIRED, *more} - set(fewer))
+    return tuple(name for name in CHECKS if name in {*default, *more} - set(fewer))
 
 
 def _play(
-    target: Target, profile: Profile, against: Target | None, replay: Path | None, interrupts: Interrupts
+    target: Target,
+    profile: Profile,
+    against: Target | None,
+    replay: Path | None,
+    required: Sequence[str],
+    interrupts: Interrupts,
 ) -> Outcome:
     """Play a whole profile, or one conversation. Return the result, also after an interrupt."""
     from strands_tito.conformance.player import MAX_TOKENS
@@ -163,7 +174,7 @@ def _play(
         def show(conversations: int, requests: int) -> None:
             bar.update(task, completed=requests, description=f"{conversations} conversations, requests")
 
-        run = Run(target, profile, show, against=against, moves=moves)
+        run = Run(target, profile, show, against=against, moves=moves, required=required)
         try:
             outcome: Outcome | None = in_thread(run.play, run.stop, interrupts)
         except KeyboardInterrupt:

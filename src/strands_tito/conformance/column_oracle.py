@@ -65,14 +65,18 @@ def _compare_top(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterat
         expected = [(token, float32(value)) for token, value in best]
         found = [pair for pair in zip(row, logprobs, strict=True) if pair[0] != -1]
         if found != expected:
-            yield "top", f"output token {place} has the top logprobs {found}, the response has {expected}."
+            yield "top", f"output token {place} has the top logprobs {found}, the response has {expected}.", place
         mass = sum(math.exp(value) for value in real.values())
         if mass > 1 + MASS_SLACK:
-            yield "top", f"the top tokens of output token {place} have a total probability of {mass:.4g}."
+            yield "top", f"the top tokens of output token {place} have a total probability of {mass:.4g}.", place
         sampled, own = answer.output_ids[place], answer.logprobs[place]
         least = min((value for _, value in best), default=math.inf)
         if sampled not in dict(best) and (own is None or own > least + 1e-4):
-            yield "top", f"output token {place} has logprob {own}, but is missing in its top logprobs {expected}."
+            yield (
+                "top",
+                f"output token {place} has logprob {own}, but is missing in its top logprobs {expected}.",
+                place,
+            )
 
 
 def _compare_prompt(
@@ -117,7 +121,7 @@ def _compare_masks(turn: OracleTurn, answer: WireGeneration, first: int) -> Iter
         yield "left", "the ledger's sampling mask differs from the response's."
     for place, (token, mask) in enumerate(zip(answer.output_ids, masks, strict=False)):
         if token not in mask:
-            yield "left", f"output token {place} is not in its sampling mask of {len(mask)} tokens."
+            yield "left", f"output token {place} is not in its sampling mask of {len(mask)} tokens.", place
     top_k = int(answer.sampling.get("top_k") or 0)
     largest = max(map(len, masks), default=0)
     if 0 < top_k < largest:

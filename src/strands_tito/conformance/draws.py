@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,8 +66,10 @@ class Draw:
         own = (self.top_ids == self.ids[:, None]) & np.isfinite(logs)
         listed = own.any(axis=1)
         n, stated = len(self.ids), np.exp(logs)
-        earlier = np.tril(np.ones((n, n), bool), -1)
-        seen = (earlier[:, None, :] & (self.top_ids[:, :, None] == self.ids[None, None, :])).any(axis=2)
+        seen, counts = np.zeros(logs.shape), Counter[int]()
+        for at, token in enumerate(self.ids.tolist()):
+            seen[at] = [counts[other] for other in self.top_ids[at].tolist()]
+            counts[token] += 1
         keep = np.ones(n, bool)
         if alone:
             mass = stated.sum(axis=1, keepdims=True)

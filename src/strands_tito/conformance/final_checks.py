@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from strands_tito.conformance import oracle, routing
-from strands_tito.conformance.laws import COLUMN_CHECKS, Tally
+from strands_tito.conformance import oracle, precision, routing
+from strands_tito.conformance.laws import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
 from strands_tito.conformance.oracle import OracleTrajectory
-from strands_tito.conformance.oracle_turn import OracleImage, OracleTurn, Problem
+from strands_tito.conformance.oracle_turn import OracleImage, OracleTurn
 from strands_tito.conformance.player import Player
-from strands_tito.conformance.target import ConnectedServer
 from strands_tito.conformance.wire_reading import WireGeneration
 from strands_tito.inspect.verify import rescore
 from tito_core import store
@@ -25,19 +24,27 @@ RESPONSE_CHECKS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "
 """Checks of the ledger against the server's responses, on its wire or in its backend."""
 NEEDED_FIELDS = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_tokens"}, "images": {"media"}}
 """Response fields of a check that a backend may declare as unreported (`EngineInfo.unreported`)."""
+REPORTED: Mapping[str, Callable[[WireGeneration], bool]] = {
+    "usage": lambda answer: answer.prompt_tokens is not None or answer.completion_tokens is not None,
+    "cached": lambda answer: answer.cached_tokens is not None,
+    "versions": lambda answer: any(version is not None for _, _, version in answer.versions or ()),
+}
+"""Whether an answer reports what a check is about; if not, only the ledger's None was compared."""
+NOT_REPORTED = "The answer does not report it."
 UNREPORTED = "The backend declares that its server does not report it."
 TRAINING_CHECKS = ("trajectory", "mask", "alignment")
 """Checks of what a trainer gets."""
 LEAST_FOR_BIAS = 8
 """Tokens of an answer below which their mean difference says little."""
 ANSWER_BIAS = 0.3
-"""Share of the tolerance that the mean difference of one answer's tokens may reach."""
+"""Share of the tolerance that the mean and the median of one answer's differences may reach."""
 UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 
 
 async def close(player: Player) -> None:
     """Check a finished conversation, and drop its part of the logs."""
     ledger, tally, server = player.model.ledger, player.tally, player.server
+    set_place()
     if len(ledger):
         try:
             check_ledger(ledger)
@@ -46,10 +53,9 @@ async def close(player: Player) -> None:
         tally.require("ledger", True, "", len(ledger))
         turns = _oracle_turns(ledger, player.optional_outputs)
         _check_responses(player, turns)
-        _require_all(
-            tally, TRAINING_CHECKS, oracle.check_trajectories(turns, list(_oracle_trajectories(ledger))), len(turns)
-        )
-        _check_control_tokens(ledger, server, tally)
+        problems = oracle.check_trajectories(turns, list(_oracle_trajectories(ledger)))
+        _require_all(player, TRAINING_CHECKS, problems, len(turns))
+        _check_control_tokens(player)
         _check_round_trip(ledger, tally)
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
@@ -57,16 +63,12 @@ async def close(player: Player) -> None:
     server.truncate_logs(player.log_start)
 
 
-def _require_all(tally: Tally, checks: Iterable[str], problems: Iterable[Problem], cases: int) -> None:
-    """Raise the first problem, or count all checks as passed."""
-    for check, problem in problems:
-        tally.require(check, False, problem)
-    _count_all(tally, checks, cases)
-
-
-def _count_all(tally: Tally, checks: Iterable[str], cases: int) -> None:
+def _require_all(player: Player, checks: Iterable[str], problems: Iterable[tuple[str, str, int]], cases: int) -> None:
+    """Raise the first problem of a turn, or count all checks as passed."""
+    for check, problem, index in problems:
+        player.tally.require(check, False, problem, where=player.where(index))
     for check in checks:
-        tally.require(check, True, "", cases)
+        player.tally.require(check, True, "", cases)
 
 
 def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
@@ -81,11 +83,16 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
     if "images" not in skipped and any(turn.images for turn in turns):
         columns.append("images")
     checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
-    for check, problem, index in oracle.compare(turns, generations, stop_ids):
+    for check, problem, *place in oracle.compare(turns, generations, stop_ids):
         if check not in skipped:
-            tally.require(check, False, problem, where=player.where(index))
-    _count_all(tally, checks, len(turns))
-    _check_text(server, tally, generations, len(turns))
+            tally.require(check, False, problem, where=player.where(*place))
+    for check in checks:
+        reports = sum(map(REPORTED.get(check, lambda _: True), generations))
+        count = min(reports, len(turns))  # cancelled answers are in no turn
+        tally.require(check, True, "", count)
+        if count < len(turns):
+            tally.skip(check, NOT_REPORTED, len(turns) - count)
+    _check_text(player, generations, turns)
     _check_stop_strings(player, generations, turns)
     request_ids = {turn.request_id for turn in turns}
     lost = [each.request_id for each in generations if each.request_id not in request_ids]
@@ -95,11 +102,12 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
 
 def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
     decode, tally = player.server.policy.tokenizer.decode, player.tally
+    index_of = {turn.request_id: turn.index for turn in turns}
     for each in generations:
         for stop in each.sampling.get("stop") or ():
             before = str(decode(each.output_ids[:-1]))
-            problem = f"request {each.request_id!r} continued after the stop string {stop!r}: {before[-60:]!r}."
-            tally.require("stopped", stop not in before, problem)
+            problem = f"the answer continued after the stop string {stop!r}: {before[-60:]!r}."
+            tally.require("stopped", stop not in before, problem, where=_where(player, index_of.get(each.request_id)))
     for turn in turns:
         if isinstance(turn.stop, str):
             problem = f"the stop string {turn.stop!r} is reported, which the ids do not contain."
@@ -107,32 +115,40 @@ def _check_stop_strings(player: Player, generations: list[WireGeneration], turns
             tally.require("stopped", found, problem, where=player.where(turn.index))
 
 
-def _check_text(server: ConnectedServer, tally: Tally, generations: list[WireGeneration], turns: int) -> None:
-    tokenizer = server.policy.tokenizer
+def _check_text(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
+    tokenizer, tally = player.server.policy.tokenizer, player.tally
     with_text = [each for each in generations if each.text is not None]
     if not with_text:
-        tally.skip("text", "The server returns no text with the ids.", turns)
+        tally.skip("text", "The server returns no text with the ids.", len(turns))
+        return
     known = [each for each in with_text if None not in tokenizer.convert_ids_to_tokens(each.output_ids)]
     if len(known) < len(with_text):  # a model may have more embedding rows than its tokenizer has tokens
         tally.skip("text", UNKNOWN_ID, len(with_text) - len(known))
-    problems = oracle.check_text(known, lambda ids: str(tokenizer.decode(ids)))
-    _require_all(tally, ("text",) if known else (), problems, len(known))
+    index_of = {turn.request_id: turn.index for turn in turns}
+    for check, problem, request_id in oracle.check_text(known, lambda ids: str(tokenizer.decode(ids))):
+        tally.require(check, False, problem, where=_where(player, index_of.get(request_id)))
+    tally.require("text", True, "", len(known))
 
 
-def _check_control_tokens(ledger: Ledger, server: ConnectedServer, tally: Tally) -> None:
+def _where(player: Player, index: int | None) -> Where:
+    return NOWHERE if index is None else player.where(index)
+
+
+def _check_control_tokens(player: Player) -> None:
     """Check that no control token has provenance PROMPT. The set of control tokens is worked out here independently."""
-    tokenizer = server.policy.tokenizer
+    server, tokenizer = player.server, player.server.policy.tokenizer
     template = str(tokenizer.chat_template)
     added = tokenizer.added_tokens_decoder.items()
     controls = {index for index, token in added if token.special or str(token) in template}
     controls |= set(tokenizer.all_special_ids) | set(server.policy.stop_token_ids)
-    for turn in ledger:
+    for turn in player.model.ledger:
         ids, provenance = turn.draft.prompt_ids, turn.draft.prompt_provenance.copy()
         start = turn.draft.prompt_length - len(ids)
         for span in turn.draft.media:  # a picture is content, and its placeholders are its tokens
             provenance[span.offset - start :][: span.length] = Provenance.SCAFFOLD
         found = sorted(controls.intersection(ids[provenance == Provenance.PROMPT].tolist()))
-        tally.require("inert", not found, f"turn {turn.index}: the control ids {found} come from message content.")
+        problem = f"the control ids {found} come from message content."
+        player.tally.require("inert", not found, problem, where=player.where(turn.index))
 
 
 def _check_round_trip(ledger: Ledger, tally: Tally) -> None:
@@ -155,15 +171,15 @@ async def _check_scores(player: Player) -> None:
         if not len(signed):
             continue
         at = int(np.argmax(np.abs(signed)))
-        worst, mean = float(np.abs(signed[at])), float(np.mean(signed, dtype=np.float64))
+        worst, center = float(np.abs(signed[at])), precision.center(signed)
         problem = f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}."
         where = player.where(index, int(positions[at]))
         tally.require("rescored", worst <= tolerance, problem, len(signed), where)
         problem = (
-            f"the logprobs of {len(signed)} tokens are {mean:+.4g} nats from the server's own scores in the mean, more "
-            f"than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
+            f"the logprobs of {len(signed)} tokens are {center:+.4g} nats from the server's own scores in the mean or "
+            f"median, more than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
         )
-        biased = len(signed) >= LEAST_FOR_BIAS and abs(mean) > ANSWER_BIAS * tolerance
+        biased = len(signed) >= LEAST_FOR_BIAS and abs(center) > ANSWER_BIAS * tolerance
         tally.require("rescored", not biased, problem, 0, player.where(index))
     if len(result.prompt_differences):
         worst = float(np.max(result.prompt_differences))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from strands_tito.conformance import routing
-from strands_tito.conformance.asked import compare_sampling
 from strands_tito.conformance.laws import BrokenLawError, Tally, Where
-from strands_tito.conformance.target import ConnectedServer
+from strands_tito.conformance.request_check import compare_sampling
+from strands_tito.conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import BadRequestError
@@ -29,6 +29,8 @@ MAX_TOP = 4
 NEAR_TIE_NATS = 0.02
 """Two tokens this close are a near-tie: either may be sampled. Twice the tolerance counts if it is larger."""
 PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
+ABSENT = "\N{SNOWMAN} \N{SNOWMAN}"
+"""A second stop string, which no answer contains: a server must look for every one."""
 CONCURRENT_REQUESTS = 8
 """Other requests that run while one is checked."""
 
@@ -64,15 +66,17 @@ async def _greedy(server: ConnectedServer, prompt: TokenIds) -> TokenResponse:
     return await _sample(server, prompt, temperature=0.0)
 
 
-async def _sample(server: ConnectedServer, prompt: TokenIds, **sampling: Any) -> TokenResponse:
+async def _sample(
+    server: ConnectedServer, prompt: TokenIds, *, streamed: bool = False, **sampling: Any
+) -> TokenResponse:
     params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
     request, start = TokenRequest(prompt, params, uuid.uuid4().hex), server.log_position()
-    response = await generate(server.policy.backend, request)
-    asked = params.model_dump()
+    response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
+    requested = params.model_dump()
     for each in server.generations(start):
         if each.request_id == request.request_id:
-            for check, problem in compare_sampling(asked, each.sampling, asked, params.max_new_tokens):
-                raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=False))
+            for check, problem, *_ in compare_sampling(requested, each.sampling, requested, params.max_new_tokens):
+                raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=streamed))
     return response
 
 
@@ -108,12 +112,15 @@ async def _check_sampling_parameters(
     tally.require("obeyed", count == MAX_TOKENS, f"ignore_eos: the answer has {count} tokens, not {MAX_TOKENS}.")
     first = int(greedy.output_ids[0])
     try:
-        least = await _sample(server, prompt, temperature=0.0, stop_token_ids=(first,), min_new_tokens=LEAST_TOKENS)
-        problem = (
-            f"min_new_tokens={LEAST_TOKENS}: the answer has {len(least.output_ids)} tokens, "
-            f"{least.output_ids.tolist()}; its likeliest first token {first} is a stop id."
-        )
-        tally.require("obeyed", len(least.output_ids) >= LEAST_TOKENS, problem)
+        for more in ({}, {"streamed": can_stream(server.backend), "extra": {"logit_bias": {str(first): 100.0}}}):
+            least = await _sample(
+                server, prompt, temperature=0.0, stop_token_ids=(first,), min_new_tokens=LEAST_TOKENS, **more
+            )
+            problem = (
+                f"min_new_tokens={LEAST_TOKENS}: the answer has {len(least.output_ids)} tokens, "
+                f"{least.output_ids.tolist()}; its likeliest first token {first} is a stop id."
+            )
+            tally.require("obeyed", len(least.output_ids) >= LEAST_TOKENS, problem)
     except BadRequestError as error:  # a server without a tokenizer knows no end of turn to hold back
         tally.skip("obeyed", f"min_new_tokens: {str(error).partition(chr(10))[0]}")
     try:
@@ -122,8 +129,13 @@ async def _check_sampling_parameters(
         tally.require("obeyed", first not in biased.output_ids, problem)
     except BadRequestError as error:
         tally.skip("obeyed", f"logit_bias: {str(error).partition(chr(10))[0]}")
-    again = await _sample(server, prompt, temperature=0.0, stop_token_ids=(first,))
-    tally.require("obeyed", len(again.output_ids) == 1, "a stop id as first token did not end the answer.")
+    size, used = server.policy.info.vocab_size or len(server.policy.tokenizer), set(greedy.output_ids.tolist())
+    below = next((token for token in range(first) if token not in used), first)
+    above = next((token for token in range(first, size) if token not in used), first)
+    for stops in ((below, first), (first, above)):
+        again = await _sample(server, prompt, temperature=0.0, stop_token_ids=stops)
+        problem = f"the first token {first} is one of the stop ids {stops}, and did not end the answer."
+        tally.require("obeyed", len(again.output_ids) == 1, problem)
     for ended in (again, greedy):
         if ended.finish == Finish.STOP:
             await _check_stop_at_the_limit(server, tally, prompt, ended)
@@ -138,7 +150,7 @@ async def _check_stop_string(server: ConnectedServer, tally: Tally, prompt: Toke
         tally.skip("stopped", "A greedy answer has no letter to stop at.")
         return
     try:
-        ended = await _sample(server, prompt, temperature=0.0, stop=(stop,))
+        ended = await _sample(server, prompt, temperature=0.0, stop=(ABSENT, stop))
     except BadRequestError as error:
         tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
         return

@@ -19,14 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from strands_tito.conformance import final_checks
 from strands_tito.conformance.agents import TOOLS
-from strands_tito.conformance.laws import BrokenLawError
+from strands_tito.conformance.laws import BrokenLawError, checked
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.servers import Conversation, Servers, can_force
 from strands_tito.testing import strategies
 from strands_tito.testing.moves import Call, Look, Move, Opening, Sampling, Stream, Want
-from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner
-from tito_core.ledger import LawViolationError
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def calls(draw: st.DrawFn) -> Call:
 def _openings(servers: Servers) -> list[list[Opening]]:
     """Return all openings, which conversations take in turn: Hypothesis draws most of them seldom, and some never.
 
-    Each optional output is wanted alone and beside all others, whole and streamed; sampling masks only beside others,
+    Each optional output is requested alone and with all others, whole and streamed; sampling masks only with others,
     because they need a finite top_k, under which few logprobs are comparable with a score.
     """
     offered = {
@@ -182,22 +180,13 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
 
         def _run(self, work: Any) -> None:
             try:
-                run.runner.run(work)
+                run.runner.run(checked(work))
             except Exception as error:
                 self.failed = True
-                broken = as_broken_law(error)
-                run.failures.append(Failure(broken, tuple(self.moves)))
-                if broken is error:
-                    raise
-                raise broken from error
+                run.failures.append(Failure(error, tuple(self.moves)))
+                raise
 
     return ConversationMachine
-
-
-def as_broken_law(error: Exception) -> Exception:
-    """Convert an error that names a law, because the client refused a response or its ledger, to `BrokenLawError`."""
-    refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
-    return BrokenLawError("refused", str(error)) if refused else error
 
 
 Play = Callable[[tuple[Move, ...]], BrokenLawError | None]

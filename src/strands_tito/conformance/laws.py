@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from tito_core.backend.errors import BackendError
+from tito_core.ledger import LawViolationError
 
 LAWS = {
     1: "Prefix",
@@ -60,7 +64,7 @@ _ALL = (
     Check("scored", 4, "Prompt logprobs are the response's, of the prompt's tokens, and equal the server's score."),
     Check("routed", 4, "Each token but the last has the response's experts, and the same ones on a second read."),
     Check("left", 4, "A sampling mask is the response's, at most top_k large, and contains the sampled token."),
-    Check("asked", 4, "Sampling parameters are sent and recorded as the agent asked for them."),
+    Check("requested", 4, "Sampling parameters are sent and recorded as the agent requested them."),
     Check("text", 4, "The response's text is what its ids decode to."),
     Check("refused", 4, "The client refuses no response of the server."),
     Check("stopped", 4, "An answer that ends with a stop string contains it once, at its end."),
@@ -70,6 +74,7 @@ _ALL = (
     Check("rescored", 4, "The server's score of the sampled tokens equals the reported logprobs."),
     Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
+    Check("paused", 5, "A paused server answers nothing, and after it resumes what waited."),
     Check("alone", 4, "A greedy answer is the same alone and among other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
     Check("cancelled", 5, "A cancelled turn leaves no trace, and the next one is complete."),
@@ -95,7 +100,7 @@ _ALL = (
 )
 PARITY_CHECKS = ("ledgers", "greedy", "agreed")
 """Checks that need a second server."""
-WEIGHT_CHECKS = ("changed", "live", "fresh")
+WEIGHT_CHECKS = ("changed", "live", "fresh", "paused")
 """Checks that need permission to change the server's weights."""
 IMAGE_CHECKS = ("images", "looked", "fresh")
 """Checks that need a server and a template that take images."""
@@ -136,6 +141,11 @@ class Where:
     sampling: Mapping[str, Any] | None = None
     streamed: bool | None = None
 
+    def within(self, place: Where) -> Where:
+        """Return it with what it lacks taken from a larger place."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(place, **{name: value for name, value in own.items() if value is not None})
+
     def __str__(self) -> str:
         """Return it as it begins a sentence; an empty text if nothing applies."""
         given = {name: value for name, value in (self.sampling or {}).items() if value not in (None, [], ())}
@@ -150,6 +160,30 @@ class Where:
 
 
 NOWHERE = Where()
+_PLACE: ContextVar[Where] = ContextVar("place", default=NOWHERE)
+
+
+def set_place(**changes: Any) -> None:
+    """Set where this task is from now on: fields of `Where`. Without any, it is nowhere.
+
+    Findings of this task take from it what they do not name themselves.
+    """
+    _PLACE.set(replace(_PLACE.get(), **changes) if changes else NOWHERE)
+
+
+async def checked(work: Awaitable[None]) -> None:
+    """Run checks, from no place on.
+
+    Raises:
+        BrokenLawError: Also if the client refused a response or its ledger by a law.
+    """
+    set_place()
+    try:
+        await work
+    except (BackendError, LawViolationError) as error:
+        if not str(error).startswith("Law "):
+            raise
+        raise BrokenLawError("refused", str(error)) from error
 
 
 class BrokenLawError(AssertionError):
@@ -158,12 +192,12 @@ class BrokenLawError(AssertionError):
     Attributes:
         check: The check.
         problem: What was expected and found, as a sentence.
-        where: The place.
+        where: The place, as far as it is known.
     """
 
     def __init__(self, check: str, problem: str, where: Where = NOWHERE) -> None:
         self.check = CHECKS[check]
-        self.where = where
+        self.where = where = where.within(_PLACE.get())
         self.problem = f"{where}: {problem}" if str(where) else problem
         super().__init__(f"Law {self.check.law} ({LAWS[self.check.law]}), {check}: {self.problem}")
 

@@ -37,8 +37,10 @@ class OracleTrajectory:
 
 def compare(
     turns: Sequence[OracleTurn], generations: Sequence[WireGeneration], stop_ids: Sequence[int]
-) -> Iterator[tuple[str, str, int]]:
-    """Compare each turn with its generation on the wire. Yield the check, the problem and the turn's index.
+) -> Iterator[tuple[str, str, *tuple[int, ...]]]:
+    """Compare each turn with its generation on the wire. Yield the check, the problem, and the turn's index.
+
+    The index of the output token comes last, if the problem is about one.
 
     Args:
         turns: The ledger's turns, in commit order.
@@ -63,12 +65,12 @@ def compare(
                 turn.index,
             )
             continue
-        problems = itertools.chain(
+        problems: Iterator[Problem] = itertools.chain(
             compare_images(before + turn.delta_ids, images[-1], answers[0]),
             _compare_turn(turn, before, images[-1], answers[0], set(stop_ids)),
         )
-        for check, problem in problems:
-            yield check, problem, turn.index
+        for problem in problems:
+            yield (problem[0], problem[1], turn.index, *problem[2:])
         for _, _, version in turn.versions:
             if version in replaced:
                 yield "versions", f"the weight version {version!r} comes back after {live!r}.", turn.index
@@ -92,13 +94,17 @@ def _compare_turn(
         yield "echo", f"the echoed prompt differs from the ledger's at token {at}."
     if turn.output_ids != output:
         at = _first_difference(turn.output_ids, output)
-        yield "output", f"the ledger's output differs from the response at token {at}."
+        yield "output", f"the ledger's output differs from the response at token {at}.", at
     if answer.logprob_ids != output:
-        yield "logprobs", "the response's logprobs belong to other tokens than its output."
-    if [float32(value) for value in answer.logprobs] != turn.logprobs:
-        yield "logprobs", "the ledger's logprobs differ from the response's."
-    if any(not math.isfinite(value) or value > 1e-4 or value <= -9999 for value in turn.logprobs):
-        yield "logprobs", "a logprob is not finite, positive, or a sentinel."
+        at = _first_difference(answer.logprob_ids, output)
+        yield "logprobs", "the response's logprobs belong to other tokens than its output.", at
+    reported = [float32(value) for value in answer.logprobs]
+    if reported != turn.logprobs:
+        at = _first_difference(reported, turn.logprobs)
+        yield "logprobs", "the ledger's logprobs differ from the response's.", at
+    for at, value in enumerate(turn.logprobs):
+        if not math.isfinite(value) or value > 1e-4 or value <= -9999:
+            yield "logprobs", f"the logprob {value} is not finite, positive, or a sentinel.", at
     if answer.prompt_tokens is not None and answer.prompt_tokens != len(prompt):
         yield "usage", f"the server counted {answer.prompt_tokens} prompt tokens, the ledger has {len(prompt)}."
     if answer.completion_tokens is not None and answer.completion_tokens != len(output):
@@ -135,9 +141,9 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
     if answer.finish == "length" and len(output) != limit:
         yield "finish", f"the finish reason is length after {len(output)} tokens, but the limit was {limit}."
     if answer.finish == "length" and last in ends and not sampling.get("ignore_eos") and len(output) > least:
-        yield "finish", f"the finish reason is length, but the last token {last} is a stop id."
+        yield "finish", f"the finish reason is length, but the last token {last} is a stop id.", len(output) - 1
     if answer.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
-        yield "finish", f"the finish reason is stop, but the last token {last} is not a stop id."
+        yield "finish", f"the finish reason is stop, but the last token {last} is not a stop id.", len(output) - 1
     if answer.finish == "stop" and last in ends and turn.stop is None:
         yield "finish", f"the last token {last} is a stop id, but the ledger records no stop."
     if isinstance(turn.stop, int) and turn.stop != last:
@@ -146,11 +152,16 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
         yield "finish", f"the response has {len(output)} tokens, the limit was {limit}."
     early = [at for at, token in enumerate(output[:-1]) if token in ends]
     if early and not sampling.get("ignore_eos") and early[0] >= least:
-        yield "finish", f"the generation continued after the stop token at {early[0]}."
+        yield "finish", f"the generation continued after the stop token at {early[0]}.", early[0]
 
 
-def check_trajectories(turns: Sequence[OracleTurn], trajectories: Sequence[OracleTrajectory]) -> Iterator[Problem]:
-    """Compare trajectories with the turns: each path is complete, and each sampled token is trained once."""
+def check_trajectories(
+    turns: Sequence[OracleTurn], trajectories: Sequence[OracleTrajectory]
+) -> Iterator[tuple[str, str, int]]:
+    """Compare trajectories with the turns: each path is complete, and each sampled token is trained once.
+
+    Yield the check, the problem, and the turn's index.
+    """
     paths: dict[int, list[int]] = {}
     trained = {turn.index: 0 for turn in turns}
     by_index = {turn.index: turn for turn in turns}
@@ -161,44 +172,66 @@ def check_trajectories(turns: Sequence[OracleTurn], trajectories: Sequence[Oracl
         leaf = trajectory.turns[-1]
         if trajectory.ids != paths[leaf]:
             at = _first_difference(trajectory.ids, paths[leaf])
-            yield "trajectory", f"the trajectory that ends in turn {leaf} differs at token {at}."
+            yield "trajectory", f"the trajectory that ends in turn {leaf} differs at token {at}.", leaf
             continue
         start = 0
         for index in trajectory.turns:
             turn = by_index[index]
             output, end = start + len(turn.delta_ids), start + len(turn.delta_ids) + len(turn.output_ids)
             if any(trajectory.mask[start:output]):
-                yield "mask", f"a prompt token of turn {index} has loss mask 1."
+                yield "mask", f"a prompt token of turn {index} has loss mask 1.", index
             if turn.constrained and any(trajectory.mask[output:end]):
-                yield "mask", f"a token of turn {index} has loss mask 1, but was sampled under a grammar."
+                yield "mask", f"a token of turn {index} has loss mask 1, but was sampled under a grammar.", index
             if not all(math.isnan(value) for value in trajectory.logprobs[start:output]):
-                yield "alignment", f"a prompt token of turn {index} has a logprob."
+                yield "alignment", f"a prompt token of turn {index} has a logprob.", index
             if trajectory.logprobs[output:end] != turn.logprobs:
-                yield "alignment", f"the logprobs of turn {index} are not aligned with its tokens."
+                yield "alignment", f"the logprobs of turn {index} are not aligned with its tokens.", index
             trained[index] += sum(trajectory.mask[output:end])
             start = end
     for index, count in trained.items():
         expected = 0 if by_index[index].constrained else len(by_index[index].output_ids)
         if count != expected:
-            yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each."
+            yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each.", index
 
 
-def check_text(generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]) -> Iterator[Problem]:
-    """Compare the text that a server reports with its decoded ids. The server may cut the end of the text."""
+def check_text(
+    generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]
+) -> Iterator[tuple[str, str, str]]:
+    """Compare the text that a server reports with its decoded ids. Yield the check, the problem, and the request."""
     for generation in generations:
         if generation.text is None:
             continue
-        decoded = decode(generation.output_ids)
-        text = generation.text.rstrip("\N{REPLACEMENT CHARACTER}")
-        if not decoded.startswith(text) and not decoded.lstrip().startswith(text.lstrip()):
+        text, decoded = generation.text, decode(generation.output_ids)
+        # An aborted answer may end before its last tokens were decoded.
+        cut = generation.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))
+        if not cut and _shown(text) not in set(map(_shown, _texts(generation, decoded, decode))):
             yield (
                 "text",
-                f"request {generation.request_id!r}: the ids decode to {decoded[-60:]!r}, the response's text is "
-                f"{generation.text[-60:]!r}.",
+                f"the ids decode to {decoded[-60:]!r}, the response's text is {text[-60:]!r}.",
+                generation.request_id,
             )
 
 
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What decoders write for the bytes of an incomplete character, unless they withhold it."""
+
+
+def _shown(text: str) -> str:
+    return text.lstrip().rstrip(INCOMPLETE)
+
+
+def _texts(generation: WireGeneration, decoded: str, decode: Callable[[list[int]], str]) -> Iterator[str]:
+    """Yield the texts that an answer may have: whole, or without the stop token or stop string that ended it."""
+    yield decoded
+    if generation.finish == "stop":
+        yield decode(generation.output_ids[:-1])
+        for stop in generation.sampling.get("stop") or ():
+            before, found, _ = decoded.partition(stop)
+            yield before
+            yield before + found
+
+
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 

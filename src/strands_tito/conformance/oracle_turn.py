@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-Problem = tuple[str, str]
-"""Name of a check, and a sentence that says what is wrong."""
+Problem = tuple[str, str, *tuple[int, ...]]
+"""Name of a check, a sentence that says what is wrong, and the index of the output token, if it is about one."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from strands_tito.conformance import final_checks
-from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.laws import Tally, checked
 from strands_tito.conformance.player import Player
 from strands_tito.conformance.servers import Conversation, takes_images
 from strands_tito.conformance.target import ConnectedServer, can_stream
@@ -100,7 +100,7 @@ class _PairedConversation:
             self.diverged = False
         before = len(self._one.model.ledger)
         players = (self._one, self._other)
-        for result in await asyncio.gather(*(player.play(move) for player in players), return_exceptions=True):
+        for result in await asyncio.gather(*(checked(player.play(move)) for player in players), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
         ones, others = (list(player.model.ledger)[before:] for player in players)

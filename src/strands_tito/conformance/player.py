@@ -12,12 +12,13 @@ from typing import Any, cast
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_tito.conformance import deltas, grammars, reloading
-from strands_tito.conformance.agents import SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
-from strands_tito.conformance.asked import CallReader, compare_calls, compare_sampling, compare_semantics
-from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.agents import CLEARED, SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
+from strands_tito.conformance.fixed_prompts import ABSENT
+from strands_tito.conformance.laws import Tally, Where, set_place
 from strands_tito.conformance.oracle import ParentOracle
 from strands_tito.conformance.oracle_turn import Problem
 from strands_tito.conformance.rendering import Renderer
+from strands_tito.conformance.request_check import CallReader, compare_calls, compare_sampling, compare_semantics
 from strands_tito.conformance.target import FINITE_TOP_K, ConnectedServer, LogPosition
 from strands_tito.testing import moves as m
 from tito_core.backend import OptionalOutputs
@@ -27,14 +28,17 @@ from tito_core.ledger import Ledger, Provenance
 from tito_core.ledger.turn import Draft
 from tito_core.model import TITOModel
 
-REASONS = {
-    m.Again: ("retry", "rewind"),
+REASONS: dict[type[m.Move], tuple[str, ...]] = {
+    m.Edit: ("edit", "trim", "summary", "retry", "rewind"),  # the new text may be that of a later message
+    m.Trim: ("trim", "retry", "rewind"),
     m.Rewind: ("rewind", "retry", "edit", "trim"),
+    m.Again: ("retry", "rewind"),
+    m.Seed: ("edit", "retry", "rewind"),
     m.System: ("new system prompt or tools", "retry", "rewind"),
 }
-"""Reasons that a branch after a move may have. An earlier system prompt may come back, which is a retry or a rewind."""
+"""Reasons that the next branch may have after a move. What an agent had before may come back: a retry or a rewind."""
 ANY_MOVE = ("separate agent", "thinking stripped")
-"""Reasons that depend on earlier moves."""
+"""Reasons that depend on earlier moves, and on other agents."""
 CALL_TOKENS = 96
 """Limit of one of three ordinary answers: enough for two calls."""
 MAX_TOKENS = 24
@@ -60,7 +64,7 @@ class Player:
         log_start: Where the conversation begins in the server's logs.
         abandoned: Number of answers that may be in no turn, because a move cancelled them.
         sampling: Sampling parameters that the last `Sampling` move set.
-        asked: Sampling parameters of the current turn.
+        requested: Sampling parameters of the current turn.
         calls: Reads the calls of an answer, independently of the client.
     """
 
@@ -80,7 +84,7 @@ class Player:
     log_start: LogPosition = field(init=False)
     abandoned: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
-    asked: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         policy, moves = self.server.policy, list(self.opening)
@@ -142,12 +146,13 @@ class Player:
         most = self.server.policy.info.images.most or MAX_PICTURES
         shown = len(move.pictures) * max(1, len(agent.pending_calls()))
         if agent.pictures() + shown > most:
-            agent.messages.clear()
+            agent.clear()
         agent.add_pictures(move)
         await self.sample(agent)
 
     async def _play_history_change(self, agent: SimulatedAgent, move: m.Move) -> None:
         """Change a history as its owner may, then sample an answer."""
+        agent.reasons.update(REASONS[type(move)])
         match move:
             case m.Edit() if agent.messages:
                 agent.edit(move.at, move.text)
@@ -166,12 +171,7 @@ class Player:
                 agent.system = SYSTEM_PROMPTS[move.system % len(SYSTEM_PROMPTS)]
         if not agent.messages or agent.messages[-1]["role"] == "assistant":
             agent.add_input("Go on.")
-        if await self.sample(agent) is not None and (allowed := REASONS.get(type(move))):
-            turn = self.model.ledger[-1]
-            branch = turn.draft.branch
-            problem = f"the turn follows a move {type(move).__name__}, but branches by {branch}."
-            right = branch is None or branch.reason in (*allowed, *ANY_MOVE)
-            self.tally.require("branch", right, problem, where=self.where(turn.index))
+        await self.sample(agent)
 
     def stream(self, agent: SimulatedAgent, **arguments: Any) -> AsyncGenerator[Any]:
         """Stream the model's answer to an agent's history."""
@@ -184,13 +184,14 @@ class Player:
     def where(self, index: int, position: int | None = None) -> Where:
         """Return the place of a finding: a turn, or a token of its output."""
         draft = self.model.ledger[index].draft
-        token = None if position is None else int(draft.output_ids[position])
+        token = None if position is None or position >= len(draft.output_ids) else int(draft.output_ids[position])
         return Where(index, position, token, dict(draft.sampling), self.streamed)
 
     def set_sampling(self, **changes: Any) -> None:
         """Set the sampling parameters of the next turns."""
-        self.asked = self._effective_sampling(changes)
-        self.model.update_config(sampling=self.asked)
+        self.requested = self._effective_sampling(changes)
+        self.model.update_config(sampling=self.requested)
+        set_place(turn=len(self.model.ledger), sampling=self.requested, streamed=self.streamed)
 
     def _effective_sampling(self, changes: dict[str, Any]) -> dict[str, Any]:
         sampling = {"max_new_tokens": MAX_TOKENS, **self.sampling, **changes, **self.fixed_sampling}
@@ -210,7 +211,7 @@ class Player:
         try:
             answer = await collect_answer(self.stream(agent, **arguments))
         except ContextWindowOverflowException:
-            agent.messages.clear()
+            agent.clear()
             return None
         count = len(self.model.ledger) - before
         self.tally.require("lost", count == 1, f"an answer made {count} turns.")
@@ -233,38 +234,45 @@ class Player:
         self.keep_answer(agent, answer, turn.index)
         self.tally.require(
             "constrained",
-            turn.draft.constrained == (bool(arguments) or "grammar" in self.asked),
+            turn.draft.constrained == (bool(arguments) or "grammar" in self.requested),
             f"the turn is {'' if turn.draft.constrained else 'not '}marked as constrained.",
             where=self.where(turn.index),
         )
         named, spans = self.server.policy.info.weight_version, turn.draft.engine.versions
         if named is not None and self.server.target.weights is None:
-            problem = f"the server has the weights {named!r} and nobody changed them, but the answer names {spans}."
+            problem = f"the server has the weights {named!r}, which did not change, but the answer reports {spans}."
             right = all(span.version in (named, None) for span in spans)
-            self.tally.require("versions", right, problem, where=self.where(turn.index))
+            reported = sum(span.version is not None for span in spans)
+            self.tally.require("versions", right, problem, reported, self.where(turn.index))
         if live_version is not None and live_version == self.server.live_version:
             reloading.check_live_version(turn.draft.engine.versions, live_version, self.tally)
         return answer
 
     def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
         """Append an answer to its agent's history."""
-        self._check_asked(answer, index)
+        self._check_answer(answer, index)
+        branch = self.model.ledger[index].draft.branch
+        problem = f"the turn branches by {branch}, after changes that allow {sorted(agent.reasons) or 'no reason'}."
+        right = branch is None or branch.reason in (*agent.reasons, *ANY_MOVE)
+        self.tally.require("branch", right, problem, where=self.where(index))
+        agent.reasons.clear()
         agent.messages.append(answer.message)
         self.parents.add(index, agent.fingerprint())
         self.tally.turns += 1
         if not answer.message["content"]:  # Strands stores a blank text in its place
             agent.messages.pop()
+            agent.reasons.update(CLEARED)
 
-    def _check_asked(self, answer: Answer, index: int) -> None:
-        """Hold a turn to what was asked for, and its message to what was sampled."""
+    def _check_answer(self, answer: Answer, index: int) -> None:
+        """Compare a turn with its request, and its message with the sampled text."""
         draft, tally = self.model.ledger[index].draft, self.tally
         wire = [each for each in self.server.generations(self.log_start) if each.request_id == draft.engine.request_id]
         problems: list[Problem] = []
         if len(wire) == 1:
-            problems += compare_sampling(self.asked, wire[0].sampling, draft.sampling, draft.max_new_tokens)
-            tally.require("asked", True, "")
+            problems += compare_sampling(self.requested, wire[0].sampling, draft.sampling, draft.max_new_tokens)
+            tally.require("requested", True, "")
         processed, semantics = self.server.policy.info.processed_logprobs, draft.engine.semantics
-        problems += compare_semantics(self.asked, semantics, processed, draft.constrained)
+        problems += compare_semantics(self.requested, semantics, processed, draft.constrained)
         thinks = self.renderer.decode(draft.prompt_ids.tolist()).rstrip().endswith("<think>")
         read = self.calls.read("<think>" * thinks + self.renderer.decode(draft.output_ids.tolist()))
         if read is None:
@@ -273,7 +281,7 @@ class Player:
             problems += compare_calls(read, tool_uses(answer.message), MALFORMED_CALL, whole=not draft.finish.cut_off)
             problems += self.calls.misplaced(draft.calls, lambda start, stop: self._text(draft, start, stop))
             tally.require("calls", True, "", len(read))
-        for check, problem in problems:
+        for check, problem, *_ in problems:
             tally.require(check, False, problem, where=self.where(index))
 
     def _text(self, draft: Draft, start: int, stop: int) -> str:
@@ -320,7 +328,7 @@ async def play_stop_string(player: Player, agent: SimulatedAgent, move: m.StopAt
     """Sample with a stop string. A server without a tokenizer refuses it."""
     agent.add_input(move.text)
     try:
-        await player.sample(agent, stop=(move.stop,))
+        await player.sample(agent, stop=(move.stop, ABSENT))
     except BadRequestError as error:
         await player.sample(agent)  # raises again if it is not the stop string that the server refuses
         player.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
@@ -340,7 +348,7 @@ async def play_cancel(player: Player, agent: SimulatedAgent, move: m.Cancel) -> 
         answer = await _cancel(player.stream(agent, cancel_signal=signal), signal, move)
     except ContextWindowOverflowException:
         player.abandoned -= 1
-        agent.messages.clear()
+        agent.clear()
         return
     after = len(player.model.ledger)
     completed = answer is not None and answer.stop_reason is not None
@@ -367,7 +375,7 @@ async def _cancel(stream: AsyncGenerator[Any], signal: threading.Event, move: m.
     finally:
         if not task.cancelling():
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # leave no task behind, whoever cancelled
+        await asyncio.gather(task, return_exceptions=True)  # leave no task behind
         if move.how == "close":
             with contextlib.suppress(RuntimeError):
                 await stream.aclose()

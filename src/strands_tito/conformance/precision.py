@@ -1,7 +1,7 @@
 """The dtype of a server's logits, and the tolerance that goes with it.
 
-No server says its dtype to a client. But logits in 16 bits lie on a coarse grid, and so do the differences of two
-tokens' logprobs at temperature 1.
+No API reports the dtype. But logits in 16 bits lie on a coarse grid, and so do the differences of two tokens' logprobs
+at temperature 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OFF_GRID = 2e-5
 """How far from the grid a difference may be: float32 rounds the logprobs themselves."""
 LEAST_ON_GRID = 0.95
 LEAST_DIFFERENCES = 20
-"""Differences other than 0 below which nothing can be told."""
+"""With fewer differences other than 0, the dtype is unknown."""
 
 
 def dtype_of(top_logprobs: NDArray[Any]) -> str:
@@ -44,3 +44,8 @@ def dtype_of(top_logprobs: NDArray[Any]) -> str:
         if np.mean(off < OFF_GRID) >= LEAST_ON_GRID:
             return name
     return "float32"
+
+
+def center(signed: NDArray[Any]) -> float:
+    """Return the mean or the median of differences with their signs, whichever is further from 0."""
+    return max(float(np.mean(signed, dtype=np.float64)), float(np.median(signed)), key=abs)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from strands_tito.conformance.laws import set_place
 from strands_tito.conformance.wire_reading import WireGeneration
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import SAME_ECHO
@@ -45,6 +46,8 @@ class Recorder:
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """See `Backend.generate`."""
         self._count()
+        sampling = request.sampling.model_dump(mode="json", exclude_defaults=True)
+        set_place(sampling=sampling, streamed=on_chunk is not None)
         raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
         self.recorded.append((request, raw))
         return raw

@@ -1,4 +1,4 @@
-"""Weight updates while the policy answers, on a server whose owner asked for them: law 10 on each token."""
+"""Weight updates while the policy answers, on a server whose owner allows them: law 10 on each token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strands_tito.conformance.agents import SimulatedAgent
-from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.laws import Tally, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.testing import moves as m
 from tito_core.backend import EngineAdmin
@@ -103,6 +103,7 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
         ).ids
         counter, answers = _ChunkCounter(), answers + 1
         request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
+        set_place(turn=None, sampling={"max_new_tokens": tokens, "ignore_eos": True}, streamed=True)
         answer = asyncio.create_task(generate(server.policy.backend, request, counter))
         waiting = asyncio.create_task(counter.enough.wait())
         await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)

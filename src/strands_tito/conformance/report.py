@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -79,7 +79,9 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     server, target = outcome.server, outcome.server.target
     apart = outcome.tally.apart_nats
     return {
-        "sound": outcome.sound,
+        "sound": outcome.sound and not outcome.not_reached,
+        "required": list(outcome.required),
+        "required_not_reached": outcome.not_reached,
         "backend": target.backend,
         "server": _server(server),
         "versions": {name: version(name) for name in ("strands-tito", "strands-agents", "transformers", "hypothesis")},
@@ -122,14 +124,13 @@ MAX_NOTES = 5
 """Number of notes that the terminal shows."""
 
 
-def print_report(outcome: Outcome, console: Console, replay: str, required: Collection[str] = ()) -> None:
+def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     """Print the result as a table and a summary.
 
     Args:
         outcome: The result of the run.
         console: The console to print to.
         replay: The command that plays the smallest conversation again.
-        required: Names of checks that must have run.
     """
     table = Table("law", "check", "", "cases", "not checked, and reason", title="Conformance")
     law = ""
@@ -173,15 +174,15 @@ def print_report(outcome: Outcome, console: Console, replay: str, required: Coll
     elif outcome.interrupted:
         console.print("No law was broken so far.", style="bold yellow")
     else:
-        every = rows(outcome)
+        every, missing = rows(outcome), outcome.not_reached
         made = [row for row in every if row.verdict == "holds"]
         cases = sum(row.passed for row in made)
-        headline = f"Every law that applies holds: {len(made)} of {len(every)} checks ran, in {cases:,} cases."
-        console.print(headline, style="bold green", highlight=False)
-        if missing := not_made(every, required):
+        ran = f"{len(made)} of {len(every)} checks ran, in {cases:,} cases."
+        style = "bold yellow" if missing else "bold green"
+        console.print(f"{headline(missing)}: {ran}", style=style, highlight=False)
+        if missing:
             remedy = "Use a larger profile, or pass --not-require NAME for what this server cannot offer."
-            sentence = f"Required, but not checked: {', '.join(missing)}. {remedy}"
-            console.print(sentence, style="bold yellow", markup=False, highlight=False)
+            console.print(f"Required, but not checked: {', '.join(missing)}. {remedy}", style=style, highlight=False)
         if names := did_not_apply(rows(outcome)):
             console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
@@ -193,7 +194,8 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     written = [folder / "conformance.json", folder / "conformance.html"]
     written[0].write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     table = rows(outcome)
-    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table))
+    title = headline(outcome.not_reached) if outcome.sound else "Not conformant" if outcome.broken else "Not finished"
+    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title)
     written[1].write_text(page, encoding="utf-8")
     if outcome.moves:
         written.append(folder / "conversation.json")
@@ -201,9 +203,9 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     return written
 
 
-def not_made(table: list[Row], required: Collection[str]) -> list[str]:
-    """List the required checks that did not run even once."""
-    return [row.check for row in table if row.check in required and row.verdict in ("not applicable", "not reached")]
+def headline(missing: Sequence[str]) -> str:
+    """Return the headline of a run that broke no law, given the required checks that did not run."""
+    return "No law is broken, but required checks did not run" if missing else "Every law that applies holds"
 
 
 def did_not_apply(table: list[Row]) -> list[str]:
@@ -225,9 +227,9 @@ table { border-collapse: collapse; width: 100% } td, th { text-align: left; padd
 tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b00020; font-weight: bold }
 .not-applicable, .not-reached { color: #8a6d00 } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
 </style>
-<h1>{% if result.sound %}Every law that applies holds{% else %}
-{{- "Not conformant" if result.broken else "Not finished" }}{% endif %}</h1>
-<p>{{ result.backend }} {{ result.server.version or "of unknown version" }}, {{ result.server.model }}:
+<h1>{{ title }}</h1>
+{% if result.required_not_reached %}<p>Required, but not checked: {{ result.required_not_reached | join(", ") }}.</p>
+{% endif %}<p>{{ result.backend }} {{ result.server.version or "of unknown version" }}, {{ result.server.model }}:
 {{ result.conversations }} conversations, {{ result.turns }} turns, {{ result.requests }} requests in
 {{ result.seconds }} s;
 profile {{ result.profile }}, seed {{ result.seed }}, tolerance {{ result.tolerance_nats }} nats.

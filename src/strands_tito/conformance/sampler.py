@@ -18,7 +18,7 @@ import numpy as np
 from strands_tito.conformance import bets, truncation
 from strands_tito.conformance.bets import FALSE_ALARM, Places
 from strands_tito.conformance.draws import Draw, draw_of
-from strands_tito.conformance.laws import Tally, Where
+from strands_tito.conformance.laws import Tally, Where, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate
@@ -27,7 +27,7 @@ from tito_core.backend.protocol import TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 MOST_TOP = 20
-"""Likeliest tokens that are asked for at most: vLLM's default limit."""
+"""Most top logprobs that are requested: vLLM's default limit."""
 MASS_SLACK = 1e-3
 """How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_TOP = 4
@@ -37,7 +37,7 @@ AT_ONCE = 8
 TOKENS = 32
 """Tokens of each sample."""
 LEAST_UNCERTAIN = 40.0
-"""Expected number of tokens other than the likeliest, below which a policy is too certain to say anything."""
+"""Expected number of tokens other than the likeliest, below which a policy is too certain to be judged."""
 QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
 
 
@@ -49,11 +49,13 @@ class Question:
         name: For the report.
         sampling: The parameters.
         seeded: Whether each request has a seed of its own.
+        tokens: Limit of each sample.
     """
 
     name: str
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     seeded: bool = False
+    tokens: int = TOKENS
 
     @property
     def temperature(self) -> float:
@@ -76,10 +78,10 @@ class Question:
 FREE = Question("temperature 1")
 SEEDED = Question("temperature 1 with seeds", seeded=True)
 PENALISED = (
-    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}),
-    Question("frequency_penalty -1.5", {"temperature": 1.0, "frequency_penalty": -1.5}),
+    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}, tokens=2 * TOKENS),
+    Question("frequency_penalty -2", {"temperature": 1.0, "frequency_penalty": -2.0}, tokens=2 * TOKENS),
 )
-"""Negative ones, which show in fewer tokens: what was sampled once becomes likely."""
+"""Negative penalties make a sampled token likely to come again. Longer answers repeat more tokens."""
 RESTRICTED = (
     Question("temperature 0.5", {"temperature": 0.5}),
     Question("temperature 1.5", {"temperature": 1.5}),
@@ -98,12 +100,10 @@ def drawn_questions(random: np.random.Generator, count: int = DRAWN) -> Iterator
     for number in range(count):
         sampling: dict[str, Any] = {"temperature": round(float(random.uniform(0.4, 1.6)), 2)}
         kinds = KINDS[number % len(KINDS)]
-        if kinds == ("top_k",):  # the least likely token that is left shows best in a flat distribution
-            sampling = {"temperature": 1.6}
-        if "top_k" in kinds:
-            sampling["top_k"] = int(random.integers(3, 7 if len(kinds) == 1 else 13))
-        if "top_p" in kinds:
-            sampling["top_p"] = round(float(random.uniform(0.4, 0.95)), 2)
+        if "top_k" in kinds:  # the least likely token that is left shows best in a flat distribution
+            sampling = {"temperature": 1.6, "top_k": int(random.integers(3, 7 if len(kinds) == 1 else 5))}
+        if "top_p" in kinds:  # high beside another one, so that each cuts something
+            sampling["top_p"] = round(float(random.uniform(0.4 if len(kinds) == 1 else 0.8, 0.95)), 2)
         if "min_p" in kinds:
             sampling["min_p"] = round(float(random.uniform(0.02, 0.4)), 2)
         yield Question(", ".join(f"{name} {value:g}" for name, value in sampling.items()), sampling)
@@ -121,6 +121,7 @@ async def check(
         penalised: Whether reported logprobs include penalties; None if that was not measured.
         long: Samples at temperature 1 after long prompts.
     """
+    set_place()
     k = top_of(server)
     if k < LEAST_TOP:
         tally.skip("sampler", "The server reports too few top logprobs to compare samples with.")
@@ -128,7 +129,7 @@ async def check(
     if server.needs_top_k:
         tally.skip("sampler", "The server samples only with a finite top_k, whose effect on logprobs was not measured.")
         return
-    prompts = [_prompt(server, question) for question in QUESTIONS]
+    prompts = [prompt_of(server, question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
     groups = await asyncio.gather(*(_draws(server, tally, each, FREE, k, AT_ONCE * repeats) for each in prompts))
     seeded = await asyncio.gather(*(_draws(server, tally, each, SEEDED, k, AT_ONCE) for each in prompts))
@@ -148,10 +149,11 @@ async def check(
         f"lie {apart:.3f} from it (Kolmogorov-Smirnov), more than {bound:.3f}, which chance exceeds once in "
         f"{1 / FALSE_ALARM:,.0f} runs."
     )
-    tally.require("sampler", apart <= bound, problem, 0)
+    tally.require("sampler", apart <= bound, problem, 0, Where(sampling=FREE.sampling))
     others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
     parts += [await _restricted(server, tally, each, prompts, k, 2 * repeats, penalised) for each in others]
-    judge(tally, bets.joined(parts), server.policy.info.vocab_size or len(server.policy.tokenizer))
+    vocabulary = server.policy.info.vocab_size or len(server.policy.tokenizer)
+    judge(tally, bets.joined(parts), vocabulary, (FREE, SEEDED, *others))
 
 
 def top_of(server: ConnectedServer) -> int:
@@ -160,7 +162,7 @@ def top_of(server: ConnectedServer) -> int:
     return MOST_TOP if limit is None else min(MOST_TOP, limit)
 
 
-def judge(tally: Tally, places: Places, vocabulary: int) -> None:
+def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Question] = (FREE,)) -> None:
     """Let every bet run on all samples, and count each question that says something."""
     win = bets.richest(places, vocabulary)
     problem = (
@@ -168,7 +170,10 @@ def judge(tally: Tally, places: Places, vocabulary: int) -> None:
         f"{win.alternative} won {shown(win.log_fortune)} to 1, where chance gives {shown(win.log_bar)} to 1 to any bet "
         f"once in {1 / FALSE_ALARM:,.0f} runs."
     )
-    tally.require("sampler", not win.convicts, problem, 0)
+    streamed = {"not streamed": False, "streamed": True}.get(win.subset.rpartition(", ")[2])
+    subset = win.subset.removesuffix(", streamed").removesuffix(", not streamed")
+    sampling = next((each.sampling for each in questions if subset == f"At {each.name}"), None)
+    tally.require("sampler", not win.convicts, problem, 0, Where(sampling=sampling, streamed=streamed))
     for name, mask in places.subsets.items():
         count = int(mask.sum())
         if not name.startswith("At "):
@@ -180,7 +185,8 @@ def judge(tally: Tally, places: Places, vocabulary: int) -> None:
             tally.skip("sampler", f"{name}: too few sampled tokens tell anything, the policy is too certain.")
 
 
-def _prompt(server: ConnectedServer, question: str) -> TokenIds:
+def prompt_of(server: ConnectedServer, question: str) -> TokenIds:
+    """Return the ids of a question as the first message."""
     messages: list[Any] = [{"role": "user", "content": [{"text": question}]}]
     return server.policy.template.first_prompt(messages, None, None).ids
 
@@ -188,12 +194,18 @@ def _prompt(server: ConnectedServer, question: str) -> TokenIds:
 async def _draws(
     server: ConnectedServer, tally: Tally, prompt: TokenIds, question: Question, k: int, count: int
 ) -> list[Draw]:
-    """Sample a prompt `count` times, `AT_ONCE` at once. Half of the answers at temperature 1 are streamed."""
-    limit, streams = asyncio.Semaphore(AT_ONCE), question is FREE and can_stream(server.backend)
-    sampling = server.sampling(max_new_tokens=TOKENS, **question.sampling)
+    """Sample a prompt `count` times, `AT_ONCE` at once.
+
+    Half of the answers without penalties are streamed. Of those that are not at temperature 1 alone, half have a seed
+    of their own.
+    """
+    limit, streams = asyncio.Semaphore(AT_ONCE), can_stream(server.backend) and question not in PENALISED
+    sampling = server.sampling(max_new_tokens=question.tokens, **question.sampling)
 
     async def one(number: int) -> Draw:
-        own = sampling.model_copy(update={"seed": number}) if question.seeded else sampling
+        seeded = question.seeded or (question is not FREE and number % 4 > 1)
+        seed = number % 4 + (number // 4 << 20)  # some differ in their low bits alone, some in their high ones
+        own = sampling.model_copy(update={"seed": seed}) if seeded else sampling
         request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
         streamed = streams and number % 2 == 1
         async with limit:
@@ -203,7 +215,7 @@ async def _draws(
     found = list(await asyncio.gather(*(one(number) for number in range(count))))
     most = max(float(draw.mass.max(initial=0.0)) for draw in found)
     problem = f"At {question.name}, the {k} likeliest tokens of a place have a total probability of {most:.4g}."
-    tally.require("top", most <= 1 + MASS_SLACK, problem)
+    tally.require("top", most <= 1 + MASS_SLACK, problem, 1, Where(sampling=question.sampling))
     return found
 
 
@@ -220,7 +232,8 @@ def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
             f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, of no or other seeds, are the "
             f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {shown(chance)}."
         )
-        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0)
+        place = Where(sampling={"temperature": 1.0})
+        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0, place)
 
 
 def _places(server: ConnectedServer, question: Question, draws: Sequence[Draw], *names: str) -> Places:
@@ -232,9 +245,7 @@ def _places(server: ConnectedServer, question: Question, draws: Sequence[Draw], 
 
 def _empty() -> Places:
     nothing = np.zeros((0, LEAST_TOP))
-    return Places(
-        nothing, np.zeros(0, np.intp), nothing > 0, nothing > 0, np.zeros(0), {"All samples": np.zeros(0, bool)}
-    )
+    return Places(nothing, np.zeros(0, np.intp), nothing > 0, nothing, np.zeros(0), {"All samples": np.zeros(0, bool)})
 
 
 async def _restricted(

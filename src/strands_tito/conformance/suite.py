@@ -7,8 +7,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strands_tito.conformance import aborting, fixed_prompts, lengths, pictures, reloading, sampler, transforms
-from strands_tito.conformance.generation import Failure, RandomConversations, as_broken_law, shrink_moves
+from strands_tito.conformance import (
+    aborting,
+    fixed_prompts,
+    lengths,
+    pausing,
+    penalties,
+    pictures,
+    reloading,
+    sampler,
+    transforms,
+)
+from strands_tito.conformance.generation import Failure, RandomConversations, shrink_moves
 from strands_tito.conformance.laws import (
     IMAGE_CHECKS,
     PARITY_CHECKS,
@@ -16,6 +26,7 @@ from strands_tito.conformance.laws import (
     WEIGHT_CHECKS,
     BrokenLawError,
     Tally,
+    checked,
 )
 from strands_tito.conformance.parity import ServerPair
 from strands_tito.conformance.profiles import Profile
@@ -50,6 +61,7 @@ class Outcome:
         conversations: Conversations that were played.
         seconds: Duration of the run.
         interrupted: Whether the run was stopped before its end.
+        required: Names of the checks that must have run.
     """
 
     server: ConnectedServer
@@ -62,6 +74,7 @@ class Outcome:
     conversations: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+    required: tuple[str, ...] = ()
 
     @property
     def turns(self) -> int:
@@ -78,6 +91,11 @@ class Outcome:
         """Whether the run is complete and no law is broken."""
         return self.broken is None and self.error is None and not self.interrupted
 
+    @property
+    def not_reached(self) -> list[str]:
+        """Required checks that did not run even once."""
+        return [name for name in self.required if not self.tally.passed[name] and not self.tally.failed[name]]
+
 
 class Run:
     """One run of the suite.
@@ -89,6 +107,7 @@ class Run:
         shrink: Whether to search for a smaller conversation that breaks the same law.
         against: A second server of the same weights, to compare with; None tests one server.
         moves: The only conversation to play, as a report writes it; None plays random ones.
+        required: Names of the checks that must run; see `Outcome.not_reached`.
 
     Attributes:
         outcome: The result so far; None until the server is connected. It is complete once `play` has returned.
@@ -103,9 +122,10 @@ class Run:
         shrink: bool = True,
         against: Target | None = None,
         moves: Sequence[Move] | None = None,
+        required: Sequence[str] = (),
     ) -> None:
         self._target, self._profile, self._progress = target, profile, progress
-        self._shrink, self._against, self._moves = shrink, against, moves
+        self._shrink, self._against, self._moves, self._required = shrink, against, moves, tuple(required)
         self._runner = StoppableRunner()
         self._started = time.monotonic()
         self.outcome: Outcome | None = None
@@ -119,6 +139,7 @@ class Run:
         """
         with self._runner as runner:
             outcome = self.outcome = runner.run(_connect(self._target, self._against, self._profile))
+            outcome.required = self._required
             try:
                 for server in filter(None, (outcome.server, outcome.against)):
                     server.recorder.on_request = self._show
@@ -213,10 +234,10 @@ def _servers(outcome: Outcome) -> Servers:
 
 def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) -> None:
     try:
-        runner.run(play_conversation(_servers(outcome), moves))
+        runner.run(checked(play_conversation(_servers(outcome), moves)))
         outcome.conversations = 1
     except (BrokenLawError, BackendError) as error:
-        _record_failure(outcome, Failure(as_broken_law(error), tuple(moves)))
+        _record_failure(outcome, Failure(error, tuple(moves)))
 
 
 async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
@@ -224,6 +245,7 @@ async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> 
     if takes_images(server):
         await pictures.check_pictures(server, tally)
     if server.target.weights is not None:
+        await pausing.check(server, tally)
         await reloading.update_weights(server, tally)
         if takes_images(server):
             await pictures.check_after_update(server, tally)
@@ -233,17 +255,15 @@ async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> N
     """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
     long = await lengths.check(server, tally)
     await aborting.check(server, tally)
-    penalised = await transforms.check(server, tally)
+    await transforms.check(server, tally)
+    penalised = await penalties.check(server, tally)
     await sampler.check(server, tally, repeats, penalised=penalised, long=long)
 
 
 def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> None:
     try:
-        runner.run(checks(outcome.server, outcome.tally, outcome.profile.repeats))
-    except (BrokenLawError, BackendError) as error:
-        broken = as_broken_law(error)
-        if not isinstance(broken, BrokenLawError):
-            raise
+        runner.run(checked(checks(outcome.server, outcome.tally, outcome.profile.repeats)))
+    except BrokenLawError as broken:
         outcome.broken = broken
 
 
@@ -274,10 +294,9 @@ def _record_failure(outcome: Outcome, failure: Failure) -> None:
 def _broken_by(servers: Servers, runner: StoppableRunner, moves: Sequence[Move]) -> BrokenLawError | None:
     """Play a conversation; return the law that it breaks, or None."""
     try:
-        runner.run(play_conversation(servers, moves))
+        runner.run(checked(play_conversation(servers, moves)))
     except BrokenLawError as broken:
         return broken
-    except Exception as error:  # an unrelated failure is no smaller example of this one
-        law = as_broken_law(error)
-        return law if isinstance(law, BrokenLawError) else None
+    except Exception:  # an unrelated failure is not a smaller example of this one
+        return None
     return None

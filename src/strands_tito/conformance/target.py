@@ -122,17 +122,17 @@ class ConnectedServer:
         """The backend under test, without the recorder."""
         return self.recorder.inner
 
-    def accepted(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def accepted(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return sampling parameters in a form that the server accepts."""
         if not self.needs_top_k:
-            return dict(wanted)
-        if wanted.get("temperature", 1.0) == 0:
-            return {**wanted, "temperature": 1.0, "top_k": 1}
-        return {**wanted, "top_k": wanted["top_k"] if wanted.get("top_k", -1) > 0 else FINITE_TOP_K}
+            return dict(parameters)
+        if parameters.get("temperature", 1.0) == 0:
+            return {**parameters, "temperature": 1.0, "top_k": 1}
+        return {**parameters, "top_k": parameters["top_k"] if parameters.get("top_k", -1) > 0 else FINITE_TOP_K}
 
-    def sampling(self, **wanted: Any) -> SamplingParams:
+    def sampling(self, **parameters: Any) -> SamplingParams:
         """Return sampling parameters that the server accepts, with the policy's stop ids."""
-        return self.policy.sampling(SamplingParams(**self.accepted(wanted)))
+        return self.policy.sampling(SamplingParams(**self.accepted(parameters)))
 
     def log_position(self) -> LogPosition:
         """Return the current length of the logs."""

@@ -90,7 +90,7 @@ def _moved(
         token: value / temperature for token, value in request.offsets(ids[len(request.prompt_ids) : position]).items()
     }
     known = dict(scorer.top(ids, position, k + len(offsets), temperature)) if k else {}
-    for token in (*offsets, *own):
+    for token in {*offsets, *own} - known.keys():
         [known[token]] = scorer.score([*ids[:position], token], position, temperature)
     mass = {token: math.exp(value) for token, value in known.items()}
     # A simple script's scores may sum to more than 1. The mass without an offset is at least that of the known tokens.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from strands_tito.testing.images import stamp_of, token_of
 from strands_tito.testing.script import Completion, ScriptedRequest, ScriptError, mix64
 
-_WINDOW = 4  # ids of context that the next token depends on
+_WINDOW = 4  # ids of context that the next token depends on, unless it depends on all
 _FAVOURED = 8  # likely ids of a context, one byte of hash each
 _CACHED = 100_000  # entries of `top` before the cache starts over
 _OUTSIDE = -40.0  # logit of an id outside the alphabet, which is never sampled: all of them together weigh nothing
@@ -19,10 +20,12 @@ _LOGITS = np.arange(256) / 255 * _SPREAD
 _SHIFTS = np.arange(0, 8 * _FAVOURED, 8, dtype=np.uint64)
 _MASK = (1 << 64) - 1
 _ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93]
+_BASE = 0xC2B2AE3D27D4EB4F  # of the polynomial that hashes a whole context
+_INVERSE = pow(_BASE, -1, 1 << 64)
 
 
 class HashPolicy:
-    """A script whose probabilities are a pure function of the last four ids, and of all images before them.
+    """A script whose probabilities are a pure function of the last four ids or all, and of all images before them.
 
     Each context favours eight ids of the alphabet, the eos ids have a fixed logit, and the rest of the alphabet
     shares the weight `tail`. The distribution is a real softmax: temperature, top_k, top_p and min_p work as on an
@@ -35,6 +38,7 @@ class HashPolicy:
         eos_ids: Ids that end an answer; never part of the alphabet.
         eos_weight: Weight of each eos id. Favoured ids have weights of 1 to 55.
         tail: Weight of all other ids of the alphabet together.
+        whole: Whether the whole context counts, instead of its last four ids.
 
     Raises:
         ValueError: The alphabet is too small.
@@ -48,7 +52,9 @@ class HashPolicy:
         eos_ids: Sequence[int] = (),
         eos_weight: float = 4.0,
         tail: float = 2.0,
+        whole: bool = False,
     ) -> None:
+        self._whole = whole
         chosen = set(range(vocab_size) if alphabet is None else alphabet) - set(eos_ids)
         self._alphabet = np.array(sorted(chosen), dtype=np.int64)
         if len(self._alphabet) <= _FAVOURED:
@@ -62,13 +68,13 @@ class HashPolicy:
         self._outside = vocab_size - len(self._alphabet) - len(self._eos)
         self._eos_logit = math.log(eos_weight)
         self._tail_logit = math.log(tail / self._others)
-        self._top_cache: dict[tuple[tuple[int, ...], int, float], list[tuple[int, float]]] = {}
+        self._top_cache: dict[tuple[int, int, float], list[tuple[int, float]]] = {}
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Sample until a stop id or `max_new_tokens`."""
         if request.grammar is not None:
             raise ScriptError("HashPolicy does not support a grammar. Answer such requests in your own script.")
-        ids = list(request.context[-_WINDOW:])
+        ids = list(request.context[self._begin(len(request.context)) :])
         stamp = stamp_of(ids[-1]) if ids else 0
         stops = request.stop_ids
         seed = mix64(request.number if request.seed is None else ~request.seed & _MASK)
@@ -85,7 +91,7 @@ class HashPolicy:
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """Return float32 logprobs of `ids[start:]` at `temperature` (1.0 is raw), as Python floats."""
-        begin = max(0, start - _WINDOW)
+        begin = self._begin(start)
         seq = np.asarray(ids[begin:], dtype=np.int64)
         first = start - begin
         hashes = self._contexts(seq, first)
@@ -102,15 +108,14 @@ class HashPolicy:
 
     def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
         """Return the `k` most likely ids, most likely first; ties go to the lower id."""
-        key = (tuple(ids[max(0, position - _WINDOW) : position]), k, temperature)
+        key = (self._context(ids[self._begin(position) : position]), k, temperature)
         if key not in self._top_cache:  # a cumulative stream repeats every position in each event
             if len(self._top_cache) >= _CACHED:
                 self._top_cache.clear()
             self._top_cache[key] = self._top(*key)
         return list(self._top_cache[key])
 
-    def _top(self, recent: Sequence[int], k: int, temperature: float) -> list[tuple[int, float]]:
-        context = self._context(recent)
+    def _top(self, context: int, k: int, temperature: float) -> list[tuple[int, float]]:
         pairs, bits = self._candidates(context, self._eos), mix64(context)
         levels = np.array([[bits >> 8 * j & 0xFF for j in range(_FAVOURED)]])
         size, base = len(self._alphabet), context % len(self._alphabet)
@@ -164,14 +169,25 @@ class HashPolicy:
         ]
         return favoured + [(token, self._eos_logit) for token in eos]
 
+    def _begin(self, position: int) -> int:
+        """Return the first id that the distribution at a position depends on."""
+        return 0 if self._whole else max(0, position - _WINDOW)
+
     def _context(self, ids: Sequence[int]) -> int:
+        if self._whole:
+            values = (np.asarray(ids, dtype=np.int64) + 1).astype(np.uint64)
+            return mix64(int(np.sum(values * _powers(_BASE, len(values) + 1)[:0:-1])))
         recent = ids[-_WINDOW:]
         return mix64(sum((t + 1) * m for t, m in zip(reversed(recent), _ODD, strict=False)) & _MASK)
 
-    @staticmethod
-    def _contexts(seq: np.ndarray, first: int) -> np.ndarray:
+    def _contexts(self, seq: np.ndarray, first: int) -> np.ndarray:
         """Return `_context` of every position from `first`, vectorised. A missing id counts as 0, as in `_context`."""
-        padded = np.concatenate([np.zeros(_WINDOW, dtype=np.uint64), (seq + 1).astype(np.uint64)])
+        values = (seq + 1).astype(np.uint64)
+        if self._whole:  # the sum of id * base^distance, modulo 2^64
+            powers, inverse = (_powers(base, len(seq) + 1) for base in (_BASE, _INVERSE))
+            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values * inverse[:-1])])
+            return _mix((sums * powers)[first : len(seq)])
+        padded = np.concatenate([np.zeros(_WINDOW, dtype=np.uint64), values])
         count = len(seq) - first
         total = np.zeros(count, dtype=np.uint64)
         for back, odd in enumerate(_ODD, 1):
@@ -186,6 +202,17 @@ class HashPolicy:
         weight += self._outside * math.exp(_OUTSIDE / temperature)
         log_z: np.ndarray = np.log(weight)
         return log_z
+
+
+def _powers(base: int, count: int) -> np.ndarray:
+    """Return base^0, base^1, ... modulo 2^64."""
+    return _all_powers(base, 1 << count.bit_length())[:count]
+
+
+@lru_cache
+def _all_powers(base: int, count: int) -> np.ndarray:
+    powers: np.ndarray = np.cumprod(np.array([1, *[base] * (count - 1)], dtype=np.uint64))
+    return powers
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

@@ -77,6 +77,10 @@ def _echo_missing(view: View, request: ScriptedRequest) -> None:
     view.echo = None
 
 
+def _half_text(view: View, request: ScriptedRequest) -> None:
+    view.text = view.text and view.text[: len(view.text) // 2]
+
+
 def _other_text(view: View, request: ScriptedRequest) -> None:
     view.text = "something else"
 
@@ -169,6 +173,7 @@ ANSWERS = (
     Defect("echo-short", 4, "The echoed prompt lacks its last token.", _echo_short),
     Defect("echo-with-bos", 4, "The echoed prompt has an additional first token.", _echo_long),
     Defect("echo-missing", 4, "The prompt is not echoed.", _echo_missing),
+    Defect("text-halved", 4, "The text is half of what the ids say.", _half_text, wires=("vllm-completions", "sglang")),
     Defect("text-of-others", 4, "The text does not match the ids.", _other_text, wires=("vllm-completions", "sglang")),
     Defect("token-changed", 4, "A reported token differs from the sampled one.", _other_ids),
     Defect("answer-halved", 4, "Half an answer is reported as complete.", _halved),

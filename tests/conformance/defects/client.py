@@ -236,7 +236,7 @@ def _results_in_order_of_arrival(original: Any) -> Any:
 
 
 def _sends(**changes: Any) -> Any:
-    """Send other sampling parameters than were asked for."""
+    """Send other sampling parameters than the requested ones."""
 
     def of(original: Any) -> Any:
         def sendable(request: Any, *arguments: Any, **options: Any) -> Any:
@@ -316,6 +316,19 @@ def _without_recorded_stop(original: Any) -> Any:
     return lambda *arguments: replace(original(*arguments), stop=None)
 
 
+def _opening(original: Any) -> Any:
+    """Call an edit or a trim a new system prompt."""
+
+    def branch_of(*arguments: Any) -> Any:
+        from tito_core.ledger.branch import Reason
+
+        branch = original(*arguments)
+        wrong = branch is not None and branch.reason in (Reason.EDIT, Reason.TRIM)
+        return replace(branch, reason=Reason.OPENING) if wrong else branch
+
+    return branch_of
+
+
 def _reason(original: Any) -> Any:
     """Call every branch an edit."""
 
@@ -355,6 +368,8 @@ CLIENT = (
                lambda found: replace(found, adjusted=False))), wires=BOTH),
     Defect("client-adds-arguments", 9, "A call gets an argument that the policy did not write.",
            client=_patched(read, "parse", _calls(_defaults)), wires=BOTH),
+    Defect("client-calls-edits-openings", 8, "An edit or a trim is called a new system prompt.",
+           client=_patched(parent, "branch_of", _opening), wires=BOTH),
     Defect("client-calls-all-edits", 8, "Every branch is called an edit.",
            client=_patched(parent, "branch_of", _reason), wires=BOTH),
     Defect("client-trains-prompts", 3, "The loss mask is 1 on prompt tokens.",

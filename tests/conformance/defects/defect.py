@@ -101,7 +101,9 @@ def _decode(tokenizer: Any, ids: tuple[int, ...]) -> str:
     return str(tokenizer.decode(list(ids)))
 
 
-def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False) -> TransportFactory:
+def plant(
+    defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False, varied: bool = False
+) -> TransportFactory:
     """Return the transport of a scripted engine that has the defect.
 
     Args:
@@ -110,8 +112,9 @@ def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool
         tokenizer: The model's tokenizer.
         end: Id that ends a turn.
         greedily: Whether the policy gives its fixed answers at temperature 0 too; see `ConformancePolicy`.
+        varied: Whether its answers depend on the whole prompt, and differ without a seed.
     """
-    policy: Any = ConformancePolicy(tokenizer, end, greedily=greedily)
+    policy: Any = ConformancePolicy(tokenizer, end, greedily=greedily, varied=varied)
     options: Any = {
         "vocab_size": len(tokenizer),
         "eos_ids": [end],

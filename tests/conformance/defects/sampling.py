@@ -1,13 +1,15 @@
-"""Defects of the sampler, of aborts, and lies that are told everywhere alike."""
+"""Defects of the sampler, of aborts, and lies that are the same everywhere."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest import mock
 
 from conformance.defects.answer_views import View
 from conformance.defects.defect import Defect, Wrap
@@ -90,6 +92,17 @@ class Stopping(Changed):
         if completion.output_ids and completion.output_ids[-1] in request.stop_ids:
             return replace(completion, finish="stop", stop=completion.output_ids[-1])
         return completion
+
+
+class Forgetful(Changed):
+    """A script that samples and reports by a changed prompt, and scores by the whole one."""
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        completion, prompt = super().__call__(request), self.change(request).prompt_ids
+        if request.scoring or request.grammar is not None or not completion.output_ids:
+            return completion
+        ids = (*prompt, *completion.output_ids)
+        return replace(completion, logprobs=self.script.score(ids, len(prompt), request.reported_temperature))
 
 
 class Noisy(Changed):
@@ -187,6 +200,15 @@ def _aborting_late(engine: ScriptedEngine) -> None:
 def _length_at_the_limit(view: View, request: ScriptedRequest) -> None:
     if len(view.ids) == request.max_new_tokens:
         view.finish = "length"
+
+
+def _few_stops(kept: slice) -> AbstractContextManager[Any]:
+    """Look for some of a request's stop ids only."""
+
+    def stop_ids(request: ScriptedRequest) -> frozenset[int]:
+        return frozenset(request.stop_token_ids[kept]) | (frozenset() if request.ignore_eos else {*request.eos_ids})
+
+    return mock.patch.object(ScriptedRequest, "stop_ids", property(stop_ids))
 
 
 def _aborting(matches: bool) -> Callable[[ScriptedEngine], None]:
@@ -312,6 +334,18 @@ SAMPLING = (
         "The frequency penalty is ignored.",
         wrap=_sampling(_without("frequency_penalty")),
     ),
+    Defect(
+        "first-stop-only",
+        4,
+        "Only the first stop id of a request counts.",
+        client=lambda: _few_stops(slice(0, 1)),
+    ),
+    Defect(
+        "last-stop-only",
+        4,
+        "Only the last stop id of a request counts.",
+        client=lambda: _few_stops(slice(-1, None)),
+    ),
     Defect("bias-ignored", 4, "A logit_bias is ignored.", wrap=_sampling(_without("logit_bias"))),
     Defect(
         "top-p-before-top-k",
@@ -338,8 +372,14 @@ SAMPLING = (
         "All logprobs of an answer are 0.04 too high or too low.",
         wrap=lambda script: Noisy(script, 0.04),
     ),
+    Defect(
+        "beginning-forgotten",
+        4,
+        "Answers depend on the last 24 tokens of a prompt only.",
+        wrap=lambda script: Forgetful(script, lambda r: replace(r, prompt_ids=r.prompt_ids[-24:])),
+    ),
     Defect("abort-late", 5, "An abort takes effect late.", spoil=_aborting_late, wires=("vllm", "sglang")),
     Defect("abort-ignored", 5, "An abort is accepted and ignored.", spoil=_aborting(False), wires=("vllm", "sglang")),
     Defect("abort-kills-all", 5, "An abort ends every request.", spoil=_aborting(True), wires=("vllm", "sglang")),
 )
-"""Defects of sampling, of aborts, and lies that are told everywhere alike."""
+"""Defects of sampling, of aborts, and lies that are the same everywhere."""

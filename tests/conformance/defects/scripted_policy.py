@@ -30,17 +30,27 @@ ANSWERS = (
 class ConformancePolicy:
     """Returns one of `ANSWERS`, or samples from a `HashPolicy`, which also scores everything. Follows grammars.
 
-    Answers depend only on the prompt, the seed and the sampling parameters, so a replayed conversation gets the same
-    ones. The prompts of the sampler's check get samples only: a fixed answer does not follow the distribution.
+    The prompts of the sampler's check get samples only: a fixed answer does not follow the distribution.
 
     Args:
         tokenizer: The model's tokenizer.
         end: Id that ends a turn.
         greedily: Whether it returns `ANSWERS` at temperature 0 too, instead of the most likely tokens.
         policy: Samples and scores everything else; a `HashPolicy` of printable ASCII when None.
+        varied: Whether answers depend on the whole prompt, and differ without a seed. Otherwise a replayed conversation
+            gets the same ones.
     """
 
-    def __init__(self, tokenizer: Any, end: int, *, greedily: bool = False, policy: HashPolicy | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        end: int,
+        *,
+        greedily: bool = False,
+        policy: HashPolicy | None = None,
+        varied: bool = False,
+    ) -> None:
+        self._varied = varied
         self._tokenizer = tokenizer
         self._end = end
         alphabet = tokenizer.encode("".join(map(chr, range(32, 127))) * 2, add_special_tokens=False)
@@ -53,7 +63,8 @@ class ConformancePolicy:
         """Answer one request."""
         if any(question in self._tokenizer.decode(request.prompt_ids[-80:]) for question in sampler.QUESTIONS):
             return self._policy(request)
-        draw = Random(str((request.prompt_ids[-40:], request.seed)))
+        varied = request.number if self._varied and request.seed is None and request.temperature > 0 else None
+        draw = Random(str((request.prompt_ids[-40:], request.seed, varied)))
         if request.seed is None:
             request = replace(request, seed=draw.getrandbits(62))
         if request.grammar is not None:
@@ -75,10 +86,14 @@ class ConformancePolicy:
     def with_weights(self, **settings: Any) -> ConformancePolicy:
         """Return a policy with the same fixed answers and other weights: settings of a `HashPolicy`."""
         weights = self._weights(**settings)
-        return ConformancePolicy(self._tokenizer, self._end, greedily=self._greedily, policy=weights)
+        return ConformancePolicy(
+            self._tokenizer, self._end, greedily=self._greedily, policy=weights, varied=self._varied
+        )
 
     def _weights(self, **settings: Any) -> HashPolicy:
-        return HashPolicy(len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], **settings)
+        return HashPolicy(
+            len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], whole=self._varied, **settings
+        )
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """See `Scorer`."""

@@ -76,7 +76,7 @@ def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, g
         "sglang" if wire == "sglang" else "vllm",
         "http://scripted",
         tokenizer,
-        transport=plant(defect, wire, tokenizer, end, greedily=greedily),
+        transport=plant(defect, wire, tokenizer, end, greedily=greedily, varied=not greedily),
         seed=seed,
         seeds=True,
         experts=EXPERTS,

@@ -91,7 +91,12 @@ def _exchanged(spans: Spans) -> Spans:
     return [(name, start, end) for name, (_, start, end) in zip(names, spans, strict=True)]
 
 
+def _never_pausing() -> AbstractContextManager[Any]:
+    return mock.patch.object(EngineState, "pause", return_value=None)
+
+
 WEIGHTS = (
+    Defect("pause-ignored", 5, "A pause is accepted and ignored.", client=_never_pausing, weights=True),
     Defect("weights-never-named", 10, "New weights keep the old version.",
            client=_never_reported, wires=VERSIONED, weights=True),
     Defect("weights-named-at-once", 10, "An answer in progress reports only the new version.",

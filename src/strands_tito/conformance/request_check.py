@@ -1,7 +1,6 @@
-"""What an agent asked for, held against the wire, the ledger, and the message that Strands gets.
+"""Compares the parameters that an agent requested with the wire and the ledger, and its calls with the sampled text.
 
-Nothing of the client is used: parameters are compared by their names on the wire, and calls are read again from the
-sampled text.
+This uses no code of the client: parameters are compared by their names on the wire, and calls are parsed again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ALIASES = {
     "seed": ("seed", "sampling_seed"),
     "min_new_tokens": ("min_tokens", "min_new_tokens"),
 }
-"""Names on the wires of parameters that have others than ours."""
+"""Names on the wires, of parameters whose names differ from ours."""
 DEFAULTS: Mapping[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -30,36 +29,36 @@ DEFAULTS: Mapping[str, Any] = {
     "min_new_tokens": 0,
     "ignore_eos": False,
 }
-"""Parameters that are compared, with what each is if nobody asks for it."""
+"""Parameters that are compared, each with its default."""
 LIMITS = ("max_tokens", "max_new_tokens")
 
 
 def compare_sampling(
-    asked: Mapping[str, Any], sent: Mapping[str, Any], recorded: Mapping[str, Any], limit: int
+    requested: Mapping[str, Any], sent: Mapping[str, Any], recorded: Mapping[str, Any], limit: int
 ) -> Iterator[Problem]:
     """Compare sampling parameters.
 
     Args:
-        asked: By the agent, under our names.
-        sent: On the wire.
-        recorded: In the ledger.
+        requested: Parameters of the agent, under our names.
+        sent: Parameters on the wire.
+        recorded: Parameters in the ledger.
         limit: The recorded limit of new tokens.
     """
     for name, default in DEFAULTS.items():
-        wanted = asked.get(name, default)
+        value = requested.get(name, default)
         on_wire = next((sent[alias] for alias in ALIASES.get(name, (name,)) if sent.get(alias) is not None), default)
-        if not _same(name, wanted, on_wire):
-            yield "asked", f"{name}={wanted} was asked for, but {on_wire} was sent."
-        if not _same(name, wanted, recorded.get(name, default)):
-            yield "asked", f"{name}={wanted} was asked for, but the ledger has {recorded.get(name, default)}."
+        if not _same(name, value, on_wire):
+            yield "requested", f"{name}={value} was requested, but {on_wire} was sent."
+        if not _same(name, value, recorded.get(name, default)):
+            yield "requested", f"{name}={value} was requested, but the ledger has {recorded.get(name, default)}."
     stops = set(sent.get("stop") or ())
-    if not set(asked.get("stop") or ()) <= stops:
-        yield "asked", f"the stop strings {asked.get('stop')} were asked for, but {sorted(stops)} were sent."
+    if not set(requested.get("stop") or ()) <= stops:
+        yield "requested", f"the stop strings {requested.get('stop')} were requested, but {sorted(stops)} were sent."
     most = next((sent[name] for name in LIMITS if sent.get(name) is not None), None)
-    if most != limit or limit > asked["max_new_tokens"]:
+    if most != limit or limit > requested["max_new_tokens"]:
         yield (
-            "asked",
-            f"max_new_tokens={asked['max_new_tokens']} was asked for, but {most} was sent and {limit} recorded.",
+            "requested",
+            f"max_new_tokens={requested['max_new_tokens']} was requested, but {most} was sent and {limit} recorded.",
         )
 
 
@@ -70,16 +69,16 @@ def _same(name: str, one: Any, other: Any) -> bool:
 
 
 def compare_semantics(
-    asked: Mapping[str, Any], semantics: Any, processed: bool | None, grammar: bool
+    requested: Mapping[str, Any], semantics: Any, processed: bool | None, grammar: bool
 ) -> Iterator[Problem]:
-    """Compare what the ledger says of its logprobs with what was measured and asked for."""
-    temperature = asked.get("temperature", 1.0) or 1.0
+    """Compare the semantics of logprobs in the ledger with the measured ones and the requested parameters."""
+    temperature = requested.get("temperature", 1.0) or 1.0
     if semantics.processed != processed:
         yield "semantics", f"the ledger says processed={semantics.processed}, but {processed} was measured."
     expected = {True: (temperature,), False: (1.0,), None: (None, 1.0)}[processed]
     if semantics.temperature not in expected or (processed is None and temperature != 1.0 and semantics.temperature):
         yield "semantics", f"the ledger says temperature={semantics.temperature}, expected {expected[0]}."
-    changes = bool(asked.get("presence_penalty") or asked.get("frequency_penalty"))
+    changes = bool(requested.get("presence_penalty") or requested.get("frequency_penalty"))
     if (grammar or (changes and processed)) and not semantics.adjusted:
         yield "semantics", "the ledger says that nothing else changed the distribution, but a grammar or penalty did."
 
@@ -114,7 +113,7 @@ class CallReader:
     def misplaced(self, records: Sequence[Any], decode: Callable[[int, int], str]) -> Iterator[Problem]:
         """Check that the tokens that the ledger records of each executed call hold the format's first tag.
 
-        A token may hold the end of what came before, too, where tags are no tokens of their own.
+        Where tags are not single tokens, a token may also contain the end of the text before the tag.
 
         Args:
             records: The turn's calls (`CallRecord`).
@@ -157,7 +156,7 @@ def _strict(text: str) -> Any:
 
 
 def _call(value: Any) -> tuple[str, Any] | None:
-    """Return the name and the arguments of a call; None if the value is no call."""
+    """Return the name and the arguments of a call; None if the value is not a call."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters"))
@@ -179,7 +178,7 @@ def compare_calls(read: Sequence[Any], uses: Sequence[Any], malformed: str, *, w
     if invented:
         yield "calls", f"the agent executes {invented[0]}, which the policy did not sample: its calls are {expected}."
     if whole and len(uses) < len(expected):
-        yield "calls", f"the policy sampled {len(expected)} calls, {expected}, but the agent sees {len(uses)}."
+        yield "calls", f"the policy sampled {len(expected)} calls, {expected}, but the agent gets {len(uses)}."
     if len(read) > len(expected) and len(executed) > len(expected):
         yield "calls", f"the agent executes {len(executed)} calls, but only {len(expected)} are valid."
     if whole and [call for call in expected if call in executed] != [call for call in executed if call in expected]:

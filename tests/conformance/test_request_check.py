@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strands_tito.conformance.asked import CallReader, compare_calls
+from strands_tito.conformance.request_check import CallReader, compare_calls
 from support.scripted import tokenizer
 
 TEXT = (
