@@ -19,7 +19,7 @@ from support.conversations import LOOK
 from support.vision import VISION, VisionEngine, image, png, policy_of, tokens_of
 from tito_core import store
 from tito_core.backend.calls import score
-from tito_core.backend.images import PromptImages, collapsed
+from tito_core.backend.images import ImageSupport, PromptImages, collapsed
 from tito_core.chat.image_content import ImageError
 from tito_core.ledger import LawViolationError, Ledger, MediaSpan, Provenance, check_ledger
 from tito_core.model import TITOModel
@@ -103,7 +103,7 @@ def test_conversations_with_images_hold_the_laws(tmp_path: Path, data: st.DataOb
     path = tmp_path / "rollouts.tito"
     path.unlink(missing_ok=True)
     spans = data.draw(st.booleans())
-    engine = VisionEngine(spans=spans, counts=not spans or data.draw(st.booleans()))
+    engine = VisionEngine(support=ImageSupport(True), spans=spans, counts=not spans or data.draw(st.booleans()))
 
     async def play() -> None:
         with LedgerFile(path, "a") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -13,7 +14,9 @@ from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.id_text import IdText
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.image import Image
-from tito_core.ledger.ledger import Ledger
+
+if TYPE_CHECKING:
+    from tito_core.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
