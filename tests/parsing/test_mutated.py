@@ -115,6 +115,8 @@ def squeezed(family: Family, completion: str) -> str:
     completion = re.sub(
         r"(<\|channel\|>)?(commentary|analysis)?to=", "to=", completion.removeprefix("<|start|>assistant")
     )
+    if family.name == "mistral":
+        completion = re.sub(r"(?<=\w)\[ARGS\](?={)", "", completion, count=1)
     for word in ("functions.", "<|constrain|>", "<|channel|>commentary", "<|channel|>analysis"):
         completion = completion.replace(word, "")
     if family.name == "lfm2":  # its strings may have raw line breaks
