@@ -16,11 +16,17 @@ from tito_core.chat.messages import UnsupportedContentError, template_messages
 Part = dict[str, Any]
 
 
+class UnsupportedBlockError(UnsupportedContentError, KeyError):
+    """A block that cannot be formatted; also the `KeyError` of strands-sglang."""
+
+    __str__ = Exception.__str__  # a KeyError's is in quotes
+
+
 def format_content_block(block: ContentBlock | ToolResultContent, is_multimodal: bool = False) -> Part | str:
     """Return a text, JSON or image block as a part of a template's content, or as text if not `is_multimodal`.
 
     Raises:
-        UnsupportedContentError: Another block; or an image, if not `is_multimodal`.
+        UnsupportedBlockError: Another block; or an image, if not `is_multimodal`.
     """
     content: Mapping[str, Any] = block
     if "text" in content or "json" in content:
@@ -29,7 +35,7 @@ def format_content_block(block: ContentBlock | ToolResultContent, is_multimodal:
     if "image" in content and is_multimodal:
         data = base64.b64encode(content["image"]["source"]["bytes"]).decode("ascii")
         return {"type": "image", "image": f"data:image/{content['image']['format']};base64,{data}"}
-    raise UnsupportedContentError(
+    raise UnsupportedBlockError(
         f"A {next(iter(content), 'empty')!r} block cannot be formatted with is_multimodal={is_multimodal}. Use text "
         "and JSON blocks, and image blocks with is_multimodal=True."
     )

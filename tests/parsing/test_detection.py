@@ -42,6 +42,10 @@ TEMPLATES = {
     "gemma4": '<|tool_call>call:{{ name }}{at:<|"|>{{ value }}<|"|>}<tool_call|>',
     "hy_v3": "{%- set begin = '<tool_calls{}>' %}{%- set separator = '<tool_sep{}>' %}{%- set key = '<arg_key{}>' %}",
     "muse_glimmer": '<atem:function_calls>\n<atem:invoke name="{{ name }}">',
+    "granite": "<|start_of_role|>assistant<|end_of_role|><|tool_call|>{{ message.tool_calls | tojson }}<|end_of_text|>",
+    "phi4_mini": 'formatted as functools[{"name": [function name], "arguments": [function arguments as JSON]}, ...]',
+    "xlam": 'in a single JSON array: [{"name": "tool_call_name", "arguments": {"arg1": "value1"}}, ...]',
+    "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
     "mistral": "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
 }
 
