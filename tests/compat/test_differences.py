@@ -189,7 +189,7 @@ def test_messages_with_images_are_formatted_for_processors() -> None:
     assert result == {"role": "tool", "tool_call_id": "t", "content": [{"type": "text", "text": '{"a": 1}'}, picture]}
     assert SGLangModel.collect_image_data(messages, is_multimodal=True) == [URL, URL]
     assert SGLangModel.collect_image_data(messages) == []
-    with pytest.raises(UnsupportedContentError, match="^A 'image' block cannot be formatted") as raised:
+    with pytest.raises(UnsupportedContentError, match=r"^A 'image' block cannot be formatted") as raised:
         SGLangModel.format_content_block(IMAGE)
     assert isinstance(raised.value, KeyError)
 

@@ -27,6 +27,7 @@ TEMPLATES = {
     "hub/MiniMaxAI-MiniMax-M3-MXFP8": "minimax_m3",
     "hub/ibm-granite-granite-4.0": "hermes",
     "hub/inclusionAI-Ling-2.6-flash": "hermes",
+    "hub/unsloth-functiongemma-270m-it": "functiongemma",
     "vllm/tool_chat_template_hunyuan_a13b": "hunyuan_a13b",
 }
 DETECTED_ONLY = {

@@ -108,7 +108,7 @@ def squeezed(family: Family, completion: str) -> str:
     completion = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', completion)
     if family.name == "muse_glimmer":
         completion = re.sub(r"(<\|start\|>assistant)?to=[\w./-]+<\|message\|>", "", completion)
-    completion = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", completion)  # Gemma's keys may stand bare
+    completion = re.sub(r'(<\|"\|>|<escape>)([^<]*)\1:', r"\2:", completion)  # Gemma's keys may stand bare
     completion = re.sub(
         r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", completion
     )  # the number of a call
