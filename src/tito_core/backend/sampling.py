@@ -76,7 +76,8 @@ class SamplingParams(TypedValues):
         top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
         stop: Strings that end an answer, or one such string.
         seed: Seed of a turn's sampling; None for a random one.
-        extra: Further fields, passed to the engine unchanged. Fields that the backend sets are refused.
+        extra: Further fields, passed to the engine unchanged. Fields that the backend sets are refused, as is a
+            `stop_regex` that does not compile.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
