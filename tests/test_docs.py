@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from integration.test_formats_real import CASES, ENGINES
 from parsing.families import CALL_FAMILIES
 from strands_tito.collect import Entry
 from strands_tito.collect.cli import collect as collect_command
@@ -138,6 +139,17 @@ def test_every_parser_is_on_the_page_on_tool_calls() -> None:
     table = (ROOT / "docs/tools.md").read_text(encoding="utf-8").split("## Formats")[1].split("The default")[0]
     named = {name for name in known_tool_parsers() if "test" not in name}
     assert set(re.findall(r"`([\w-]+)`", table)) == named
+
+
+def test_the_formats_that_real_servers_run_are_marked_so() -> None:
+    """In a row of the page on tool calls, the last cell is "run", "read", or says which one is run."""
+    page = (ROOT / "docs/tools.md").read_text(encoding="utf-8")
+    table, marked = page.split("## Formats")[1].split("The default")[0], set()
+    for parsers, *_, server in re.findall(r"^\| (`[^|]+) \| ([^|]*)\| ([^|]*)\| ([^|]+) \|$", table, re.MULTILINE):
+        named = re.findall(r"`([\w-]+)`", server) if "`" in server else re.findall(r"`([\w-]+)`", parsers)
+        marked |= set(named) if "run" in server else set()
+    assert {name for _, name in CASES} | {"gpt_oss"} == marked
+    assert len(CASES) == len(ENGINES) * (len(marked) - 1), "each on each engine"
 
 
 OF_DOCSTRING = '<call name=look>{"at": "</call>"}</call>'

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE_URL = "http://localhost:30000"
 _RENAMED = {"sampling_seed": "seed"}
-_PASSED = ("logit_bias", "custom_params")
+_PASSED = ("logit_bias", "custom_params", "stop_regex", "stream_interval", "choice")
 _NEVER_CALLED = (
     *("format_messages", "format_request_messages", "format_tool_specs", "format_content_block"),
     *("sort_tool_results", "collect_image_data", "tokenize_prompt_messages", "message_separator"),
@@ -209,6 +209,8 @@ def _settings(config: Mapping[str, Any]) -> Settings:
     refuse_unknown("SGLangModel setting", dict(config), SGLangConfig.__annotations__)
     choices: Any = {name: config[name] for name in RolloutOptions.__annotations__ if name in config}
     params = {**(config.get("params") or {}), **(config.get("sampling_params") or {})}
+    if params.get("watermark") is not None:
+        raise ValueError("watermark is not supported: its key, not chance, selects the tokens. Leave it out.")
     if params:
         if config.get("sampling"):
             raise ValueError("sampling and sampling_params both set sampling parameters. Use one of the two.")

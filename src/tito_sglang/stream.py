@@ -19,12 +19,15 @@ _REPEATED = 1024
 
 
 def stream_interval(request: TokenRequest) -> int:
-    """Return the number of new tokens per event. Each event repeats the prompt's echo and all earlier tokens.
+    """Return the number of new tokens per event, or the user's if that is larger.
+
+    Each event repeats the prompt's echo and all earlier tokens.
 
     With one token per event, streaming 1,000 tokens after a prompt of 32,000 would transfer 32 million ids.
     """
     repeated = request.least_length + request.sampling.max_new_tokens // 2
-    return 1 + repeated // _REPEATED
+    given = request.sampling.extra.get("stream_interval")
+    return max(1 + repeated // _REPEATED, given if isinstance(given, int) else 1)
 
 
 def stream_events(request: TokenRequest) -> int:

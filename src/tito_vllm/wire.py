@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tito_core.backend.errors import BadRequestError
 from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import NOTHING, RawScores, ScoredTokens, TokenRequest
@@ -170,7 +171,13 @@ _GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "s
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Return all sampling parameters under vLLM's names, so that no server default applies."""
+    """Return all sampling parameters under vLLM's names, so that no server default applies.
+
+    Raises:
+        BadRequestError: A regular expression ends the answer, which vLLM would ignore.
+    """
+    if sampling.stop_patterns:
+        raise BadRequestError("vLLM has no stop_regex: end answers with `stop` or `stop_token_ids`.", backend="vllm")
     fields: dict[str, Any] = {
         **sampling.shared_fields(),
         "max_tokens": sampling.max_new_tokens,

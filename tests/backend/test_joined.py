@@ -140,7 +140,12 @@ def test_columns_of_parts_are_concatenated() -> None:
 
 @pytest.mark.parametrize(
     ("sampling", "can"),
-    [({}, True), ({"stop": ("x",)}, False), ({"grammar": {"kind": "regex", "value": "a"}}, False)],
+    [
+        ({}, True),
+        ({"stop": ("x",)}, False),
+        ({"extra": {"stop_regex": "x"}}, False),
+        ({"grammar": {"kind": "regex", "value": "a"}}, False),
+    ],
 )
 def test_resumable_parameters(sampling: dict[str, Any], can: bool) -> None:
     assert resumable(request_of(**sampling).sampling) is can

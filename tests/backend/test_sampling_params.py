@@ -149,9 +149,16 @@ def test_a_grammar_in_extra_is_refused(name: str) -> None:
         SamplingParams(extra={name: {}})
 
 
-def test_a_stop_regex_is_refused_as_a_malformed_one_crashes_sglang() -> None:
-    with pytest.raises(InvalidValueError, match="sampling parameter 'stop'"):
-        SamplingParams(extra={"stop_regex": "((("})
+@pytest.mark.parametrize("value", ["(((", ["a", "a{2,1}"], "a{99999999999}", 5])
+def test_a_malformed_stop_regex_is_refused_as_it_crashes_sglang(value: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"stop_regex: .* is not a regular expression: "):
+        SamplingParams(extra={"stop_regex": value})
+
+
+def test_stop_patterns() -> None:
+    assert SamplingParams().stop_patterns == ()
+    assert SamplingParams(extra={"stop_regex": "[0-9]+"}).stop_patterns == ("[0-9]+",)
+    assert SamplingParams(extra={"stop_regex": ["a", "b"]}).stop_patterns == ("a", "b")
 
 
 @pytest.mark.parametrize(

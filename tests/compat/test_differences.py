@@ -189,8 +189,9 @@ def test_messages_with_images_are_formatted_for_processors() -> None:
     assert result == {"role": "tool", "tool_call_id": "t", "content": [{"type": "text", "text": '{"a": 1}'}, picture]}
     assert SGLangModel.collect_image_data(messages, is_multimodal=True) == [URL, URL]
     assert SGLangModel.collect_image_data(messages) == []
-    with pytest.raises(UnsupportedContentError, match="image"):
+    with pytest.raises(UnsupportedContentError, match=r"^A 'image' block cannot be formatted") as raised:
         SGLangModel.format_content_block(IMAGE)
+    assert isinstance(raised.value, KeyError)
 
 
 def test_tool_results_are_sorted_by_number() -> None:

@@ -34,6 +34,7 @@ from tito_sglang import (
     ToolIterationLimiter,
     ToolLimiter,
 )
+from tito_sglang.scripted.errors import FIELDS
 from tito_sglang.tool_parsers import TOOL_PARSER_REGISTRY, HermesToolParser, get_tool_parser
 
 USER: Any = [{"role": "user", "content": [{"text": "2 + 3?"}]}]
@@ -80,6 +81,31 @@ async def test_parameters_by_sglangs_names_are_sent_and_prompts_scored() -> None
     assert None not in model.rollout.logprobs[1:]
 
 
+async def test_an_answer_ends_at_a_regular_expression() -> None:
+    script = Says("Five is 5. More.")
+    params = {"stop_regex": "[0-9]+", "stream_interval": 500, "beam_width": 1, "max_new_tokens": 64}
+    decode = {"decode": lambda ids: str(tokenizer().decode(list(ids)))}
+    model = named("sglang", script, engine=decode, sampling_params=params, stream=True)
+    events = await events_of(model)  # type: ignore[arg-type]
+    draft = model.ledger[0].draft
+    assert (draft.finish, draft.stop) == ("stop", "[0-9]+")
+    assert tokenizer().decode(draft.output_ids) == "Five is 5"
+    assert [event["messageStop"]["stopReason"] for event in events if "messageStop" in event] == ["stop_sequence"]
+    assert draft.sampling["extra"] == {"stop_regex": "[0-9]+", "stream_interval": 500}
+    sent = script.requests[0].body["sampling_params"]
+    assert (sent["stop_regex"], sent["stream_interval"]) == ("[0-9]+", 500)
+
+
+def test_every_sampling_parameter_of_sglang_is_known() -> None:
+    refusals = {}
+    for name in FIELDS:
+        try:
+            named("sglang", Says(), sampling_params={name: {}})
+        except ValueError as error:
+            refusals[name] = str(error)
+    assert not [name for name, refusal in refusals.items() if "Unknown" in refusal]
+
+
 async def test_return_logprob_false_scores_no_prompt_and_config_is_returned() -> None:
     model = named("sglang", Says("Five."), return_logprob=False, context_window_limit=500)
     assert model.context_window_limit == 500
@@ -102,6 +128,9 @@ async def test_return_logprob_false_scores_no_prompt_and_config_is_returned() ->
         ({"sampling_params": {"temprature": 1}}, "'temprature'.*'temperature'"),
         ({"sampling_parameters": {}}, "'sampling_parameters'.*'sampling_params'"),
         ({"sampling_params": {"n": 2}}, "n=2.*rollouts"),
+        ({"sampling_params": {"beam_width": 2}}, "beam_width=2.*rollouts"),
+        ({"sampling_params": {"stop_regex": "((("}}, "stop_regex.*not a regular expression"),
+        ({"sampling_params": {"watermark": {"key": "k"}}}, "watermark is not supported"),
         ({"sampling_params": {"temperature": -1}}, "temperature.*-1"),
         ({"context_window_limit": 0}, "context_window_limit.*0"),
         ({"sampling": {"top_k": 3}, "sampling_params": {"top_k": 4}}, "sampling_params"),

@@ -148,6 +148,29 @@ def model_at(served: Served) -> LazyModel:
     return VLLMModel(base_url=url, model_id="smollm2", tokenizer=tokenizer(), params=params, return_token_ids=True)
 
 
+async def test_the_lists_of_the_token_manager_after_a_reset(served: Served, at_hand: str) -> None:
+    """strands-sglang's blog: a model by address, `reset` before each episode, then the lists that a trainer takes."""
+    if served.kind == "sglang":
+        model: LazyModel = SGLangModel(tokenizer=tokenizer(), base_url=served.url)
+    else:
+        model = VLLMModel(base_url=f"{served.url}/v1", model_id=at_hand, return_token_ids=True)
+    agent = make_agent(model)
+    lengths = []
+    for question in ("What is 25 * 17?", "What is 3 + 4?"):
+        model.reset()
+        agent.messages.clear()
+        with contextlib.suppress(MaxTokensReachedException, ContextWindowOverflowException):
+            await agent.invoke_async(question, limits={"turns": 3})
+        manager = model.token_manager
+        token_ids, logprobs, segments = manager.token_ids, manager.logprobs, manager.segments
+        assert manager.loss_mask == manager.output_mask
+        assert len(token_ids) == len(manager.loss_mask) == len(logprobs) == sum(map(len, segments))
+        assert [token.token_id for segment in segments for token in segment] == token_ids
+        assert all(logprobs[i] is not None for i, mask in enumerate(manager.loss_mask) if mask)
+        lengths.append(await confirmed(model, served))
+    assert all(lengths)
+
+
 async def test_each_prompt_extends_the_one_before(served: Served) -> None:
     """With strands-vllm it does not, because the server renders and tokenizes the history again."""
     model, recorder = model_at(served), VLLMTokenRecorder()

@@ -15,7 +15,8 @@ from strands import Agent
 
 from support.histories import add
 from support.real import Served, mid_answer
-from tito_core.backend import SamplingParams, TokenRequest
+from support.scripted import tokenizer
+from tito_core.backend import BadRequestError, SamplingParams, TokenRequest
 from tito_core.backend.calls import generate
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.ledger.turn import Finish
@@ -47,6 +48,26 @@ async def rollout(served: Served, *, stream: bool, endpoints: tuple[str, ...] | 
 
 def outputs(ledger: Ledger) -> list[list[int]]:
     return [turn.draft.output_ids.tolist() for turn in ledger]
+
+
+async def test_an_answer_ends_at_a_regular_expression(served: Served) -> None:
+    pattern = "[a-z]{5,}"
+    for stream in (False, True):
+        sampling = {"temperature": 0.0, "max_new_tokens": 60, "extra": {"stop_regex": pattern}}
+        model = served.policy.model(sampling=sampling, stream=stream)
+        agent = Agent(model=model, callback_handler=None)
+        if served.kind == "vllm":
+            with pytest.raises(BadRequestError, match="vLLM has no stop_regex"):
+                await agent.invoke_async(QUESTION)
+            continue
+        result = await agent.invoke_async(QUESTION)
+        draft = model.ledger[0].draft
+        assert (result.stop_reason, draft.finish, draft.stop) == ("stop_sequence", Finish.STOP, pattern)
+        text = str(tokenizer().decode(draft.output_ids.tolist()))
+        before = str(tokenizer().decode(draft.output_ids[:-1].tolist()))
+        assert re.search(pattern, text)
+        assert not re.search(pattern, before)
+        check_ledger(model.ledger)
 
 
 async def test_a_rollout_streams_to_the_same_ledger(served: Served) -> None:

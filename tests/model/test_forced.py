@@ -122,7 +122,7 @@ async def test_control_tokens_are_kept_out_of_the_arguments(kind: str) -> None:
 @pytest.mark.parametrize(
     ("parser", "choice", "specs", "why"),
     [
-        ("gemma4", ANY, SPECS, "cannot be forced with the parser 'gemma4'"),
+        ("gemma4", ANY, SPECS, "cannot be forced in this format"),
         ("gpt_oss", ANY, SPECS, "cannot be forced with the parser 'gpt_oss'"),
         ("pythonic", ANY, SPECS, "cannot be forced with a pythonic parser"),
         ("hermes", {"tool": {"name": "find"}}, SPECS, "'find'. Available: count, look"),

@@ -22,7 +22,8 @@ BOTH = {
     "ling3": "glm47",
     "poolside_v1": "glm45",
     "step3p5": "qwen3_coder",
-    **dict.fromkeys(("dots", "gigachat3", "inkling", "k2_horizon", "minicpm5"), ""),
+    "dots": "dots",
+    **dict.fromkeys(("gigachat3", "inkling", "k2_horizon", "minicpm5"), ""),
 }
 ENGINE_NAMES = {
     "vllm": {
@@ -52,9 +53,8 @@ ENGINE_NAMES = {
         "qwen3_xml": "qwen3_coder",
         "seed_oss": "seed_oss",
         "xlam": "xlam",
-        **dict.fromkeys(
-            ("apertus", "functiongemma", "granite-20b-fc", "hf", "hy_v4", "internlm", "jamba", "plamo3"), ""
-        ),
+        "functiongemma": "functiongemma",
+        **dict.fromkeys(("apertus", "granite-20b-fc", "hf", "hy_v4", "internlm", "jamba", "plamo3"), ""),
     },
     "sglang": {
         **BOTH,

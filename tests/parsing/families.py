@@ -137,12 +137,12 @@ def kimi_k2(calls: Sequence[Call]) -> str:
     return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>" if calls else ""
 
 
-def minimax_m2(calls: Sequence[Call]) -> str:
+def invokes(section: str) -> Render:
     def one(name: str, arguments: dict[str, Any]) -> str:
         given = "".join(f'<parameter name="{k}">{plain(v)}</parameter>\n' for k, v in arguments.items())
         return f'<invoke name="{name}">\n{given}</invoke>\n'
 
-    return f"<minimax:tool_call>\n{''.join(one(*c) for c in calls)}</minimax:tool_call>" if calls else ""
+    return lambda calls: f"<{section}>\n{''.join(one(*c) for c in calls)}</{section}>" if calls else ""
 
 
 def dsml(block: str, space: str = "") -> Render:
@@ -273,10 +273,10 @@ def hy_v3(calls: Sequence[Call]) -> str:
     return f"<tool_calls{HY}>\n{''.join(one(*call) for call in calls)}</tool_calls{HY}>" if calls else ""
 
 
-def gemma4(calls: Sequence[Call]) -> str:
+def gemma(opened: str, closed: str, quote: str) -> Render:
     def value(given: Any) -> str:
         if isinstance(given, str):
-            return f'<|"|>{given}<|"|>'
+            return f"{quote}{given}{quote}"
         if isinstance(given, dict):
             return "{" + ",".join(f"{key(k)}:{value(v)}" for k, v in given.items()) + "}"
         if isinstance(given, list):
@@ -284,12 +284,12 @@ def gemma4(calls: Sequence[Call]) -> str:
         return dumps(given)
 
     def key(given: str) -> str:
-        return given if re.fullmatch(r"\w+", given) else f'<|"|>{given}<|"|>'
+        return given if re.fullmatch(r"\w+", given) else f"{quote}{given}{quote}"
 
     def one(name: str, arguments: dict[str, Any]) -> str:
-        return f"<|tool_call>call:{name}{{{','.join(f'{k}:{value(v)}' for k, v in arguments.items())}}}<tool_call|>"
+        return f"{opened}call:{name}{{{','.join(f'{k}:{value(v)}' for k, v in arguments.items())}}}{closed}"
 
-    return "".join(one(*call) for call in calls)
+    return lambda calls: "".join(one(*call) for call in calls)
 
 
 CALL = ("<tool_call>", "</tool_call>")
@@ -413,8 +413,9 @@ CALL_FAMILIES = {
         Family("deepseek_v3", DEEPSEEK, deepseek_v3),
         Family("deepseek_v31", DEEPSEEK, deepseek_v31),
         Family("kimi_k2", KIMI, kimi_k2),
-        Family(
-            "minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>"), minimax_m2, typed=True, json_arguments=False
+        *(
+            Family(name, tags(section), invokes(section), typed=True, json_arguments=False)
+            for name, section in (("minimax_m2", "minimax:tool_call"), ("dots", "dots_function_call"))
         ),
         Family(
             "deepseek_v32",
@@ -464,17 +465,31 @@ CALL_FAMILIES = {
             json_arguments=False,
             forced=False,
         ),
-        Family(
-            "gemma4",
-            ("<|tool_call>", "<tool_call|>", '<|"|>'),
-            gemma4,
-            think=("<|channel>thought\n", "<channel|>"),
-            json_arguments=False,
-            forced=False,
+        *(
+            Family(name, words, gemma(*words), think=think, json_arguments=False, forced=False)
+            for name, words, think in (
+                ("gemma4", ("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|channel>thought\n", "<channel|>")),
+                ("functiongemma", ("<start_function_call>", "<end_function_call>", "<escape>"), None),
+            )
         ),
     )
 }
 NAMES = sorted(CALL_FAMILIES)
+
+
+PIECES = {
+    "llama3_json": ('{"name": ', ";", "}"),
+    **dict.fromkeys(("pythonic", "llama4_pythonic"), ("[look(", ")]", "'")),
+    **dict.fromkeys(("phi4_mini", "xlam"), ('[{"name": "look"', "]")),
+}
+"""Pieces of calls without tags."""
+
+
+def markup_of(family: Family, by_token: bool) -> list[str]:
+    """Return the tags of a format, of its reasoning and of a turn, and pieces of calls without tags."""
+    calls = getattr(get_tool_parser(family.name, family.tokenizer(by_token)), "calls", None)
+    tags = dict.fromkeys((*family.control, *(family.think or ()), *(calls.tags if calls else ()), "<|im_end|>"))
+    return [*tags, *PIECES.get(family.name, ())]
 
 
 def ids_of(family: Family, completion: str, by_token: bool = True) -> list[int]:

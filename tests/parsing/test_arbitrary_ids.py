@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, schema_of
+from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, markup_of, schema_of
 from parsing.test_decoding import BYTE_IDS
-from parsing.test_formats import TEXT_MARKUP
 from tito_core.parsing import CallStatus, ParsedTurn, ToolParser, get_tool_parser
 
 CASES, SEED = int(os.environ.get("TITO_CASES", "60")), int(os.environ.get("TITO_SEED", "0"))
@@ -31,8 +30,7 @@ class Source:
         self.size = len(tokenizer)
         self.control = sorted(tokenizer.added_tokens_decoder)
         self.sound = ids_of(family, family.render(CALLS[: 1 if family.single_call else 2]), by_token)
-        markup = [*family.control, *(family.think or ()), *TEXT_MARKUP.get(family.name, ()), "<|im_end|>"]
-        self.markup = [ids_of(family, tag, by_token) for tag in markup]
+        self.markup = [ids_of(family, tag, by_token) for tag in markup_of(family, by_token)]
         kinds: tuple[Callable[[], list[int]], ...] = (self.any_ids, self.bytes_cut, self.only_control, self.pieces)
         self.kinds = kinds
 

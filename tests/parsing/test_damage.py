@@ -18,6 +18,7 @@ VERBATIM = (
     "deepseek_v4",
     "deepseek_v41",
     "gemma4",
+    "functiongemma",
     "kimi_k3",
     *(n for n in NAMES if CALL_FAMILIES[n].typed),
 )

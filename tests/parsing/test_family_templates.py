@@ -27,10 +27,21 @@ TEMPLATES = {
     "hub/MiniMaxAI-MiniMax-M3-MXFP8": "minimax_m3",
     "hub/ibm-granite-granite-4.0": "hermes",
     "hub/inclusionAI-Ling-2.6-flash": "hermes",
+    "hub/unsloth-functiongemma-270m-it": "functiongemma",
     "vllm/tool_chat_template_hunyuan_a13b": "hunyuan_a13b",
 }
-DETECTED_ONLY = {"hub/stepfun-ai-step3": "step3"}
-"""The template of Step 3 renders a misspelt tag, so its calls do not parse."""
+DETECTED_ONLY = {
+    "hub/stepfun-ai-step3": "step3",
+    "vllm/tool_chat_template_granite": "granite",
+    "vllm/tool_chat_template_phi4_mini": "phi4_mini",
+    "vllm/tool_chat_template_xlam_qwen": "xlam",
+    "vllm/tool_chat_template_xlam_llama": "xlam",
+    "vllm/tool_chat_template_llama3.2_pythonic": "pythonic",
+    "vllm/tool_chat_template_toolace": "pythonic",
+    "hub/typhoon-ai-typhoon2.1-gemma3-4b": "pythonic",
+    "hub/ibm-granite-granite-3.3-2B-Instruct": "granite",
+}
+"""Step 3's renders a misspelt tag, so its calls do not parse; the others take calls as text, or have no tags."""
 OTHERS = ("hub/openbmb-MiniCPM3-4B", "hub/ServiceNow-AI-Apriel-1.6-15b-Thinker", "vllm/tool_chat_template_minimax_m1")
 """Templates with the tags of a family but another notation."""
 CALLS: tuple[list[Call], ...] = (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, parse, unguarded
+from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, markup_of, parse, unguarded
 from parsing.strategies import turns
 from parsing.test_decoding import BYTE_IDS
 from tito_core.parsing import CallStatus, ParsedTurn, known_tool_parsers
@@ -77,7 +77,7 @@ def test_any_ids_parse_in_any_chunks(name: str, by_token: bool) -> None:
     family = CALL_FAMILIES[name]
     tokenizer = family.tokenizer(by_token)
     sound = family.render(calls_for(family))
-    tags = [*family.control, *(family.think or ()), *TEXT_MARKUP.get(name, ()), sound, "<|im_end|>"]
+    tags = [*markup_of(family, by_token), sound]
     completion = st.sampled_from(tags).map(lambda piece: ids_of(family, piece, by_token))
     cut = st.tuples(st.integers(0, len(sound)), st.integers(0, len(sound))).map(
         lambda ends: ids_of(family, sound[min(ends) : max(ends)], by_token)
@@ -204,20 +204,3 @@ def test_ten_parallel_calls_keep_their_order_and_ids() -> None:
 
 
 SHARED = re.compile(r"^[^\x00-\x7f]+")
-TEXT_MARKUP: dict[str, tuple[str, ...]] = {
-    "qwen3_coder": ("<function=", "<function=look>", "</function>", "<parameter=at>", "</parameter>"),
-    "minimax_m2": ('<invoke name="look">', "</invoke>", '<parameter name="at">', "</parameter>"),
-    "deepseek_v32": ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="look">'),
-    "deepseek_v4": ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="look">'),
-    "deepseek_v41": ("<｜DSML｜ calls>", "</｜DSML｜ calls>", '<｜DSML｜ invoke name="look">'),
-    "seed_oss": ("<function=look>", "</function>", "<parameter=at>", "</parameter>"),
-    "mimo": ("<function=look>", "</function>", "<parameter=at>", "</parameter>"),
-    "kimi_k3": ("<|open|>tools<|sep|>", '<|open|>call tool="look" index="1"<|sep|>', "<|close|>call<|sep|>"),
-    "minimax_m3": ("]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="look">', "]<]minimax[>[</invoke>"),
-    "muse_glimmer": ("<|start|>assistant", " to=look<|message|>", "<atem:function_calls>", '<atem:invoke name="look">'),
-    "llama3_json": ('{"name": ', ";", "}"),
-    "pythonic": ("[look(", ")]", "'"),
-    "llama4_pythonic": ("[look(", ")]", "'"),
-    "phi4_mini": ("functools[", "]"),
-    "xlam": ('[{"name": "look"', "]"),
-}

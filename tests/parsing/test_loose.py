@@ -168,6 +168,21 @@ def test_loose_calls_are_lenient_or_malformed(name: str, completion: str, argume
     assert (strict.start, strict.stop) == (call.start, call.stop)
 
 
+@pytest.mark.parametrize(("name", "completion", "arguments"), LOOSE)
+def test_a_loose_call_does_not_change_a_sound_one_beside_it(
+    name: str, completion: str, arguments: dict[str, Any]
+) -> None:
+    family = CALL_FAMILIES[name]
+    sound = family.render([("look", {"at": "y"})])
+    for whole in (completion + sound, sound + completion):
+        ids = ids_of(family, whole)
+        strict, lenient = (parse(family, ids, tools=TOOLS, lenient=mode).calls for mode in (False, True))
+        assert [MALFORMED if call.status == LENIENT else call.status for call in lenient] == [c.status for c in strict]
+        assert [c.arguments for c in strict if c.status == OK] == [c.arguments for c in lenient if c.status == OK]
+        if family.text_before and LENIENT in [call.status for call in lenient]:  # else the calls are the whole message
+            assert sorted(call.status for call in lenient) == [LENIENT, OK]
+
+
 NEVER = [
     ("qwen3_coder", qwen("", opened="Write ", closed=" to look.")),
     ("qwen3_coder", qwen("<parameter=at>\nx</parameter>y\n")),
@@ -197,6 +212,7 @@ NEVER = [
         "deepseek_v32",
         f"<｜DSML｜function_calls>\n{DSML.replace(STRING, '').replace('at', 'to')}</｜DSML｜function_calls>",
     ),
+    ("deepseek_v32", f"<｜DSML｜function_calls>\n{DSML.replace(STRING, '>' + STRING)}</｜DSML｜function_calls>"),
     ("minimax_m2", f"<minimax:tool_call>\n{INVOKE}</minimax:tool_call>".replace('"at"', '"at')),
     ("minimax_m2", f"<minimax:tool_call>\n{INVOKE}</minimax:tool_call>".replace('"at"', "'at")),
     ("mistral", '[TOOL_CALLS]look{"at": "x"'),

@@ -108,13 +108,15 @@ def squeezed(family: Family, completion: str) -> str:
     completion = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', completion)
     if family.name == "muse_glimmer":
         completion = re.sub(r"(<\|start\|>assistant)?to=[\w./-]+<\|message\|>", "", completion)
-    completion = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", completion)  # Gemma's keys may stand bare
+    completion = re.sub(r'(<\|"\|>|<escape>)([^<]*)\1:', r"\2:", completion)  # Gemma's keys may stand bare
     completion = re.sub(
         r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", completion
     )  # the number of a call
     completion = re.sub(
         r"(<\|channel\|>)?(commentary|analysis)?to=", "to=", completion.removeprefix("<|start|>assistant")
     )
+    if family.name == "mistral":
+        completion = re.sub(r"(?<=\w)\[ARGS\](?={)", "", completion, count=1)
     for word in ("functions.", "<|constrain|>", "<|channel|>commentary", "<|channel|>analysis"):
         completion = completion.replace(word, "")
     if family.name == "lfm2":  # its strings may have raw line breaks

@@ -77,7 +77,7 @@ def test_a_format_without_tags_does_not_read_one() -> None:
         CallFormat().read(completion, 0, "<x>")
 
 
-@pytest.mark.parametrize(("name", "why"), [("gemma4", "gemma4"), ("pythonic", "Python"), ("gpt_oss", r"<\|call\|>")])
+@pytest.mark.parametrize(("name", "why"), [("gemma4", "notation"), ("pythonic", "Python"), ("gpt_oss", r"<\|call\|>")])
 def test_a_call_that_cannot_be_forced_raises_with_the_remedy(name: str, why: str) -> None:
     with pytest.raises(NoCallGrammarError, match=rf"{why}.*tool_choice.*sampling\.grammar"):
         get_tool_parser(name, CALL_FAMILIES[name].tokenizer(True)).call_grammar({"look": {}})

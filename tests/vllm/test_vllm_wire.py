@@ -122,6 +122,8 @@ def test_sampling_under_its_names() -> None:
     fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2, seed=5))
     assert (fields["max_tokens"], fields["min_tokens"], fields["seed"]) == (7, 2, 5)
     assert "structured_outputs" not in fields
+    with pytest.raises(BadRequestError, match="vLLM has no stop_regex: end answers with `stop`"):
+        wire.sampling_fields(SamplingParams(extra={"stop_regex": "a+"}))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def neutral_sampling(
         passed: Names that are passed to the engine unchanged.
 
     Raises:
-        ValueError: `n` is not 1.
+        ValueError: `n` or `beam_width` is not 1.
     """
     fields: dict[str, Any] = {}
     extra: dict[str, Any] = dict(params.get("extra") or {})
@@ -37,9 +37,9 @@ def neutral_sampling(
         name = renamed.get(name, name)
         if value is None or name == "extra" or name in _TEXT_ONLY or name in ignored:
             continue
-        if name == "n":
+        if name in ("n", "beam_width"):
             if value != 1:
-                raise ValueError(f"n={value!r} is not supported: a turn has one sample. Make n rollouts instead.")
+                raise ValueError(f"{name}={value!r} is not supported: a turn has one sample. Make n rollouts instead.")
         elif name in _GRAMMARS:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             fields["grammar"] = {"kind": name, "value": text}

@@ -39,6 +39,7 @@ class ScriptedRequest:
     stop_token_ids: tuple[int, ...] = ()
     """Stop ids of the request; the engine's own are in `eos_ids`."""
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_new_tokens: int = 0

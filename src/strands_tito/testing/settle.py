@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,14 +101,15 @@ def _end(
 
 
 def _stop_string(ids: tuple[int, ...], request: ScriptedRequest, decode: Decode) -> tuple[int, str] | None:
-    """Return the number of ids up to the end of the first stop string, and the string; None without one."""
-    if not request.stop or not any(s in decode(ids) for s in request.stop):
+    """Return the number of ids up to the end of the first stop string or pattern, and it; None without one."""
+    if not request.stop_regex and not any(stop in decode(ids) for stop in request.stop):
         return None
     for n in range(max(1, request.min_new_tokens), len(ids) + 1):
         text = decode(ids[:n])
-        for stop in request.stop:
-            if stop in text:
-                return n, stop
+        found = [stop for stop in request.stop if stop in text]
+        found += [pattern for pattern in request.stop_regex if re.search(pattern, text)]
+        if found:
+            return n, found[0]
     return None
 
 

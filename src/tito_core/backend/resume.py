@@ -69,8 +69,8 @@ async def generate_resuming(
 
 
 def resumable(sampling: SamplingParams) -> bool:
-    """Return whether a completion can be resumed: no grammar and no stop string may span the cut."""
-    return sampling.grammar is None and not sampling.stop
+    """Return whether a completion can be resumed: no grammar, stop string or stop pattern may span the cut."""
+    return sampling.grammar is None and not sampling.stop and not sampling.stop_patterns
 
 
 def _sampled_placeholder(request: TokenRequest, parts: Sequence[TokenResponse]) -> bool:

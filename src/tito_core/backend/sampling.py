@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import Annotated, Any, Literal
@@ -26,7 +27,6 @@ _OTHER_NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
-    "stop_regex": "stop",  # a malformed regex crashes an SGLang server
     **dict.fromkeys(("structured_outputs", "response_format", "json_schema", "regex", "ebnf"), "grammar"),
     **dict.fromkeys(("structural_tag", "choice", "guided_json", "guided_regex", "guided_grammar"), "grammar"),
 }
@@ -49,7 +49,7 @@ LOWEST_TEMPERATURE = 0.01
 
 AVOIDED_BIAS = -100.0
 """Added to the logits of a grammar's avoided ids. They are still sampled if the grammar allows no other token."""
-_BIAS = "logit_bias"
+_BIAS, _STOP_PATTERNS = "logit_bias", "stop_regex"
 
 
 class Grammar(TypedValues):
@@ -76,7 +76,8 @@ class SamplingParams(TypedValues):
         top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
         stop: Strings that end an answer, or one such string.
         seed: Seed of a turn's sampling; None for a random one.
-        extra: Further fields, passed to the engine unchanged. Fields that the backend sets are refused.
+        extra: Further fields, passed to the engine unchanged. Fields that the backend sets are refused, as is a
+            `stop_regex` that does not compile.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
@@ -140,6 +141,11 @@ class SamplingParams(TypedValues):
                 raise ValueError(f"extra must not contain {name!r}: use optional_outputs={{{option!r}: ...}}.")
         if not isinstance(value.get(_BIAS, {}), dict):
             raise ValueError(f"logit_bias in extra must map token ids to numbers, not {short_repr(value[_BIAS])}.")
+        for pattern in _patterns(value):
+            try:
+                re.compile(pattern)
+            except (re.error, OverflowError, RecursionError, TypeError) as error:  # it would crash some servers
+                raise ValueError(f"stop_regex: {short_repr(pattern)} is not a regular expression: {error}.") from None
         try:
             json.dumps(value, allow_nan=False)
             return deepcopy(value)  # the user may change the original after this check
@@ -158,6 +164,11 @@ class SamplingParams(TypedValues):
                 "further token, which crashes some servers. Express the minimum length in the grammar."
             )
         return self
+
+    @property
+    def stop_patterns(self) -> tuple[str, ...]:
+        """The regular expressions in `extra` that end an answer, on an engine that has them."""
+        return _patterns(self.extra)
 
     def within(self, room: int) -> SamplingParams:
         """Return the parameters for at most `room` new tokens."""
@@ -191,6 +202,11 @@ class SamplingParams(TypedValues):
             "spaces_between_special_tokens": False,
             **extra,
         }
+
+
+def _patterns(extra: Mapping[str, Any]) -> tuple[Any, ...]:
+    value = extra.get(_STOP_PATTERNS)
+    return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 def refuse_unknown_option(

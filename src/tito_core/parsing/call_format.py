@@ -29,10 +29,9 @@ class CallFormat:
        recognises its chat template.
     6. Add a `Family` that renders calls to `tests/parsing/families.py`; the tests of all formats then run on it. If the
        tag that begins a call is not a control token, set its `bare_prefix`. Run `python -m parsing.record` in `tests/`,
-       and add a row to the table in `docs/tools.md`.
-    7. In `tests/parsing/`, add what applies: edge cases to `edges.py`; a template with the marks to `TEMPLATES` in
-       `test_detection.py`; tags that are not tokens to `TEXT_MARKUP` in `test_formats.py`; the names of the engines'
-       parsers to `prove/theirs.py`, `""` for an engine without one.
+       and add a row to the table in `docs/tools.md`. If an engine has a parser, name it in `engine_names.py`, by which
+       the comparison with the engines finds it.
+    7. Where they apply, add edge cases to `edges.py`, and a template with the marks to `test_detection.py`.
 
     A whole format, for `<call name=look>{"at": "x"}</call>` (`docs/tools.md` has it with its imports):
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -151,6 +152,18 @@ def _rids(state: EngineState, body: Mapping[str, Any], prompts: int, n: int, bat
     return rids
 
 
+def _patterns(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the regular expressions that end an answer; a malformed one crashes the server."""
+    patterns = params.get("stop_regex") or ()
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    try:
+        for pattern in patterns:
+            re.compile(pattern)
+    except re.error:
+        raise Killed from None
+    return patterns
+
+
 def _max_new_tokens(params: Mapping[str, Any], default: int) -> int:
     limit = params.get("max_new_tokens")
     return default if limit is None else int(limit)
@@ -174,6 +187,7 @@ def _scripted(
         seed=None if seed is None else seed + sample,
         stop_token_ids=tuple(params.get("stop_token_ids") or ()),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_regex=_patterns(params),
         eos_ids=state.eos_ids,
         ignore_eos=bool(params.get("ignore_eos")),
         min_new_tokens=params.get("min_new_tokens") or 0,

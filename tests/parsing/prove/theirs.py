@@ -15,32 +15,28 @@ from typing import Any
 
 from generated import Turn
 
+from parsing.engine_names import ENGINE_NAMES
 from parsing.families import HY, Call, Family, schema_of
 
 Theirs = Callable[[Turn], list[Call]]
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
-VLLM = {
-    "phi4_mini": "phi4_mini_json",
-    "cohere_command": "",  # its parser is in another package, which the environment lacks
-    "longcat2": "",
+OTHERWISE = {
+    ("vllm", "cohere_command"): "",  # its parser is in another package, which the environment lacks
+    ("sglang", "llama4_pythonic"): "pythonic",
 }
-SGLANG = {
-    "deepseek_v3": "deepseekv3",
-    "deepseek_v31": "deepseekv31",
-    "deepseek_v32": "deepseekv32",
-    "deepseek_v4": "deepseekv4",
-    "gpt_oss": "gpt-oss",
-    "llama3_json": "llama3",
-    "llama4_pythonic": "pythonic",
-    "minimax_m2": "minimax-m2",
-    "minimax_m3": "minimax-m3",
-    "deepseek_v41": "deepseekv41",
-    "hy_v3": "hunyuan",
-    "muse_glimmer": "muse",
-    "hunyuan_a13b": "",  # what it calls hunyuan is another format
-    "cohere_command": "cohere_command4",
-    **dict.fromkeys(("granite", "phi4_mini", "xlam", "ernie45", "longcat", "longcat2", "olmo3", "seed_oss"), ""),
-}
+
+
+def name_in(engine: str, family: Family) -> str:
+    """Return the engine's name of a format, the same as ours if it has that.
+
+    Raises:
+        LookupError: The engine has no such parser.
+    """
+    names = [theirs for theirs, ours in ENGINE_NAMES[engine].items() if ours == family.name]
+    names.sort(key=lambda theirs: theirs != family.name)
+    if not (name := OTHERWISE.get((engine, family.name), next(iter(names), ""))):
+        raise LookupError("the engine has no such parser")
+    return name
 
 
 def tools_of(turn: Turn) -> list[dict[str, Any]]:
@@ -56,10 +52,7 @@ def vllm(family: Family) -> Theirs:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
 
-    name = VLLM.get(family.name, family.name)
-    if not name:
-        raise LookupError("the engine has no such parser")
-    made = ToolParserManager.get_tool_parser(name)
+    made = ToolParserManager.get_tool_parser(name_in("vllm", family))
     tokenizer = family.tokenizer(True)
     tokenizer.init_kwargs["token_suffix"] = HY  # of Hy3's tags
 
@@ -122,9 +115,7 @@ def sglang(family: Family) -> Theirs:
     from sglang.srt.entrypoints.openai.protocol import Tool
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    name = SGLANG.get(family.name, family.name)
-    if name not in FunctionCallParser.ToolCallParserEnum:
-        raise LookupError("the engine has no such parser")
+    name = name_in("sglang", family)
 
     def parse(turn: Turn) -> list[Call]:
         parser = FunctionCallParser([Tool(**tool) for tool in tools_of(turn)], name, family.tokenizer(True))

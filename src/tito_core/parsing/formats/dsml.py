@@ -114,8 +114,8 @@ class DsmlCalls(CallFormat):
             if head[2] is None:
                 types = types_of(*parameter_schema(cursor.tools, name, key)) or {"string", "null"}
                 plain = types == {"string"}
-                if "string" in types and not plain:
-                    raise cursor.error(wrong)  # the value may be a string or JSON
+                if ("string" in types and not plain) or value.lstrip().startswith("string="):
+                    raise cursor.error(wrong)  # the value may be a string or JSON, or the attribute is in it
                 cursor.mark_loose(wrong)
             arguments[key] = value if plain else json_value(value, f"value of {key!r}", name)
         cursor.expect_end()

@@ -1,13 +1,15 @@
-"""Calls of Gemma 4: a name and arguments in Gemma's own notation, strings between control tokens.
+"""Calls of Gemma 4 and FunctionGemma: a name and arguments in a notation of Gemma, strings between control tokens.
 
     <|tool_call>call:look{at:<|"|>x<|"|>,far:5,tags:[true,null]}<tool_call|>
+    <start_function_call>call:look{at:<escape>x<escape>,far:5}<end_function_call>
 
 Keys are bare words, which may contain blanks, or strings. Numbers, true, false and null are written as in JSON, or as
 in Python: templates before that of 2026-07-09 write None. A string contains anything but its delimiter; a string of an
 enum in the schema may be a bare word. Loose: any other bare word where the schema says string, as vLLM and SGLang read,
 and no closing tag at the end of the completion, as vLLM reads.
 A bare word with a quote, such as `"Paris"`, is malformed unless the schema has it: the engines keep the quotes.
-Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`; SGLang 0.5.23, `gemma4_detector.py`.
+Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`; SGLang 0.5.23, `gemma4_detector.py`;
+the template of FunctionGemma 270M, whose parser in vLLM 0.32 reads every value as a string.
 """
 
 from __future__ import annotations
@@ -16,19 +18,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import ParsedCallText, shortened
-from tito_core.parsing.completion import Completion, JsonSchema, Tools
+from tito_core.parsing.completion import Completion, JsonSchema
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.json_call import DEEPEST, json_value
-from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.typed_value import resolved, types_of
 
-OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX = "call:"
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")
 _WORD = re.compile(r"[^\s:,{}\[\]<>]+(?:[ \t]+[^\s:,{}\[\]<>]+)*")
@@ -37,39 +36,39 @@ _LITERALS = {"true": True, "True": True, "false": False, "False": False, "null":
 
 
 class Gemma4Calls(CallFormat):
-    """One call per pair of tags."""
+    """One call per pair of tags.
 
-    tags = (OPEN, CLOSE, QUOTE)
-    opening = frozenset({OPEN})
+    Attributes:
+        open: Opens a call.
+        close: Closes it.
+        quote: The delimiter of strings.
+    """
+
+    def __init__(self, open: str, close: str, quote: str) -> None:
+        self.open, self.close, self.quote = self.tags = (open, close, quote)
+        self.opening = frozenset({open})
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""
-        frame = completion.frame(start, start + len(OPEN), CLOSE, self.opening)
-        return completion.read_frame(frame, CLOSE, _call, self_delimiting=True)
+        frame = completion.frame(start, start + len(self.open), self.close, self.opening)
+        return completion.read_frame(frame, self.close, self._call, self_delimiting=True)
 
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Raise: the notation is recursive, and engines have no grammar for it."""
-        raise g.NoCallGrammarError(
-            "A tool call cannot be forced with the parser 'gemma4': engines have no grammar for its notation of "
-            f"arguments. {g.CHOOSE_AUTO}"
-        )
-
-
-def _call(cursor: Cursor) -> ParsedCallText:
-    cursor.expect_blank(cursor.until_text(_PREFIX))
-    name = cursor.tool_name(cursor.until_text("{"))
-    schema = cursor.tools.get(name, {})
-    arguments = _Notation(cursor, schema).mapping(1, schema)
-    cursor.expect_end()
-    return ParsedCallText(name, arguments, loose=cursor.loose)
+    def _call(self, cursor: Cursor) -> ParsedCallText:
+        cursor.expect_blank(cursor.until_text(_PREFIX))
+        name = cursor.tool_name(cursor.until_text("{"))
+        schema = cursor.tools.get(name, {})
+        arguments = _Notation(cursor, schema, self.quote).mapping(1, schema)
+        cursor.expect_end()
+        return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 class _Notation:
     """Parser of Gemma's notation of values, with optional blanks between all parts."""
 
-    def __init__(self, cursor: Cursor, whole: JsonSchema) -> None:
+    def __init__(self, cursor: Cursor, whole: JsonSchema, quote: str) -> None:
         self._cursor = cursor
         self._whole = whole
+        self._quote = quote
 
     def mapping(self, deep: int, schema: JsonSchema) -> dict[str, Any]:
         """Take the rest of a mapping, after its `{`."""
@@ -79,7 +78,7 @@ class _Notation:
         properties = schema.get("properties")
         while True:
             self._cursor.skip_blank()
-            bare = self._cursor.peek_here() != QUOTE
+            bare = self._cursor.peek_here() != self._quote
             key = self._cursor.match(_WORD, "a key") if bare else self._string()
             self._expect(":")
             if key in result:
@@ -97,7 +96,7 @@ class _Notation:
             raise self._cursor.error(f"The call nests more than {DEEPEST} levels deep.")
         schema = resolved(schema, self._whole) if isinstance(schema, Mapping) else {}
         self._cursor.skip_blank()
-        if self._cursor.peek_here() == QUOTE:
+        if self._cursor.peek_here() == self._quote:
             return self._string()
         if self._cursor.skip("{"):
             return self.mapping(deep + 1, schema)
@@ -115,7 +114,7 @@ class _Notation:
             return word
         if word in _LITERALS:
             return _LITERALS[word]
-        wrong = f"The call has {shortened(word)} where a value belongs: write strings between {QUOTE} tags."
+        wrong = f"The call has {shortened(word)} where a value belongs: write strings between {self._quote} tags."
         if types != {"string"} or options is not None or _QUOTES.search(word):
             raise self._cursor.error(wrong)
         self._cursor.mark_loose(wrong)
@@ -132,8 +131,8 @@ class _Notation:
                 return result
 
     def _string(self) -> str:
-        self._cursor.tag(QUOTE)
-        return self._cursor.until_tag(QUOTE)
+        self._cursor.tag(self._quote)
+        return self._cursor.until_tag(self._quote)
 
     def _skip(self, text: str) -> bool:
         return self._cursor.skip(text) or (self._cursor.skip_blank() and self._cursor.skip(text))
@@ -143,4 +142,15 @@ class _Notation:
             self._cursor.expect(text)
 
 
-register_format("gemma4", Gemma4Calls(), reasoning=THOUGHT_CHANNEL, marks=Marks(("<|tool_call>call:", '<|"|>')))
+register_format(
+    "gemma4",
+    Gemma4Calls("<|tool_call>", "<tool_call|>", '<|"|>'),
+    reasoning=THOUGHT_CHANNEL,
+    marks=Marks(("<|tool_call>call:", '<|"|>')),
+)
+register_format(
+    "functiongemma",
+    Gemma4Calls("<start_function_call>", "<end_function_call>", "<escape>"),
+    reasoning=None,
+    marks=Marks(("<start_function_call>call:", "<escape>")),
+)

@@ -20,6 +20,7 @@ from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.completion import FENCES, Completion, Tools
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.json_call import after_blank, call_of_object, json_end, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
@@ -189,6 +190,6 @@ def _broken(completion: Completion, start: int, body: int) -> None:
         raise AssertionError("A JSON value has an end.")
 
 
-register_format("granite", GraniteCalls(), reasoning=None)
-register_format("phi4_mini", Phi4Calls(), "phi4_mini_json", reasoning=None)
-register_format("xlam", XlamCalls())
+register_format("granite", GraniteCalls(), reasoning=None, marks=Marks(("<|tool_call|>", "<|start_of_role|>")))
+register_format("phi4_mini", Phi4Calls(), "phi4_mini_json", reasoning=None, marks=Marks(('functools[{"name":',)))
+register_format("xlam", XlamCalls(), marks=Marks(('[{"name": "tool_call_name", "arguments":',), ("<tool_call>",)))

@@ -1,4 +1,4 @@
-"""Calls of MiniMax M2: a section of functions with parameters.
+"""Calls of MiniMax M2 and dots: a section of functions with parameters.
 
     <minimax:tool_call>
     <invoke name="look">
@@ -6,8 +6,10 @@
     </invoke>
     </minimax:tool_call>
 
-Strings are written as they are, including blanks; other values are JSON. Sources: vLLM 0.32, `parser/minimax_m2.py`;
-SGLang 0.5.23, `function_call/minimax_m2.py`.
+dots writes `<dots_function_call>`. Strings are written as they are, including blanks; other values are JSON. Sources:
+vLLM 0.32, `parser/minimax_m2.py` and `tool_parsers/dots_tool_parser.py`; SGLang 0.5.23, `function_call/minimax_m2.py`
+and `function_call/dots_detector.py`. Both engines also read a JSON object between the tags of dots, which is malformed
+here.
 """
 
 from __future__ import annotations
@@ -26,32 +28,38 @@ from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.typed_value import typed_value
 
-SECTION = Section("<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>")
 PARAMETER, END_PARAMETER = "<parameter name=", "</parameter>"
 
 
 class MiniMaxCalls(CallFormat):
-    """A section of functions."""
+    """A section of functions.
 
-    tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
-    opening = frozenset({SECTION.open})
+    Attributes:
+        section: The tags of the section and of its calls.
+    """
+
+    def __init__(self, open: str, close: str) -> None:
+        section = self.section = Section(open, close, "<invoke name=", "</invoke>")
+        self.tags = (section.open, section.close, section.call, section.end_call, PARAMETER, END_PARAMETER)
+        self.opening = frozenset({open})
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""
-        return SECTION.read(completion, start, _invoke)
+        return self.section.read(completion, start, _invoke)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, _: g.text(f'{PARAMETER}"{key}">'), END_PARAMETER, "\n")
         calls = (
             g.sequence(
-                g.text(f'\n{SECTION.call}"{name}">\n'),
+                g.text(f'\n{self.section.call}"{name}">\n'),
                 *parameters.of(markup, schema),
-                g.text(f"{SECTION.end_call}\n"),
+                g.text(f"{self.section.end_call}\n"),
             )
             for name, schema in tools.items()
         )
-        return g.sequence(g.tag(markup, SECTION.open), g.either(calls), g.tag(markup, SECTION.close))
+        begin, end = (g.tag(markup, tag) for tag in (self.section.open, self.section.close))
+        return g.sequence(begin, g.either(calls), end)
 
 
 def _invoke(cursor: Cursor) -> ParsedCallText:
@@ -83,4 +91,14 @@ def quoted(cursor: Cursor, written: str) -> str:
     return name
 
 
-register_format("minimax_m2", MiniMaxCalls(), "minimax-m2", marks=Marks(("<minimax:tool_call>", "<invoke name=")))
+register_format(
+    "minimax_m2",
+    MiniMaxCalls("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax-m2",
+    marks=Marks(("<minimax:tool_call>", "<invoke name=")),
+)
+register_format(
+    "dots",
+    MiniMaxCalls("<dots_function_call>", "</dots_function_call>"),
+    marks=Marks(("<dots_function_call>", "<invoke name=")),
+)

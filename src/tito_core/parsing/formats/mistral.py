@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText, is_valid_name
+from tito_core.parsing.call_text import Malformed, ParsedCallText, is_valid_name
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -48,9 +48,13 @@ class MistralCalls(CallFormat):
         if completion.truncated and following is None and not _is_complete(completion, frame):
             completion.add_unclosed(start, stop, "The call is cut off.")
             return stop
-        completion.read_frame(frame, OPEN, _call)
-        if not completion.calls[-1].status.runs:
+        try:
+            call = _call(Cursor(completion, body, stop))
+        except Malformed as fault:
+            completion.add_malformed(start, stop, fault.reason, fault.name)
             completion.uncertain = True  # the next call may be part of its arguments
+        else:
+            completion.add(start, stop, call)
         return stop
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:

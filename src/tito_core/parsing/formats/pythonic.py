@@ -117,7 +117,12 @@ def _read(completion: Completion, start: int, reader: Calls, stop: int) -> None:
         start = last + 1  # past the comma
 
 
-register_format("pythonic", PythonicCalls(), reasoning=None)
+register_format(
+    "pythonic",
+    PythonicCalls(),
+    reasoning=None,
+    marks=Marks(("[func_name1(params_name1=params_value1",), ("<tool_call>",)),
+)
 register_format(
     "llama4_pythonic",
     PythonicCalls("<|python_start|>", "<|python_end|>"),
