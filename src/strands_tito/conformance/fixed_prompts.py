@@ -111,10 +111,17 @@ async def _check_sampling_parameters(
     count = len(on.output_ids)
     tally.require("obeyed", count == MAX_TOKENS, f"ignore_eos: the answer has {count} tokens, not {MAX_TOKENS}.")
     first = int(greedy.output_ids[0])
+    biased_to_stop: dict[str, Any] = {"extra": {"logit_bias": {str(first): 100.0}}}
     try:
-        for more in ({}, {"streamed": can_stream(server.backend), "extra": {"logit_bias": {str(first): 100.0}}}):
+        for streamed, more in ((False, dict[str, Any]()), (can_stream(server.backend), biased_to_stop)):
             least = await _sample(
-                server, prompt, temperature=0.0, stop_token_ids=(first,), min_new_tokens=LEAST_TOKENS, **more
+                server,
+                prompt,
+                streamed=streamed,
+                temperature=0.0,
+                stop_token_ids=(first,),
+                min_new_tokens=LEAST_TOKENS,
+                **more,
             )
             problem = (
                 f"min_new_tokens={LEAST_TOKENS}: the answer has {len(least.output_ids)} tokens, "
