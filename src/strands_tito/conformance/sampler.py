@@ -196,18 +196,19 @@ async def _draws(
 ) -> list[Draw]:
     """Sample a prompt `count` times, `AT_ONCE` at once.
 
-    Half of the answers without penalties are streamed. Of those that are not at temperature 1 alone, half have a seed
-    of their own.
+    At temperature 1 alone half of the answers are streamed. Of others, half have a seed of their own, and half of these
+    are streamed if there are no penalties.
     """
-    limit, streams = asyncio.Semaphore(AT_ONCE), can_stream(server.backend) and question not in PENALISED
+    limit, free = asyncio.Semaphore(AT_ONCE), question in (FREE, SEEDED)
+    streams = can_stream(server.backend) and question not in PENALISED and not question.seeded
     sampling = server.sampling(max_new_tokens=question.tokens, **question.sampling)
 
     async def one(number: int) -> Draw:
-        seeded = question.seeded or (question is not FREE and number % 4 > 1)
+        seeded = question.seeded if free else number % 4 in (1, 2)
         seed = number % 4 + (number // 4 << 20)  # some differ in their low bits alone, some in their high ones
         own = sampling.model_copy(update={"seed": seed}) if seeded else sampling
         request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
-        streamed = streams and number % 2 == 1
+        streamed = streams and number % (2 if free else 4) == 1
         async with limit:
             response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
         return draw_of(response, streamed=streamed)

@@ -56,6 +56,8 @@ class GenerateAnswer:
             return
         params = answer.request.body.get("sampling_params") or {}
         interval = params.get("stream_interval") or 1
+        if tops := self._tops(answer):  # once, not again in each cumulative event
+            answer = replace(answer, completion=replace(answer.completion, top_logprobs=tops))
         texts, total, cached = prefixes(self.state, answer, params), len(answer.output_ids), self._cached(answer)
         for n in range(1, max(1, total) + 1):
             if n not in (1, total) and (n - 1) % interval:
@@ -163,14 +165,19 @@ class GenerateAnswer:
             "output_token_logprobs_length": len(output),
         }
         if k:
-            whole = answer.request.whole(answer.output_ids)
-            tops = answer.completion.top_logprobs or [
-                reported_top(answer.scorer, answer.request, whole, n, k) for n in range(len(ids), len(whole))
-            ]
+            tops = self._tops(answer)
             before = [answer.scorer.top(context, n, k, 1.0) for n in range(start + 1, len(ids))]
             entries["input_top_logprobs"] = [None, *(_entries(top[:k]) for top in before)] if prompt else []
             entries["output_top_logprobs"] = [_entries(top[:k]) for top in tops[: len(output)]]
         return entries
+
+    def _tops(self, answer: Settled) -> Sequence[Sequence[tuple[int, float]]]:
+        """Return the likeliest ids of each output token, if requested."""
+        k = self.body.get("top_logprobs_num") or 0
+        if answer.completion.top_logprobs or not k or not self.body.get("return_logprob"):
+            return answer.completion.top_logprobs or ()
+        whole, start = answer.request.whole(answer.output_ids), len(answer.request.prompt_ids)
+        return [reported_top(answer.scorer, answer.request, whole, n, k) for n in range(start, len(whole))]
 
 
 def _masked(request: ScriptedRequest) -> tuple[int, ...]:
