@@ -39,10 +39,10 @@ class ScriptedRequest:
     stop_token_ids: tuple[int, ...] = ()
     """Stop ids of the request; the engine's own are in `eos_ids`."""
     stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_new_tokens: int = 0
+    stop_regex: tuple[str, ...] = ()
     grammar: Any = None
     """The request's grammar field as sent (vLLM `structured_outputs`, SGLang `json_schema`, `regex`, ...), or None."""
     reported_temperature: float = 1.0
