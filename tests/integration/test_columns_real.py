@@ -240,6 +240,7 @@ async def test_vllms_openai_endpoint_returns_the_same(kind: str) -> None:
             assert np.abs(np.sort(rows, 1)[:, :-21:-1] - top).max() <= NATS
 
 
+@pytest.mark.long  # the suite compares penalties on both engines, too
 @pytest.mark.parametrize("mode", [*MODES, "vllm", "sglang"])
 async def test_logprobs_under_penalties_are_those_of_a_score_or_said_to_be_others(mode: str) -> None:
     kind, options, _ = MODES.get(mode, (mode, {}, None))
