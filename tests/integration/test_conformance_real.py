@@ -58,6 +58,7 @@ def test_the_two_servers_agree(keeper: Keeper, tmp_path: Path) -> None:
     assert 0 < found["against"]["apart_nats"] <= FLOAT32_NATS
 
 
+@pytest.mark.long  # test_weights_real.py changes weights under answers in CI
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_weights_change_under_answers(kind: str, tmp_path: Path) -> None:
     weights = models.ensure("qwen3-tiny", install.ensure(engines.find(kind)).python)
