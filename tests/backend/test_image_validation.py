@@ -112,6 +112,14 @@ def test_another_prompt_is_refused(ids: Any, lengths: Any, echo: Any, fields: An
         read(request_of(ids, lengths), echo, **fields)
 
 
+def test_a_picture_that_is_shown_twice_has_one_length() -> None:
+    request = request_of([5, PAD, 6, PAD])
+    shown = replace(request, images=replace(request.images, images=(PICTURES[0], PICTURES[0])))  # type: ignore[type-var]
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .* 2 and 3 tokens of one picture"):
+        read(shown, [5, PAD, PAD, 6, PAD, PAD, PAD], image_tokens=5)
+    assert read(shown, [5, PAD, PAD, 6, PAD, PAD], image_tokens=4).prompt_length == 6
+
+
 @pytest.mark.parametrize("lengths", [[], [2]])
 def test_every_prompt_with_images_is_echoed(lengths: list[int]) -> None:
     request = request_of([5, PAD, 6], lengths, echo=False)

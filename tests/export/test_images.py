@@ -222,6 +222,26 @@ def test_a_response_is_never_cut_inside_an_image(most: int | None, length: int, 
     assert parts.prompt_ids.count(PAD) + parts.response_ids.count(PAD) == sum(each.length for each in parts.images)
 
 
+@given(st.integers(1, 15), st.integers(1, 15))
+def test_prompt_and_response_hold_whole_images_with_their_pictures(prompt: int, response: int) -> None:
+    options = {"max_prompt_length": prompt, "max_response_length": response, **OPTIONS}
+    try:
+        parts = prompt_response_of(sample(), trainer="verl", takes_images=True, **options)
+    except ImagesNotSupportedError:
+        assert response < 4  # tokens of the larger image
+        return
+    assert parts.response_ids
+    for ids in (parts.prompt_ids, parts.response_ids):
+        assert ids.count(PAD) in (0, 2, 4, 6)
+    assert parts.prompt_ids.count(PAD) + parts.response_ids.count(PAD) == sum(each.length for each in parts.images)
+
+
+def test_a_trajectory_without_images_unsets_the_tensors_of_the_last_run() -> None:
+    plain = replace(sample(), images=(), token_ids=np.arange(1, 1 + len(sample()), dtype=np.int32))
+    found = fields_of(plain, decode=str, processor=ImageProcessor([]), **OPTIONS)
+    assert found["multimodal_train_inputs"] is None
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4), st.integers(0, 30))
 def test_a_cut_splits_no_image(parts: list[tuple[int, int]], stop: int) -> None:
     images, at = [], 0

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.export.images import SampleImage, refuse_images, refuse_stray_placeholders, whole_images
+from strands_tito.export.images import (
+    ImagesNotSupportedError,
+    SampleImage,
+    refuse_images,
+    refuse_stray_placeholders,
+    whole_images,
+)
 from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
 from strands_tito.export.sample import TrainingSample, experts_of
 
@@ -57,12 +63,14 @@ def prompt_response_of(
         trainer: The trainer's name, for errors.
         temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
-        max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained.
+        max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained; an
+            image moves whole.
         max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.
         takes_images: Whether the trainer trains with the images.
 
     Raises:
-        ImagesNotSupportedError: The sample has images, and the trainer takes none.
+        ImagesNotSupportedError: The sample has images, and the trainer takes none, or the response begins with an image
+            that is longer than a response may be.
         SampledPlaceholderError: The policy sampled the placeholder of images: they would be put in other places.
         LogprobMismatchError: The logprobs are not the quantity that the trainer computes.
         ValueError: The engine reported experts for some tokens only.
@@ -71,8 +79,14 @@ def prompt_response_of(
         refuse_images(sample.images, trainer, sample.identity.rollout_id)
     values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs)
     start = sample.prompt_length if max_prompt_length is None else min(sample.prompt_length, max_prompt_length)
+    start = whole_images(sample.images, start)
     stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
     stop = whole_images(sample.images, stop)
+    if stop <= start and sample.images:
+        raise ImagesNotSupportedError(
+            f"The response of rollout {sample.identity.rollout_id} would begin with an image that does not fit into "
+            f"{max_response_length} tokens. Raise max_response_length or max_prompt_length."
+        )
     images = tuple(each for each in sample.images if each.stop <= stop)
     if takes_images:
         refuse_stray_placeholders(

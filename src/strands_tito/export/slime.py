@@ -112,7 +112,7 @@ def _image_fields(sample: TrainingSample, processor: Any) -> dict[str, Any]:
         refuse_images(sample.images, "slime without a processor", sample.identity.rollout_id)
     refuse_stray_placeholders(sample.token_ids, sample.images, sample.media_ids, "slime", sample.identity.rollout_id)
     if not sample.images:
-        return {}
+        return {"multimodal_train_inputs": None}  # a sample that slime passes again holds those of its last run
     tensors = processed(sample.images, processor)
     return {"multimodal_inputs": {"images": pictures_of(sample.images)}, "multimodal_train_inputs": tensors}
 

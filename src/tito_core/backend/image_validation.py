@@ -84,6 +84,7 @@ class ImageValidation:
                     raise self._other_length(len(ids), len(echo))
             spans = []
         self._expect_reported(raw, lengths, needs_report=needs_report)
+        self._expect_one_length_a_picture(lengths)
         return ReadPrompt(ids, tuple(spans))
 
     def _echo(self, echoed: object) -> TokenIds | bool | None:
@@ -177,6 +178,16 @@ class ImageValidation:
                 f"Law 4: the server reports {short_repr(raw.image_tokens)} image tokens, but its prompt has "
                 f"{sum(lengths)}."
             )
+
+    def _expect_one_length_a_picture(self, lengths: Sequence[int]) -> None:
+        """Require that a picture that a prompt shows twice has one number of tokens."""
+        seen: dict[bytes, int] = {}
+        for image, length in zip(self.images.images, lengths, strict=True):
+            if (other := seen.setdefault(image.sha256, length)) != length:
+                raise self.reader.violation(
+                    f"Law 4: the server made {other} and {length} tokens of one picture ({image.width} x "
+                    f"{image.height} pixels) that the prompt shows twice, so it read another one in one of its places."
+                )
 
     def _expected_spans(self, lengths: Sequence[int]) -> list[Span]:
         places = np.flatnonzero(self.request.input_ids == self.images.placeholder)
