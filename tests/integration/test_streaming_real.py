@@ -58,9 +58,9 @@ async def test_an_answer_ends_at_a_regular_expression(served: Served) -> None:
         agent = Agent(model=model, callback_handler=None)
         if served.kind == "vllm":
             with pytest.raises(BadRequestError, match="vLLM has no stop_regex"):
-                await agent.invoke_async(QUESTION)
+                await agent.invoke_async("Tell me a story about the sea.")
             continue
-        result = await agent.invoke_async(QUESTION)
+        result = await agent.invoke_async("Tell me a story about the sea.")
         draft = model.ledger[0].draft
         assert (result.stop_reason, draft.finish, draft.stop) == ("stop_sequence", Finish.STOP, pattern)
         text = str(tokenizer().decode(draft.output_ids.tolist()))
