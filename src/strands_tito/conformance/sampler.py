@@ -102,7 +102,7 @@ def drawn_questions(random: np.random.Generator, count: int = DRAWN) -> Iterator
         kinds = KINDS[number % len(KINDS)]
         if "top_k" in kinds:  # the least likely token that is left shows best in a flat distribution
             sampling = {"temperature": 1.6, "top_k": int(random.integers(3, 7 if len(kinds) == 1 else 5))}
-        if "top_p" in kinds:  # high beside another one, so that each cuts something
+        if "top_p" in kinds:  # high if combined with another one, so that each cuts something
             sampling["top_p"] = round(float(random.uniform(0.4 if len(kinds) == 1 else 0.8, 0.95)), 2)
         if "min_p" in kinds:
             sampling["min_p"] = round(float(random.uniform(0.02, 0.4)), 2)
