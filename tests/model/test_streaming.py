@@ -133,6 +133,19 @@ async def test_a_resumed_turn_continues_to_stream(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_resumed_turn_shows_the_part_that_could_not_be_streamed(kind: str) -> None:
+    """vLLM reports prompt logprobs only outside a stream, so the first part comes whole and the next ones in pieces."""
+    whole = ids_of("Let me see. It is three, I think." + END)
+    model = model_of(kind, Aborting(whole, [4, 3]), stream=True, optional_outputs={"prompt_logprobs": True})
+    events = await events_of(model)
+    [turn] = model.ledger
+    assert "".join(deltas(events, "text")) == "Let me see. It is three, I think."
+    assert turn.draft.output_ids.tolist() == whole
+    assert turn.draft.extras["prompt_logprobs"].rows == turn.draft.columns.prompt - 1
+    assert [(s.start, s.stop) for s in turn.draft.engine.responses] == [(0, 4), (4, 7), (7, len(whole))]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 async def test_an_aborted_stream_that_cannot_be_resumed_is_an_error(kind: str) -> None:
     whole = ids_of("Let me see. It is three." + END)
     model = model_of(kind, Aborting(whole, [4]), stream=True, sampling={"stop": ["never"]})

@@ -111,7 +111,8 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     Args:
         backend: Any backend.
         request: A prompt that does not fit the context is refused; `max_new_tokens` is clamped to it.
-        on_chunk: See `Backend.generate`.
+        on_chunk: See `Backend.generate`. Ids that were not streamed follow in one chunk after the response, because
+            optional outputs can rule out a stream of one part of a resumed answer and not of the next.
 
     Raises:
         BackendError: The request cannot be sent, or failed.
@@ -136,6 +137,8 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
             f"Law 4: the streamed chunks hold the ids {short_repr(seen)}, but the whole answer begins with "
             f"{short_repr(response.output_ids[: len(seen)].tolist())}. The answer was discarded."
         )
+    if len(seen) < len(response.output_ids):
+        on_chunk(TokenChunk(response.output_ids[len(seen) :].astype(np.int64)))
     return response
 
 
