@@ -9,6 +9,7 @@ import struct
 import sys
 import tracemalloc
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,44 @@ def test_a_palette_with_a_clear_colour_is_opaque() -> None:
     picture.putpalette([255, 0, 0, 0, 0, 255])
     data = encoded(picture, "png", transparency=0)
     assert pixels(read_image(content(data)).data).tolist() == [[[255, 255, 255], [0, 0, 255]]]
+
+
+def keyed(samples: Any, bits: int, clear: Sequence[int]) -> bytes:
+    """Return a PNG of one row, grey or RGB by the length of `clear`, its transparent colour."""
+    flat = "".join(f"{int(value):0{bits}b}" for value in np.ravel(samples))
+    row = int(flat + "0" * (-len(flat) % 8), 2).to_bytes(-(-len(flat) // 8), "big")
+    header = struct.pack(">IIBBBBB", len(samples), 1, bits, 2 if len(clear) == 3 else 0, 0, 0, 0)
+    parts = (b"IHDR", header), (b"tRNS", struct.pack(f">{len(clear)}H", *clear)), (b"IDAT", zlib.compress(b"\0" + row))
+    chunks = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in (*parts, (b"IEND", b""))
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@given(st.data())
+def test_a_transparent_grey_is_white_and_no_other(bits: int, data: st.DataObject) -> None:
+    """A colour has as many bits as the samples; PNG says that its higher bits do not count."""
+    most = 2**bits - 1
+    samples = data.draw(st.lists(st.integers(0, most), min_size=1, max_size=20))
+    near = st.sampled_from(samples).map(lambda value: max(0, value - 1))
+    clear = data.draw(st.sampled_from(samples) | near | st.integers(0, 65535 if bits > 1 else 1))
+    sent = read_image(content(keyed(samples, bits, [clear])))
+    expected = [255 if value == clear & most else value * 255 // most for value in samples]
+    assert pixels(sent.data).tolist() == [[[value] * 3 for value in expected]]
+
+
+def test_a_transparent_colour_of_rgb_is_white_and_no_other() -> None:
+    sent = read_image(content(keyed([(1, 2, 3), (1, 2, 4)], 8, [1, 2, 3])))
+    assert pixels(sent.data).tolist() == [[[255, 255, 255], [1, 2, 4]]]
+
+
+@pytest.mark.parametrize("clear", [(257, 514, 771), (1, 2, 3)])
+def test_a_transparent_colour_that_cannot_be_compared_is_refused(clear: tuple[int, int, int]) -> None:
+    """Pillow keeps the high byte of each sample, so it makes these two pixels transparent for both colours."""
+    with pytest.raises(ImageError, match=r"16 bits a channel .*transparent colour \(\d+, .* Convert .* to RGBA"):
+        read_image(content(keyed([(257, 514, 771), (258, 514, 771)], 16, clear)))
 
 
 def test_a_picture_is_decoded_once_while_it_is_held() -> None:

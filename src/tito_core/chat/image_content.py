@@ -7,10 +7,12 @@ gives other logprobs on each engine, up to 1.9 nats apart with the same echo.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger.image import Image
@@ -83,9 +85,11 @@ def _read(data: bytes) -> Image:
             if (frames := getattr(picture, "n_frames", 1)) > 1:
                 raise ImageError(f"The picture has {frames} frames. Send the one that the model should see.")
             kind = str(picture.format).lower()
+            layouts = [tile[3] for tile in picture.tile]
             picture.load()
             if _travels_unchanged(picture):
                 return Image(data, kind, width, height)
+            _scale_clear_colour(picture, layouts)
             upright = _on_white(ImageOps.exif_transpose(picture))
     except ImageError:
         raise
@@ -109,12 +113,36 @@ def _travels_unchanged(picture: Picture) -> bool:
     return upright and picture.mode == "RGB" and "transparency" not in picture.info
 
 
+def _scale_clear_colour(picture: Picture, layouts: Sequence[object]) -> None:
+    """Scale the transparent colour of a PNG as Pillow scaled the samples of grey with 2 or 4 bits.
+
+    Args:
+        picture: The decoded picture.
+        layouts: Pillow's names of the file's samples, such as "L;2".
+
+    Raises:
+        ImageError: The samples have 16 bits of red, green and blue. Pillow keeps the high bytes, and the colour needs
+            both.
+    """
+    clear = picture.info.get("transparency")
+    if clear is not None and "RGB;16B" in layouts:
+        raise ImageError(
+            f"The picture is a PNG with 16 bits a channel and the transparent colour {clear}, which Pillow cannot "
+            "compare exactly. Convert the picture to 8 bits a channel, or to RGBA."
+        )
+    for layout, most in (("L;2", 3), ("L;4", 15)):
+        if clear is not None and layout in layouts:
+            picture.info["transparency"] = (clear & most) * 255 // most  # PNG: only the low bits count
+
+
 def _on_white(picture: Picture) -> Picture:
     """Return a picture as opaque RGB, on a white background; 16-bit grey is scaled to 8 bits, not clipped."""
     from PIL import Image as pillow
 
     if picture.mode.startswith("I"):
-        picture = picture.convert("I").point(lambda value: value * (1 / 257)).convert("L")
+        grey = np.asarray(picture.convert("I"))
+        grey = np.where(grey == picture.info.get("transparency", -1), 65535, grey)  # before the low bytes are gone
+        picture = pillow.fromarray((grey // 257).astype(np.uint8))
     clear = picture.has_transparency_data
     if not clear:
         return picture.convert("RGB")
