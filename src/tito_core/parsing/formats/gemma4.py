@@ -5,11 +5,12 @@
 
 Keys are bare words, which may contain blanks, or strings. Numbers, true, false and null are written as in JSON, or as
 in Python: templates before that of 2026-07-09 write None. A string contains anything but its delimiter; a string of an
-enum in the schema may be a bare word. Loose: any other bare word where the schema says string, as vLLM and SGLang read,
-and no closing tag at the end of the completion, as vLLM reads.
+enum in the schema may be a bare word. Loose: any other bare word where the schema says string, as both engines' Gemma 4
+parsers read, and no closing tag at the end of the completion, as vLLM reads.
 A bare word with a quote, such as `"Paris"`, is malformed unless the schema has it: the engines keep the quotes.
 Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`; SGLang 0.5.23, `gemma4_detector.py`;
-the template of FunctionGemma 270M, whose parser in vLLM 0.32 reads every value as a string.
+the template of FunctionGemma 270M. vLLM 0.32's parser of FunctionGemma keeps only values between `<escape>` tags, and
+reads those that are JSON as JSON.
 """
 
 from __future__ import annotations
