@@ -71,7 +71,8 @@ class Replayed:
         limit = max(params.get("max_tokens", params.get("max_new_tokens")), 1)
         sampling = SamplingParams(max_new_tokens=limit, temperature=0.0, ignore_eos=True)
         ids = np.array(self.body.get("token_ids") or self.body["input_ids"], np.int32)
-        images = tuple(Image(data, "png", 128, 64) for data in self.pictures)
+        sizes = [(int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) for data in self.pictures]
+        images = tuple(Image(data, "png", *size) for data, size in zip(self.pictures, sizes, strict=True))
         return TokenRequest(ids, sampling, "r", images=PromptImages(images, PAD, lengths), **fields)
 
     async def run(self, request: TokenRequest, on_chunk: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.drafts import make_draft
+from support.picture_ledgers import two_images
 from tito_core import store
 from tito_core.ledger import Image, LawViolationError, Ledger, MediaSpan, check_ledger
-from tito_core.store import LedgerFile
+from tito_core.store import LedgerFile, SchemaError
 
 ONE, TWO = Image(b"one" * 99, "png", 3, 4), Image(b"two" * 99, "jpeg", 5, 6)
 
@@ -105,3 +107,57 @@ def test_media_are_checked_against_their_tokens() -> None:
     span = MediaSpan(0, 2, ONE.sha256, "png", 3, 4)
     with pytest.raises(LawViolationError, match="not one id"):
         ledger.commit(make_draft(None, 0, [7, 8], [1], media=(span,)), images=[ONE])
+
+
+def edit_size(ledger: Any) -> None:
+    ledger["images"][0].update(width=32, height=32)
+    ledger["turns"][0]["media"][0][4:] = [32, 32]
+
+
+def edit_kind(ledger: Any) -> None:
+    ledger["images"][0]["format"] = ledger["turns"][0]["media"][0][3] = "jpeg"
+
+
+def edit_bytes(ledger: Any) -> None:
+    ledger["images"][0]["data"] = ledger["images"][1]["data"]
+
+
+def edit_span(offset: int, length: int, *, known: bool = True) -> Callable[[Any], None]:
+    """Return an edit of the span of the first turn, whose placeholders are 1 to 4; `known` keeps its format."""
+
+    def edit(ledger: Any) -> None:
+        ledger["turns"][0]["media"][0][:2] = [offset, length]
+        del ledger["turns"][0]["media"][0][6 if known else 3 :]
+
+    return edit
+
+
+def delete_span(ledger: Any) -> None:
+    del ledger["turns"][0]["media"]
+
+
+EDITS: list[tuple[Callable[[Any], None], str]] = [
+    (edit_size, "a PNG of 64 x 64 pixels.* described as png of 32 x 32"),
+    (edit_kind, "a PNG of 64 x 64 pixels.* described as jpeg of 64 x 64"),
+    (edit_bytes, "no image with that digest"),
+    (edit_span(1, 3), "turn 0: token 4 has id 150 and no media span holds it"),
+    (edit_span(5, 1), "turn 0: token 1 has id 150 and no media span holds it"),
+    (edit_span(1, 5, known=False), r"turn 0: token 5 has id 2 and a media span holds it.* ids \[150\]"),
+    (delete_span, "turn 0: token 1 has id 150 and no media span holds it"),
+]
+
+
+@pytest.mark.parametrize(("edit", "words"), EDITS)
+def test_edited_media_are_refused(edit: Callable[[Any], None], words: str) -> None:
+    record = store.to_json(two_images())
+    record["header"]["certificate"]["content_tokens"] = "inert"
+    store.from_json(deepcopy(record))
+    edit(record)
+    with pytest.raises((SchemaError, LawViolationError), match=words):
+        store.from_json(record)
+
+
+def test_a_text_may_spell_a_placeholder_where_the_certificate_allows_it() -> None:
+    ledger = Ledger(certificate={"media_ids": [7], "content_tokens": "as-template"})
+    ledger.commit(make_draft(None, 0, [1, 7], [2]))
+    check_ledger(ledger)

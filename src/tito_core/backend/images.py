@@ -86,13 +86,10 @@ def collapsed(ids: TokenIds, spans: Sequence[tuple[int, int]]) -> TokenIds:
 
 def media_ids_of(ledger: Ledger) -> tuple[int, ...]:
     """Return the ids of media placeholders: those that the ledger's certificate names, and those of its images."""
-    listed = (ledger.header.certificate or {}).get("media_ids")
-    listed = listed if isinstance(listed, Sequence) else ()  # a file may hold any JSON
-    named = [token for token in listed if type(token) is int and 0 <= token < 2**31]
     seen = [turn for turn in ledger if turn.draft.media] if ledger.images else []
     starts = [(turn, turn.path_length - turn.own_length) for turn in seen]
     used = {int(turn.draft.prompt_ids[span.offset - start]) for turn, start in starts for span in turn.draft.media}
-    return tuple(sorted({*named, *used}))
+    return tuple(sorted({*ledger.header.media_ids, *used}))
 
 
 def stray_placeholders(ids: TokenIds, spans: Sequence[tuple[int, int]], media_ids: Collection[int]) -> int:

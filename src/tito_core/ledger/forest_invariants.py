@@ -48,6 +48,7 @@ def check_ledger(ledger: Ledger) -> None:
         if turn.draft.media:
             check_stored(turn.draft.media, ledger.images, turn=turn.index)
         extended.add(turn.parent)
+    check_media_ids(ledger)
     trained: Counter[int] = Counter()
     for path, context in _tails(ledger):
         for start in range(0, len(path), PIECE):  # larger arrays would need new memory pages
@@ -82,6 +83,32 @@ def _tails(ledger: Ledger) -> Iterator[tuple[list[Turn], set[int]]]:
             index = ledger[index].parent
         yield tail[::-1], seen
         seen.update([turn.index for turn in tail])
+
+
+def check_media_ids(ledger: Ledger) -> None:
+    """Check law 4 on placeholders that the certificate names: the media spans hold all of a prompt's, and nothing else.
+
+    Turns without media are checked where content is inert; with `content_tokens="as-template"` a text may spell one.
+    """
+    known = np.unique(np.array(ledger.header.media_ids, np.int32))
+    inert = (ledger.header.certificate or {}).get("content_tokens") == "inert"
+    for turn in ledger if len(known) else ():
+        ids, start = turn.draft.prompt_ids, turn.path_length - turn.own_length
+        if not turn.draft.media and not inert:
+            continue
+        inside = np.zeros(len(ids), np.bool_)
+        for span in turn.draft.media:
+            inside[span.offset - start : span.offset - start + span.length] = True
+        # np.isin would take the time of the whole list in each turn; a hostile file may list millions (law 12).
+        is_placeholder = known[np.minimum(np.searchsorted(known, ids), len(known) - 1)] == ids
+        if np.any(wrong := is_placeholder != inside):
+            at = int(np.argmax(wrong))
+            reason = "no media span holds it" if is_placeholder[at] else "a media span holds it"
+            raise LawViolationError(
+                4,
+                f"turn {turn.index}: token {start + at} has id {ids[at]} and {reason}, but the media spans must hold "
+                f"exactly the placeholders of the prompt, which have the ids {known[:8].tolist()}.",
+            )
 
 
 def check_alignment(trajectory: Trajectory) -> None:

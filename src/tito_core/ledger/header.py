@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid as uuid_module
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,13 @@ class Header:
     user: Mapping[str, Any] = field(default_factory=dict)
     certificate: Mapping[str, Any] | None = None
     vocabulary: VocabularyCheck | None = None
+
+    @property
+    def media_ids(self) -> tuple[int, ...]:
+        """Ids of media placeholders, as the certificate names them; empty if it names none."""
+        listed = (self.certificate or {}).get("media_ids")
+        listed = listed if isinstance(listed, Sequence) else ()  # a file may hold any JSON
+        return tuple(token for token in listed if type(token) is int and 0 <= token < 2**31)
 
     def __post_init__(self) -> None:
         try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+"""How a PNG file begins; its width and height follow, 4 bytes each."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Image:
@@ -18,7 +21,8 @@ class Image:
         sha256: Digest of `data`, 32 bytes; computed, so that it cannot differ from the bytes.
 
     Raises:
-        ValueError: `format` is not a name of ASCII letters and digits, as `data:` URLs need.
+        ValueError: `format` is not a name of ASCII letters and digits, as `data:` URLs need, or the bytes are a PNG of
+            another size.
     """
 
     data: bytes
@@ -31,6 +35,13 @@ class Image:
         if not (self.format.isascii() and self.format.isalnum()):
             raise ValueError(f"The format of an image must be a name such as 'png', not {self.format[:40]!r}.")
         object.__setattr__(self, "data", b"".join([self.data]))  # plain: encoders refuse subclasses (numpy.bytes_)
+        if self.data.startswith(_PNG):
+            size = tuple(int.from_bytes(self.data[at : at + 4]) for at in (len(_PNG), len(_PNG) + 4))
+            if (self.format, self.width, self.height) != ("png", *size):
+                raise ValueError(
+                    f"The bytes are a PNG of {size[0]} x {size[1]} pixels, but the image is described as "
+                    f"{self.format} of {self.width} x {self.height}. Correct the format and size."
+                )
         object.__setattr__(self, "sha256", sha256(self.data).digest())
 
     def __repr__(self) -> str:
