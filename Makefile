@@ -15,6 +15,8 @@ PROVE_ARGS ?=
 TRAIN_ARGS ?=
 PACKAGE ?=
 SAMPLE ?=
+# Container images often set this; each test process would then compile 600 modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 CONFORMANCE := tests/integration/test_conformance_real.py
 # One process for each engine, which keeps its server from test to test.
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
