@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from conformance.defects.defect import SOUND, plant
 from strands_tito.conformance import suite
+from strands_tito.conformance.parity import GRAMMAR_REFUSED
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.conformance.target import Target
+from strands_tito.testing import Fault, ScriptedRequest
 from strands_tito.testing import moves as m
 from support.scripted import tokenizer
 from tito_core.backend.http.connections import HttpResponse, HttpTransport
@@ -60,3 +63,29 @@ def test_only_a_refusal_of_the_grammar_is_skipped(wire: str, for_good: bool) -> 
     assert (REFUSED in str(outcome.error)) == for_good
     assert any(REFUSED in reason for reason in reasons) == (not for_good)
     assert outcome.tally.turns >= 2 or for_good
+
+
+def _abort_under_a_grammar(_: int, request: ScriptedRequest) -> Fault | None:
+    """Do what SGLang does in a stream: its last event says that the generation was aborted."""
+
+    def edit(answer: Any) -> None:
+        if isinstance(answer, list):
+            del answer[2:]
+            answer[-1]["meta_info"]["finish_reason"] = {"type": "abort", "message": REFUSED, "status_code": 500}
+
+    return Fault(edit=edit) if request.grammar is not None else None
+
+
+def test_a_stream_that_ends_in_a_refusal_is_skipped_and_two_servers_begin_anew() -> None:
+    end = int(tokenizer().eos_token_id)
+    refusing = replace(SOUND, options={"fault": _abort_under_a_grammar})
+    one, other = (
+        Target(wire, "http://scripted", tokenizer(), transport=plant(defect, wire, tokenizer(), end, greedily=True))
+        for wire, defect in (("vllm", SOUND), ("sglang", refusing))
+    )
+    moves = [m.Stream(), m.Ask(), m.Call(calls=("{}",)), m.Ask(text="And now?")]
+    outcome = suite.replay(one, PROFILES["quick"], moves, against=other)
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.not_applicable["ledgers"] == {GRAMMAR_REFUSED: 1}
+    assert any(REFUSED in reason for reason in outcome.tally.not_applicable["calls"])
+    assert outcome.tally.turns == 6

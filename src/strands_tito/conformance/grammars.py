@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from strands_tito.conformance.agents import TOOLS, SimulatedAgent, tool_uses
 from strands_tito.testing import moves as m
-from tito_core.backend.errors import BadRequestError, ServerError
+from tito_core.backend.errors import BadRequestError, GenerationAbortedError, ServerError
 from tito_core.backend.sampling import Grammar
 from tito_core.ledger import Finish
 from tito_core.turn.inputs import UnsupportedToolChoiceError
@@ -84,9 +84,11 @@ async def play_calls(player: Player, agent: SimulatedAgent, move: m.Call) -> Non
     grammar = Grammar(kind="structural_tag", value=json.dumps(form))
     try:
         await player.sample(agent, max_new_tokens=MAX_TOKENS, ignore_eos=False, grammar=grammar)
-    except (BadRequestError, ServerError) as error:
+    except (BadRequestError, GenerationAbortedError, ServerError) as error:
         # XGrammar 0.2.7 and 0.2.8 sometimes refuse a control token that their own mask allowed; both engines then
-        # answer 500. Without the grammar this raises again if the fault is another one.
+        # answer 500, and SGLang ends a stream as aborted. Without the grammar this raises again if the fault is
+        # another one.
+        player.abandoned += isinstance(error, GenerationAbortedError)
         await player.sample(agent)
         player.tally.skip("calls", _first_line(error))
 

@@ -24,6 +24,7 @@ GREEDY = {"temperature": 0.0}
 """Two servers have different random numbers, so every answer is greedy."""
 GRAMMAR_MASKS = "Sampled under a grammar: each engine computes its own token masks."
 DIVERGED = "The two answers differ at a near-tie: the conversation starts again."
+GRAMMAR_REFUSED = "One server refused a grammar that it had accepted: the conversation starts again."
 DIFFERENT_SEMANTICS = "The two servers' logprobs have different semantics here."
 
 
@@ -120,6 +121,10 @@ class _PairedConversation:
             self._tally.require("ledgers", headers[0] == headers[1], problem)
 
     async def _compare(self, one: Turn, other: Turn) -> None:
+        if one.draft.constrained != other.draft.constrained:  # each is what its request says: see `Player.run_turn`
+            self.diverged = True
+            self._tally.skip("ledgers", GRAMMAR_REFUSED)
+            return
         ids, other_ids = one.draft.output_ids, other.draft.output_ids
         n = min(len(ids), len(other_ids))
         different = np.flatnonzero(ids[:n] != other_ids[:n])

@@ -62,7 +62,7 @@ class Player:
         streamed: Whether its answers are streamed.
         agents: The agents.
         log_start: Where the conversation begins in the server's logs.
-        abandoned: Number of answers that may be in no turn, because a move cancelled them.
+        abandoned: Number of answers that may be in no turn, because a move cancelled them or the server aborted them.
         sampling: Sampling parameters that the last `Sampling` move set.
         requested: Sampling parameters of the current turn.
         calls: Reads the calls of an answer, independently of the client.
