@@ -83,9 +83,10 @@ def test_a_stream_that_ends_in_a_refusal_is_skipped_and_two_servers_begin_anew()
         Target(wire, "http://scripted", tokenizer(), transport=plant(defect, wire, tokenizer(), end, greedily=True))
         for wire, defect in (("vllm", SOUND), ("sglang", refusing))
     )
-    moves = [m.Stream(), m.Ask(), m.Call(calls=("{}",)), m.Ask(text="And now?")]
+    moves = [m.Stream(), m.Ask(), m.Call(calls=("{}",)), m.Force(), m.Shape(), m.Ask(text="And now?")]
     outcome = suite.replay(one, PROFILES["quick"], moves, against=other)
     assert outcome.sound, (str(outcome.broken), outcome.error)
-    assert outcome.tally.not_applicable["ledgers"] == {GRAMMAR_REFUSED: 1}
-    assert any(REFUSED in reason for reason in outcome.tally.not_applicable["calls"])
-    assert outcome.tally.turns == 6
+    assert outcome.tally.not_applicable["ledgers"] == {GRAMMAR_REFUSED: 3}
+    for check in ("calls", "forced", "shaped"):
+        assert any(REFUSED in reason for reason in outcome.tally.not_applicable[check])
+    assert outcome.tally.turns == 10

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 200
 """Limit of an answer under a grammar, which ends by itself."""
+REFUSALS = (ServerError, GenerationAbortedError)
+"""XGrammar 0.2.7 and 0.2.8 sometimes refuse a control token that their own mask allowed. Both engines then answer 500,
+and SGLang ends a stream as aborted."""
 
 
 class Shaped(BaseModel):
@@ -44,6 +47,9 @@ async def play_forced_call(player: Player, agent: SimulatedAgent, move: m.Force)
     except (UnsupportedToolChoiceError, BadRequestError) as error:
         tally.skip("forced", _first_line(error))
         agent.messages.pop()
+        return
+    except REFUSALS as error:
+        await _sample_without(player, agent, "forced", error)
         return
     if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
         tally.skip("forced", "The call was longer than the token limit.")
@@ -84,13 +90,8 @@ async def play_calls(player: Player, agent: SimulatedAgent, move: m.Call) -> Non
     grammar = Grammar(kind="structural_tag", value=json.dumps(form))
     try:
         await player.sample(agent, max_new_tokens=MAX_TOKENS, ignore_eos=False, grammar=grammar)
-    except (BadRequestError, GenerationAbortedError, ServerError) as error:
-        # XGrammar 0.2.7 and 0.2.8 sometimes refuse a control token that their own mask allowed; both engines then
-        # answer 500, and SGLang ends a stream as aborted. Without the grammar this raises again if the fault is
-        # another one.
-        player.abandoned += isinstance(error, GenerationAbortedError)
-        await player.sample(agent)
-        player.tally.skip("calls", _first_line(error))
+    except (BadRequestError, *REFUSALS) as error:
+        await _sample_without(player, agent, "calls", error)
 
 
 async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.Shape) -> None:
@@ -104,6 +105,9 @@ async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.
         tally.skip("shaped", _first_line(error))
         agent.messages.pop()
         return
+    except REFUSALS as error:
+        await _sample_without(player, agent, "shaped", error)
+        return
     if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
         tally.skip("shaped", "The answer was longer than the token limit.")
         return
@@ -115,6 +119,13 @@ async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.
         valid = False
     problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
     tally.require("shaped", valid, problem, 1, player.where(len(player.model.ledger) - 1))
+
+
+async def _sample_without(player: Player, agent: SimulatedAgent, check: str, error: Exception) -> None:
+    """Sample a turn without its grammar, and count the check as skipped. Raise again if the fault was another one."""
+    player.abandoned += isinstance(error, GenerationAbortedError)
+    await player.sample(agent)
+    player.tally.skip(check, _first_line(error))
 
 
 def _first_line(error: Exception) -> str:
