@@ -30,6 +30,7 @@ def test_names_are_unique_and_each_says_what_it_is_after() -> None:
         ("processed-when-streamed", "vllm"),
         ("zero-temperature-is-unset", "vllm"),
         ("seed-of-three-bits", "vllm"),
+        ("own-stop-id-trimmed", "vllm"),
     ],
 )
 def test_one_that_went_unnoticed_at_first_is_noticed(name: str, wire: str) -> None:

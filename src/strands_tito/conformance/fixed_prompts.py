@@ -136,13 +136,27 @@ async def _check_sampling_parameters(
         tally.require("obeyed", first not in biased.output_ids, problem)
     except BadRequestError as error:
         tally.skip("obeyed", f"logit_bias: {str(error).partition(chr(10))[0]}")
-    size, used = server.policy.info.vocab_size or len(server.policy.tokenizer), set(greedy.output_ids.tolist())
-    below = next((token for token in range(first) if token not in used), first)
-    above = next((token for token in range(first, size) if token not in used), first)
+    await _check_stop_ids(server, tally, prompt, greedy, text)
+
+
+async def _check_stop_ids(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, greedy: TokenResponse, text: str
+) -> None:
+    """Sample again with tokens of a greedy answer as stop ids: the first one, and one out of its middle."""
+    ids = greedy.output_ids.tolist()
+    size, first = server.policy.info.vocab_size or len(server.policy.tokenizer), ids[0]
+    below = next((token for token in range(first) if token not in ids), first)
+    above = next((token for token in range(first, size) if token not in ids), first)
     for stops in ((below, first), (first, above)):
         again = await _sample(server, prompt, temperature=0.0, stop_token_ids=stops)
         problem = f"the first token {first} is one of the stop ids {stops}, and did not end the answer."
         tally.require("obeyed", len(again.output_ids) == 1, problem)
+    new = [at for at in range(1, len(ids) - 1) if ids[at] not in ids[:at]]
+    if new:
+        at = new[len(new) // 2]
+        ended = await _sample(server, prompt, temperature=0.0, stop_token_ids=(ids[at],))
+        expected = replace(greedy, output_ids=greedy.output_ids[: at + 1], logprobs=greedy.logprobs[: at + 1])
+        _compare(server, tally, "obeyed", expected, ended, f"{text} with its token {at}, {ids[at]}, as a stop id")
     for ended in (again, greedy):
         if ended.finish == Finish.STOP:
             await _check_stop_at_the_limit(server, tally, prompt, ended)

@@ -49,13 +49,11 @@ class Question:
         name: For the report.
         sampling: The parameters.
         seeded: Whether each request has a seed of its own.
-        tokens: Limit of each sample.
     """
 
     name: str
     sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
     seeded: bool = False
-    tokens: int = TOKENS
 
     @property
     def temperature(self) -> float:
@@ -78,10 +76,10 @@ class Question:
 FREE = Question("temperature 1")
 SEEDED = Question("temperature 1 with seeds", seeded=True)
 PENALISED = (
-    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}, tokens=2 * TOKENS),
-    Question("frequency_penalty -2", {"temperature": 1.0, "frequency_penalty": -2.0}, tokens=2 * TOKENS),
+    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}),
+    Question("frequency_penalty -2", {"temperature": 1.0, "frequency_penalty": -2.0}),
 )
-"""Negative penalties make a sampled token likely to come again. Longer answers repeat more tokens."""
+"""Negative penalties make a sampled token likely to come again."""
 RESTRICTED = (
     Question("temperature 0.5", {"temperature": 0.5}),
     Question("temperature 1.5", {"temperature": 1.5}),
@@ -201,7 +199,7 @@ async def _draws(
     """
     limit, free = asyncio.Semaphore(AT_ONCE), question in (FREE, SEEDED)
     streams = can_stream(server.backend) and question not in PENALISED and not question.seeded
-    sampling = server.sampling(max_new_tokens=question.tokens, **question.sampling)
+    sampling = server.sampling(max_new_tokens=TOKENS, **question.sampling)
 
     async def one(number: int) -> Draw:
         seeded = question.seeded if free else number % 4 in (1, 2)

@@ -329,6 +329,12 @@ SAMPLING = (
         wrap=_sampling(_without("presence_penalty", "frequency_penalty")),
     ),
     Defect(
+        "penalties-greedy-alone",
+        4,
+        "Penalties are ignored except at temperature 0.",
+        wrap=_hot(_without("presence_penalty", "frequency_penalty")),
+    ),
+    Defect(
         "presence-alone",
         4,
         "The frequency penalty is ignored.",
