@@ -21,6 +21,7 @@ class WireExchange(Protocol):
     status: int | None
     got: bytearray
     whole: bool
+    generation: WireGeneration | None
 
 
 @dataclass
@@ -86,7 +87,9 @@ def generations(read: ReadExchange, exchanges: Iterable[WireExchange]) -> list[W
         exchanges: The HTTP exchanges, in order.
     """
     complete = [exchange for exchange in exchanges if exchange.status == 200 and exchange.whole and exchange.sent]
-    return [generation for exchange in complete if (generation := read(exchange)) is not None]
+    for exchange in complete:
+        exchange.generation = exchange.generation or read(exchange)
+    return [exchange.generation for exchange in complete if exchange.generation is not None]
 
 
 def data_of(url: str | None) -> bytes | None:

@@ -40,7 +40,11 @@ class GenerateAnswer:
     def _whole(self, answer: Settled, seconds: float) -> dict[str, Any]:
         params = answer.request.body.get("sampling_params") or {}
         text = completion_text(self.state, answer, params if isinstance(params, dict) else {})
-        meta = self._waiting(answer, seconds) if answer.queued else self._meta(answer, self._cached(answer), seconds)
+        meta = (
+            self._waiting(answer, seconds)
+            if answer.queued
+            else self._meta(answer, self._cached(answer), seconds, self._logprobs(answer))
+        )
         meta["response_sent_to_client_ts"] = time.time()
         written = {"text": text, "output_ids": list(answer.output_ids), "meta_info": meta}
         if self.state.skip_tokenizer_init:
@@ -56,14 +60,13 @@ class GenerateAnswer:
             return
         params = answer.request.body.get("sampling_params") or {}
         interval = params.get("stream_interval") or 1
-        if tops := self._tops(answer):  # once, not again in each cumulative event
-            answer = replace(answer, completion=replace(answer.completion, top_logprobs=tops))
+        logprobs = self._logprobs(answer)  # once, not again in each cumulative event
         texts, total, cached = prefixes(self.state, answer, params), len(answer.output_ids), self._cached(answer)
         for n in range(1, max(1, total) + 1):
             if n not in (1, total) and (n - 1) % interval:
                 continue
             part = replace(answer, output_ids=answer.output_ids[:n], logprobs=answer.logprobs[:n])
-            meta = self._meta(part, cached, seconds)
+            meta = self._meta(part, cached, seconds, _first(logprobs, n))
             if n < total:
                 meta["finish_reason"] = None
                 del meta["weight_versions"], meta["e2e_latency"]
@@ -83,7 +86,7 @@ class GenerateAnswer:
         salt = f"{self.body.get('extra_key') or ''}{self.body.get('cache_salt') or ''}"
         return cached_tokens(self.state, answer, salt, start if scores_prompt else None)
 
-    def _meta(self, answer: Settled, cached: int, seconds: float) -> dict[str, Any]:
+    def _meta(self, answer: Settled, cached: int, seconds: float, logprobs: Mapping[str, Any]) -> dict[str, Any]:
         request = answer.request
         meta: dict[str, Any] = {
             "id": request.server_id,
@@ -92,8 +95,7 @@ class GenerateAnswer:
             "weight_version": self.state.weight_version,
             "num_retractions": 0,
         }
-        if self.body.get("return_logprob"):
-            meta |= self._logprobs(answer)
+        meta |= logprobs
         if self.body.get("return_sampling_mask"):
             meta |= self._mask(answer)
         meta |= {
@@ -136,7 +138,7 @@ class GenerateAnswer:
 
     def _waiting(self, answer: Settled, seconds: float) -> dict[str, Any]:
         """Return the meta information of a request aborted in the queue: no prompt_tokens, no cached_tokens."""
-        logprobs = self._logprobs(answer) if self.body.get("return_logprob") else {}
+        logprobs = self._logprobs(answer)
         return {
             "id": answer.request.server_id,
             "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
@@ -149,6 +151,8 @@ class GenerateAnswer:
 
     def _logprobs(self, answer: Settled) -> dict[str, Any]:
         """Return `[logprob, id, null]` entries of the prompt from `logprob_start_len` on (raw), and of the output."""
+        if not self.body.get("return_logprob"):
+            return {}
         ids, context, start = _masked(answer.request), answer.request.context, self.body.get("logprob_start_len")
         start = len(ids) if start is None or start < 0 else start
         k = self.body.get("top_logprobs_num") or 0
@@ -174,7 +178,7 @@ class GenerateAnswer:
     def _tops(self, answer: Settled) -> Sequence[Sequence[tuple[int, float]]]:
         """Return the likeliest ids of each output token, if requested."""
         k = self.body.get("top_logprobs_num") or 0
-        if answer.completion.top_logprobs or not k or not self.body.get("return_logprob"):
+        if answer.completion.top_logprobs or not k:
             return answer.completion.top_logprobs or ()
         whole, start = answer.request.whole(answer.output_ids), len(answer.request.prompt_ids)
         return [reported_top(answer.scorer, answer.request, whole, n, k) for n in range(start, len(whole))]
@@ -186,6 +190,13 @@ def _masked(request: ScriptedRequest) -> tuple[int, ...]:
     for image in request.images:
         ids[image.offset : image.offset + image.length] = [0] * image.length
     return tuple(ids)
+
+
+def _first(logprobs: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """Return the logprobs of an answer as an event with its first `n` tokens has them."""
+    cut = {name: logprobs[name][:n] for name in ("output_token_logprobs", "output_top_logprobs") if name in logprobs}
+    count = {"output_token_logprobs_length": len(cut["output_token_logprobs"])} if cut else {}
+    return {**logprobs, **cut, **count}
 
 
 def _entries(top: Sequence[tuple[int, float]]) -> list[list[Any]]:
