@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.defects.defect import Defect
+from conformance.defects.defect import SOUND, Defect, plant
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import try_defect
-from strands_tito.conformance import bets, precision, sampler, truncation
+from strands_tito.conformance import bets, precision, sampler, suite, truncation
 from strands_tito.conformance.bets import Places
 from strands_tito.conformance.draws import Draw
 from strands_tito.conformance.laws import BrokenLawError, Tally
 from strands_tito.conformance.profiles import Profile
+from strands_tito.conformance.target import Target
 from support.scripted import tokenizer
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
@@ -169,3 +170,16 @@ def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     verdict = try_defect(defect, wire, tokenizer(), int(tokenizer().eos_token_id), SHORT)
     assert verdict.caught_by is not None
     assert verdict.expected, verdict.problem
+
+
+def test_no_two_samples_share_a_seed() -> None:
+    """A server may give two prompts with one seed the same random numbers, which the bets would take for evidence."""
+    transport = plant(SOUND, "vllm", tokenizer(), int(tokenizer().eos_token_id), varied=True)()
+    target = Target("vllm", "http://scripted", tokenizer(), transport=lambda: transport)
+    assert suite.run(target, SHORT).sound
+    requests = transport.engine.requests  # type: ignore[attr-defined]
+    questions = [tuple(tokenizer().encode(text, add_special_tokens=False)) for text in sampler.QUESTIONS]
+    asked = [request for request in requests if request.seed is not None and request.max_new_tokens == sampler.TOKENS]
+    sampled = [each for each in asked if any(set(text) <= set(each.prompt_ids) for text in questions)]
+    assert len(sampled) > 50
+    assert len({request.seed for request in sampled}) == len(sampled)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,15 +196,17 @@ async def _draws(
     """Sample a prompt `count` times, `AT_ONCE` at once.
 
     At temperature 1 alone half of the answers are streamed. Of others, half have a seed of their own, and half of these
-    are streamed if there are no penalties.
+    are streamed if there are no penalties. No two prompts or questions share a seed: the bets count on answers that are
+    independent.
     """
     limit, free = asyncio.Semaphore(AT_ONCE), question in (FREE, SEEDED)
     streams = can_stream(server.backend) and question not in PENALISED and not question.seeded
     sampling = server.sampling(max_new_tokens=TOKENS, **question.sampling)
+    middle = zlib.crc32(prompt.tobytes() + question.name.encode()) % (1 << 18) << 2
 
     async def one(number: int) -> Draw:
         seeded = question.seeded if free else number % 4 in (1, 2)
-        seed = number % 4 + (number // 4 << 20)  # some differ in their low bits alone, some in their high ones
+        seed = number % 4 + middle + (number // 4 << 20)  # some differ in low bits alone, some in high ones
         own = sampling.model_copy(update={"seed": seed}) if seeded else sampling
         request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
         streamed = streams and number % (2 if free else 4) == 1
