@@ -31,8 +31,13 @@ NEAR_TIE_NATS = 0.02
 PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
 ABSENT = "\N{SNOWMAN} \N{SNOWMAN}"
 """A second stop string, which no answer contains: a server must look for every one."""
-CONCURRENT_REQUESTS = 8
-"""Other requests that run while one is checked."""
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.5, "seed": 1},
+    {"temperature": 1.0, "top_k": 2},
+    {"temperature": 1.0},
+) * 2
+"""Sampling parameters of other requests that run while one is checked: a server must not mix them up."""
 
 
 async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: int) -> None:
@@ -57,7 +62,7 @@ async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: in
         _compare(server, tally, "repeatable", first, await _greedy(server, prompt), text)
         watched, *_ = await asyncio.gather(
             _greedy(server, prompt),
-            *(_greedy(server, prompt[: len(prompt) - 1 - n % 3]) for n in range(CONCURRENT_REQUESTS)),
+            *(_sample(server, prompt[: len(prompt) - 1 - n % 3], **other) for n, other in enumerate(OTHERS)),
         )
         _compare(server, tally, "alone", first, watched, text)
 

@@ -25,7 +25,7 @@ the last block of a cache is full (16 to 64 tokens: the first and the last promp
 ANSWER = 300
 """Tokens of the long answer."""
 SAMPLES = 4
-"""Long answers after a long prompt, which show the sampler, and what it makes of tokens that come again."""
+"""Long answers after the first two long prompts: they show the sampler, and what it makes of tokens that come again."""
 SHORT_ANSWER = 48
 """Tokens of the answers to longer prompts."""
 LARGEST_CONTEXT = 4_096
@@ -69,10 +69,11 @@ async def check(server: ConnectedServer, tally: Tally) -> list[Draw]:
         where = Where(sampling={"temperature": 1.0}, streamed=False)
         tally.require("rescored", abs(center) <= bound, problem, len(signed), where)
     k = top_of(server)
-    if (PROMPTS[0], ANSWER) not in requests or k < LEAST_TOP or server.needs_top_k:
+    if k < LEAST_TOP or server.needs_top_k:
         return []
-    prompt = _prompt(server, PROMPTS[0])
-    return list(await asyncio.gather(*(_draw(server, prompt, k) for _ in range(SAMPLES))))
+    lengths = [length for length in PROMPTS[:2] if limit is None or length + ANSWER + 1 <= limit]
+    prompts = [_prompt(server, length) for length in lengths for _ in range(SAMPLES // len(lengths))]
+    return list(await asyncio.gather(*(_draw(server, prompt, k) for prompt in prompts)))
 
 
 async def _draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:

@@ -14,7 +14,7 @@ import numpy as np
 
 from strands_tito.conformance.draws import Draw
 from strands_tito.conformance.laws import Tally, Where
-from strands_tito.conformance.sampler import AT_ONCE, LEAST_TOP, PENALISED, QUESTIONS, Question, prompt_of, top_of
+from strands_tito.conformance.sampler import LEAST_TOP, PENALISED, QUESTIONS, Question, prompt_of, top_of
 from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.conformance.transforms import ask, row
 from tito_core.backend.errors import BadRequestError
@@ -104,12 +104,11 @@ async def _distances(
     server: ConnectedServer, question: Question, prompt: TokenIds, draw: Draw, places: Sequence[int]
 ) -> tuple[list[float], list[float]]:
     """Return how far logprobs lie from those that penalties should make of the plain ones, and from the plain ones."""
-    output, limit = draw.ids.tolist(), asyncio.Semaphore(AT_ONCE)
+    output = draw.ids.tolist()
 
     async def distances(at: int) -> tuple[float, float] | None:
-        async with limit:
-            prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
-            raw = row(await ask(server, prefix, {"temperature": 1.0}))
+        prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
+        raw = row(await ask(server, prefix, {"temperature": 1.0}))
         offsets, reported = question.offsets(output[:at]), row(draw, at)
         moves = {token: offsets.get(token, 0.0) for token in reported if token in raw}
         if len(set(moves.values())) < 2:

@@ -25,6 +25,7 @@ from tito_core.backend import OptionalOutputs
 from tito_core.backend.calls import generate
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 
 MOST_TOP = 20
@@ -33,8 +34,11 @@ MASS_SLACK = 1e-3
 """How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_TOP = 4
 """Likeliest tokens with which samples can be judged."""
-AT_ONCE = 8
-"""Samples of one prompt that are in progress at a time; all prompts are sampled at once."""
+AT_ONCE = 2
+"""Samples of one prompt and question that are in progress at a time. All prompts and questions are sampled at once, so
+that a server that mixes up the parameters of a batch shows it."""
+SAMPLES = 8
+"""Samples of each prompt."""
 TOKENS = 32
 """Tokens of each sample."""
 LEAST_UNCERTAIN = 40.0
@@ -90,19 +94,19 @@ RESTRICTED = (
 )
 KINDS = (("top_k", "top_p"), ("top_k",), ("top_p", "min_p"), ("top_k", "min_p"), ("top_p",), ("min_p",))
 """Parameters that are combined."""
-DRAWN = 3
+DRAWN = len(KINDS)
 """Combinations with values that are drawn from the seed."""
 
 
 def drawn_questions(random: np.random.Generator, count: int = DRAWN) -> Iterator[Question]:
     """Draw combinations of sampling parameters, with values that no list in this file has."""
     for number in range(count):
-        sampling: dict[str, Any] = {"temperature": round(float(random.uniform(0.4, 1.6)), 2)}
+        sampling: dict[str, Any] = {"temperature": round(float(random.uniform(0.2, 1.6)), 2)}
         kinds = KINDS[number % len(KINDS)]
         if "top_k" in kinds:  # the least likely token that is left shows best in a flat distribution
             sampling = {"temperature": 1.6, "top_k": int(random.integers(3, 7 if len(kinds) == 1 else 5))}
         if "top_p" in kinds:  # high if combined with another one, so that each cuts something
-            sampling["top_p"] = round(float(random.uniform(0.4 if len(kinds) == 1 else 0.8, 0.95)), 2)
+            sampling["top_p"] = round(float(random.uniform(0.1 if len(kinds) == 1 else 0.8, 0.95)), 2)
         if "min_p" in kinds:
             sampling["min_p"] = round(float(random.uniform(0.02, 0.4)), 2)
         yield Question(", ".join(f"{name} {value:g}" for name, value in sampling.items()), sampling)
@@ -116,7 +120,7 @@ async def check(
     Args:
         server: The server.
         tally: Counts the checks.
-        repeats: Scales the number of samples: 8 of each prompt and repeat.
+        repeats: Scales the number of samples: `SAMPLES` of each prompt and repeat.
         penalised: Whether reported logprobs include penalties; None if that was not measured.
         long: Samples at temperature 1 after long prompts.
     """
@@ -130,8 +134,14 @@ async def check(
         return
     prompts = [prompt_of(server, question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
-    groups = await asyncio.gather(*(_draws(server, tally, each, FREE, k, AT_ONCE * repeats) for each in prompts))
-    seeded = await asyncio.gather(*(_draws(server, tally, each, SEEDED, k, AT_ONCE) for each in prompts))
+    others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
+    async with task_group() as tasks:
+        free_tasks = [tasks.create_task(_draws(server, tally, each, FREE, k, SAMPLES * repeats)) for each in prompts]
+        seeded_tasks = [tasks.create_task(_draws(server, tally, each, SEEDED, k, SAMPLES)) for each in prompts]
+        other_tasks = [
+            tasks.create_task(_restricted(server, tally, each, prompts, k, 2 * repeats, penalised)) for each in others
+        ]
+    groups, seeded = ([task.result() for task in each] for each in (free_tasks, seeded_tasks))
     for group in (*groups, *seeded):
         repeated(tally, group)
     flat = [draw for group in groups for draw in group]
@@ -149,8 +159,7 @@ async def check(
         f"{1 / FALSE_ALARM:,.0f} runs."
     )
     tally.require("sampler", apart <= bound, problem, 0, Where(sampling=FREE.sampling))
-    others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
-    parts += [await _restricted(server, tally, each, prompts, k, 2 * repeats, penalised) for each in others]
+    parts += [task.result() for task in other_tasks]
     vocabulary = server.policy.info.vocab_size or len(server.policy.tokenizer)
     judge(tally, bets.joined(parts), vocabulary, (FREE, SEEDED, *others))
 
