@@ -9,6 +9,7 @@ import pytest
 
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, plant
+from conformance.defects.trial import FOLDERS
 from strands_tito.conformance import suite
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.conformance.target import Target
@@ -45,7 +46,7 @@ def test_no_more_requests_are_sent_than_announced(wire: str, seed: int) -> None:
         transport=lambda: Counting(make(), sent),
         seed=seed,
         experts=EXPERTS,
-        weights="/scripted" if seed else None,
+        weights=FOLDERS if seed else (),
     )
     profile = PROFILES["quick"]
     outcome = suite.run(target, profile, lambda conversations, requests: shown.append((conversations, requests)))

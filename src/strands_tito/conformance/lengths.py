@@ -71,7 +71,7 @@ async def check(server: ConnectedServer, tally: Tally) -> list[Draw]:
     k = top_of(server)
     if (PROMPTS[0], ANSWER) not in requests or k < LEAST_TOP or server.needs_top_k:
         return []
-    prompt = _prompt(server, PROMPTS[0])
+    prompt = prompt_of(server, PROMPTS[0])
     return list(await asyncio.gather(*(_draw(server, prompt, k) for _ in range(SAMPLES))))
 
 
@@ -85,7 +85,7 @@ async def _draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:
 async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
     """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
     backend = server.policy.backend
-    prompt = _prompt(server, length)
+    prompt = prompt_of(server, length)
     sampling = server.sampling(max_new_tokens=answer, temperature=1.0, ignore_eos=True)
     response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
     if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
@@ -104,7 +104,7 @@ async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: in
     return signed
 
 
-def _prompt(server: ConnectedServer, length: int) -> TokenIds:
+def prompt_of(server: ConnectedServer, length: int) -> TokenIds:
     """Return a prompt of exactly this many tokens: a long question, whose beginning is cut off."""
     text = _WORDS * (length // 8 + 1) + QUESTIONS[0]
     messages: list[Any] = [{"role": "user", "content": [{"text": text}]}]
