@@ -48,7 +48,10 @@ Case = tuple[str, str, int]
 SOUNDS = {
     "alone": lambda wire, seed: try_defect(SOUND, wire, tokenizer(), end(), PROFILE, seed),
     "changing weights": lambda wire, seed: try_defect(
-        replace(SOUND, weights=True), wire, tokenizer(), end(), PROFILES["quick"], seed
+        replace(SOUND, weights=1), wire, tokenizer(), end(), PROFILES["quick"], seed
+    ),
+    "changing between two folders": lambda wire, seed: try_defect(
+        replace(SOUND, weights=2), wire, tokenizer(), end(), PROFILES["quick"], seed
     ),
     "with images": lambda wire, seed: try_defect(SOUND_WITH_IMAGES, wire, tokenizer(), end(), PROFILES["quick"], seed),
     "compared with another": lambda wire, seed: try_sound_pair(wire, tokenizer(), end(), PROFILES["quick"], seed),

@@ -148,6 +148,7 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
         (("--experts", "2,2,2"), ("LAYERS,EXPERTS", "'2,2,2'")),
         (("--against-backend", "sglang"), ("--against-backend", "--against-url")),
         (("--weights", "/w", "--against-url", "http://x"), ("--weights", "--against-url")),
+        (("--weights", "/a", "--weights", "/b", "--weights", "/c"), ("--weights", "two folders", "'/c'")),
     ],
     ids=lambda value: "-".join(value).replace("/", "-") if isinstance(value, tuple) else "",
 )
@@ -211,14 +212,18 @@ def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:
 def test_weights_change_only_on_request(tokenizer_folder: str, here: Path) -> None:
     with served("sglang") as server:
         server.engine.latency = latency
-        done = conformance(server, tokenizer_folder, "--weights", "/models/new", "--report", "out")
+        folders = ("/models/new", "/models/newer")
+        given = [part for folder in folders for part in ("--weights", folder)]
+        done = conformance(server, tokenizer_folder, *given, "--report", "out")
         assert done.exit_code == 0, done.output
         assert "The server's weights are changed" in words(done)
-        assert server.engine.state.weight_version.startswith("tito-")
+        state = server.engine.state
+        assert state.weight_version.startswith("tito-")
+        assert state.folders[state.weights] == folders[0]
         assert not server.engine.state.paused
     report = json.loads((here / "out" / "conformance.json").read_text())
     verdicts = {check["check"]: check["verdict"] for check in report["checks"]}
-    assert (verdicts["changed"], verdicts["live"], report["weights"]) == ("holds", "holds", "/models/new")
+    assert (verdicts["changed"], verdicts["live"], report["weights"]) == ("holds", "holds", list(folders))
 
 
 @pytest.fixture(scope="module")

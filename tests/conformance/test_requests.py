@@ -9,6 +9,7 @@ import pytest
 
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, plant
+from conformance.defects.trial import FOLDERS
 from strands_tito.conformance import suite
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.conformance.target import Target
@@ -35,7 +36,7 @@ class Counting:
 
 @pytest.mark.parametrize("wire", SERVERS)
 def test_no_more_requests_are_sent_than_announced(wire: str) -> None:
-    weights = "/scripted" if wire == "sglang" else None
+    weights = FOLDERS if wire == "sglang" else ()
     end = int(tokenizer().eos_token_id)
     make, sent, shown = plant(SOUND, wire, tokenizer(), end), list[str](), list[tuple[int, int]]()
     target = Target(

@@ -18,7 +18,8 @@ from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, VISION
 from conformance.defects.modes import MODES
 from conformance.defects.parity import PARITY
 from conformance.defects.sampling import SAMPLING
-from conformance.defects.trial import try_defect
+from conformance.defects.trial import FOLDERS, try_defect
+from conformance.defects.weights import WEIGHTS
 from strands_tito.conformance import suite
 from strands_tito.conformance.final_checks import UNKNOWN_ID
 from strands_tito.conformance.laws import CHECKS, PARITY_CHECKS, WEIGHT_CHECKS, BrokenLawError, Tally
@@ -44,7 +45,7 @@ def end() -> int:
     return int(tokenizer().eos_token_id)
 
 
-def run(wire: str, profile: Profile, seed: int = 0, weights: str | None = None) -> suite.Outcome:
+def run(wire: str, profile: Profile, seed: int = 0, weights: tuple[str, ...] = ()) -> suite.Outcome:
     backend = "sglang" if wire == "sglang" else "vllm"
     transport = plant(SOUND, wire, tokenizer(), end())
     target = Target(
@@ -85,7 +86,7 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
 def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
     vision = tokenizer(VISION_MODEL)
     transport = plant(SOUND_WITH_IMAGES, wire, vision, vision.eos_token_id)
-    target = Target(wire, "http://scripted", vision, transport=transport, experts=EXPERTS, weights="/scripted")
+    target = Target(wire, "http://scripted", vision, transport=transport, experts=EXPERTS, weights=FOLDERS)
     outcome = suite.run(target, replace(SHORT, conversations=12))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     passed = outcome.tally.passed
@@ -111,7 +112,7 @@ def test_two_sound_engines_that_read_images_give_equal_ledgers() -> None:
 
 @pytest.mark.parametrize("wire", SERVERS)
 def test_weights_change_during_answers_where_the_owner_allows_it(wire: str) -> None:
-    outcome = run(wire, PROFILES["quick"], weights="/scripted")
+    outcome = run(wire, PROFILES["quick"], weights=FOLDERS[:1])
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     passed, left_out = outcome.tally.passed, outcome.tally.not_applicable
     if wire == "vllm-completions":  # its responses have no version
@@ -123,6 +124,24 @@ def test_weights_change_during_answers_where_the_owner_allows_it(wire: str) -> N
     assert passed["live"] > 10
     assert any("older weights" in reason for reason in left_out["rescored"])
     assert passed["rescored"] > 300
+
+
+@pytest.mark.parametrize("wire", SERVERS)
+def test_two_folders_of_weights_are_loaded_in_turn_and_the_first_one_last(wire: str) -> None:
+    outcome = run(wire, PROFILES["quick"], weights=FOLDERS)
+    assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
+    assert outcome.server.folder == FOLDERS[0]
+    assert outcome.server.weight_updates >= 4
+    assert outcome.tally.passed["changed"] > 1_000
+
+
+@pytest.mark.parametrize("defect", [each for each in WEIGHTS if each.weights == 2], ids=lambda defect: defect.name)
+def test_a_defect_of_reloads_is_visible_only_with_two_folders(defect: Defect) -> None:
+    alone = try_defect(replace(defect, weights=1), "sglang", tokenizer(), end(), SHORT)
+    assert alone.caught_by is None, alone.problem
+    for wire in SERVERS:
+        verdict = try_defect(defect, wire, tokenizer(), end(), SHORT)
+        assert (verdict.caught_by, verdict.turns) == ("changed", 0), (wire, verdict.problem)
 
 
 def test_an_id_without_a_token_may_have_any_text() -> None:

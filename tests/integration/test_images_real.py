@@ -241,7 +241,7 @@ def updated(kind: str, folder: Path, environment: dict[str, str] | None = None) 
         dev_mode=True,
     ) as url:
         weights = str(other_weights(known, folder / "new"))
-        seen = Target(kind, url, tokenizer(MODEL), tolerance_nats=TOLERANCE, weights=weights)
+        seen = Target(kind, url, tokenizer(MODEL), tolerance_nats=TOLERANCE, weights=(weights,))
         return suite.run(seen, Profile("weights", 1, 2, 1))
 
 

@@ -61,9 +61,12 @@ def conformance(
         str, typer.Option(help="LAYERS,EXPERTS of a mixture-of-experts model, for a server that does not report them.")
     ] = "",
     weights: Annotated[
-        str,
-        typer.Option(help="Folder on the server with weights to load repeatedly. This changes the server."),
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Folder on the server with weights to load repeatedly; give a second one to load both in turn. This "
+            "changes the server."
+        ),
+    ] = None,
     against_backend: Annotated[str, typer.Option(help="Backend of a second server with the same weights.")] = "",
     against_url: Annotated[str, typer.Option(help="Address of a second server to compare with.")] = "",
     require: Annotated[
@@ -88,6 +91,9 @@ def conformance(
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter("The suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
+    folders = tuple(weights or ())
+    if len(folders) > 2 or "" in folders:
+        raise typer.BadParameter(f"--weights takes one or two folders, not {list(folders)}.")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
@@ -114,10 +120,10 @@ def conformance(
             seed=seed,
             seeds=seeds,
             experts=_parse_experts(experts),
-            weights=weights or None,
+            weights=folders,
         )
         against = _second_target(target, against_backend, against_url)
-        if weights and against is not None:
+        if folders and against is not None:
             raise typer.BadParameter("--weights and --against-url cannot be combined. Omit one of them.")
         default = REQUIRED if against is None and replay is None else ()
         required = _required(default, require or [], not_require or [])
@@ -125,8 +131,9 @@ def conformance(
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
         again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
-        for option, value in (("experts", experts), ("weights", weights), ("against-url", against_url)):
+        for option, value in (("experts", experts), ("against-url", against_url)):
             again += [f"--{option}", value] if value else []
+        again += [part for each in folders for part in ("--weights", each)]
         again += ["--against-backend", against_backend] if against_backend else []
         print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
         for file in files:
@@ -164,7 +171,7 @@ def _play(
     from strands_tito.conformance.suite import Run
 
     moves = None if replay is None else read_moves(replay)
-    given = {"weights": target.weights is not None, "both": against is not None}
+    given = {"weights": bool(target.weights), "both": against is not None}
     most = profile.most_requests(**given)
     if moves is None:
         console.print(profile.describe(MAX_TOKENS, **given), highlight=False)

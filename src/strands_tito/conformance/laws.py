@@ -89,7 +89,7 @@ _ALL = (
     Check("shaped", 9, "A structured output matches its schema."),
     Check("constrained", 9, "Exactly the turns that were sampled under a grammar are marked as constrained."),
     Check("versions", 10, "Weight versions tile each completion as the server reports them."),
-    Check("changed", 10, "After a weight update during an answer, each token has the version that sampled it."),
+    Check("changed", 10, "After a weight update each token has its own version, and scores are the new weights'."),
     Check("live", 10, "After a weight update, new answers report the new version alone."),
     Check("fresh", 10, "After a weight update, pictures that the server saw before are read by the new weights."),
     Check("semantics", 11, "The meaning of the logprobs was measured."),

@@ -239,7 +239,7 @@ class Player:
             where=self.where(turn.index),
         )
         named, spans = self.server.policy.info.weight_version, turn.draft.engine.versions
-        if named is not None and self.server.target.weights is None:
+        if named is not None and not self.server.target.weights:
             problem = f"the server has the weights {named!r}, which did not change, but the answer reports {spans}."
             right = all(span.version in (named, None) for span in spans)
             reported = sum(span.version is not None for span in spans)

@@ -49,7 +49,7 @@ class Profile:
 
 REQUESTS_OF_A_MOVE = 2
 """Generations and scores of a move: the mean is 1.3, so no run of dozens of moves has more."""
-REQUESTS_OF_A_REPEAT = 145
+REQUESTS_OF_A_REPEAT = 170
 """Of a fixed prompt in all its ways, and of the samples that are judged."""
 OTHER_REQUESTS = 180
 """Of the connection and of the checks that no profile repeats. Answers that end early need fewer."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strands_tito.conformance import lengths
 from strands_tito.conformance.agents import SimulatedAgent
 from strands_tito.conformance.laws import Tally, set_place
 from strands_tito.conformance.target import ConnectedServer, can_stream
@@ -22,6 +23,7 @@ from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger import VersionSpan
+from tito_core.ledger.columns import Logprobs, TokenIds
 
 if TYPE_CHECKING:
     from strands_tito.conformance.player import Player
@@ -34,7 +36,8 @@ MIN_TOKENS_BEFORE = 4
 """Tokens that arrive before the weights change."""
 TRANSFER_S = 0.2
 """Tokens that arrive later than this after the update were sampled after it, in seconds."""
-
+KNOWN_TOKENS = 16
+"""Tokens of each answer to a prompt that two folders' weights read."""
 
 NO_VERSION = "The server reports no version with an answer."
 
@@ -89,8 +92,8 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     Returns:
         Number of answers that were requested, which belong to no agent.
     """
-    backend, weights = server.backend, server.target.weights
-    if weights is None:
+    backend = server.backend
+    if not server.target.weights:
         return 0
     if not isinstance(backend, EngineAdmin) or not can_stream(backend):
         tally.skip("changed", f"The backend {server.target.backend} cannot change weights.")
@@ -110,14 +113,10 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
         waiting.cancel()
         if not answer.done():
             break
-    server.weight_updates += 1
-    update = WeightUpdate(
-        server.live_version, f"tito-{server.weight_updates}", before=counter.tokens, finished=answer.done()
-    )
-    await _load(backend, weights, update.new, images=server.policy.info.images.accepted)
-    server.live_version = update.new
+    old, before, finished = server.live_version, counter.tokens, answer.done()
+    new = await _load(server, _other_folder(server))
     await asyncio.sleep(TRANSFER_S)
-    update.after = counter.tokens
+    update = WeightUpdate(old, new, before, counter.tokens, finished)
     response = await answer
     if [span.version for span in response.versions] == [None]:
         server.live_version, server.reports_versions = None, False
@@ -125,20 +124,84 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
         tally.skip("live", NO_VERSION)
         return answers
     check_spans(update, response, tally)
-    ids = [*prompt.tolist(), *response.output_ids.tolist()]
-    await _check_scores(server, tally, update, response, ids, sampling)
+    if response.versions[-1].version == new:
+        ids = [*prompt.tolist(), *response.output_ids.tolist()]
+        await _check_scores(server, tally, ids, response.logprobs[boundary_of(response.versions, new) :], sampling)
     return answers
 
 
-async def _load(backend: EngineAdmin, weights: str, version: str, *, images: bool) -> None:
-    """Load weights. Whether a server that takes images kept old features of them, `check_after_update` finds out."""
-    more: dict[str, Any] = {"images_uncached": True} if images else {}  # other backends may lack the option
+async def check_folders(server: ConnectedServer, tally: Tally) -> None:
+    """Load two folders in turn: the scores of a text and the answers to one prompt must follow the weights."""
+    if len(server.target.weights) < 2 or not isinstance(server.backend, EngineAdmin) or not can_stream(server.backend):
+        return
+    first, second = server.target.weights
+    longest = lengths.PROMPTS[0]  # fills pages of a prefix cache, in which old keys and values would be found
+    prompt = lengths.prompt_of(server, min(longest, (server.policy.info.max_model_len or longest) - lengths.ROOM))
+    text: list[int] = []
+    scores: list[Logprobs] = []
+    for folder in (first, second, first):
+        await _load(server, folder)
+        answer = await _first_answer(server, tally, prompt)
+        text = text or [*prompt.tolist(), *answer]
+        scores.append((await score(server.policy.backend, text))[1:])
+    set_place()
+    tolerance = server.tolerance_nats
+    apart, kept = (float(np.max(np.abs(scores[0] - each))) for each in scores[1:])
+    problem = (
+        f"the scores of a text by the weights in {second!r} differ by {apart:.4g} nats from those by the weights in "
+        f"{first!r}, not by more than {tolerance:g}: the reload changed nothing, or both folders hold the same weights."
+    )
+    tally.require("changed", apart > tolerance, problem, len(text) - 1)
+    problem = (
+        f"the scores of a text by the weights in {first!r} differ by {kept:.4g} nats before and after {second!r} was "
+        f"loaded, more than {tolerance:g}."
+    )
+    tally.require("changed", kept <= tolerance, problem, len(text) - 1)
+
+
+async def _first_answer(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> list[int]:
+    """Return the first answer after an update, which nothing of older weights may have a part in."""
+    sampling = server.sampling(max_new_tokens=KNOWN_TOKENS, temperature=1.0)
+    response = await generate(server.policy.backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+    if server.live_version is not None:
+        check_live_version(response.versions, server.live_version, tally)
+    output: list[int] = response.output_ids.tolist()
+    await _check_scores(server, tally, [*prompt.tolist(), *output], response.logprobs, sampling)
+    cached = response.cached_tokens
+    problem = f"{cached} tokens of the first prompt after an update were cached, so older weights have computed them."
+    tally.require("changed", not cached, problem, int(cached is not None))
+    return output
+
+
+async def load_first_again(server: ConnectedServer) -> None:
+    """Leave the server with the weights of the first folder."""
+    if server.folder not in (None, *server.target.weights[:1]):
+        await _load(server, server.target.weights[0])
+
+
+def _other_folder(server: ConnectedServer) -> str:
+    """Return the folder whose weights were not loaded last; the only one if there is no other."""
+    folders = server.target.weights
+    return next((each for each in reversed(folders) if each != server.folder), folders[0])
+
+
+async def _load(server: ConnectedServer, folder: str) -> str:
+    """Load weights, and return their new version.
+
+    Whether a server that takes images kept old features of them, `check_after_update` finds out.
+    """
+    backend: Any = server.backend
+    more = {"images_uncached": True} if server.policy.info.images.accepted else {}  # other backends may lack the option
+    server.weight_updates += 1
+    version = f"tito-{server.weight_updates}"
     try:
-        await backend.load_weights(weights, version, **more)
+        await backend.load_weights(folder, version, **more)
     except WeightsNotLoadedError:
         with contextlib.suppress(BackendError):
             await backend.resume()  # other clients' requests may be waiting
         raise
+    server.folder, server.live_version = folder, version if server.reports_versions else None
+    return version
 
 
 def check_spans(update: WeightUpdate, response: TokenResponse, tally: Tally) -> None:
@@ -166,25 +229,16 @@ def boundary_of(spans: Sequence[VersionSpan], new: str) -> int:
 
 
 async def _check_scores(
-    server: ConnectedServer,
-    tally: Tally,
-    update: WeightUpdate,
-    response: TokenResponse,
-    ids: list[int],
-    sampling: SamplingParams,
+    server: ConnectedServer, tally: Tally, ids: list[int], own: Logprobs, sampling: SamplingParams
 ) -> None:
-    """Let the new weights score the tokens that they sampled according to the version spans."""
-    if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
-        return
-    boundary = boundary_of(response.versions, update.new)
-    own = response.logprobs[boundary:]
-    if response.versions[-1].version != update.new or not len(own):
+    """Let the live weights score the last tokens of a sequence, which they sampled with these logprobs."""
+    if not semantics_of(server.policy.info, sampling).comparable_with_scoring() or not len(own):
         return
     apart = float(np.max(np.abs((await score(server.policy.backend, ids))[len(ids) - len(own) :] - own)))
     tolerance = server.tolerance_nats
     problem = (
-        f"a token's logprob under weights {update.new!r} differs by {apart:.4g} nats from their own score, more than "
-        f"{tolerance:g}."
+        f"after update {server.weight_updates}, a token's logprob differs by {apart:.4g} nats from the score by the "
+        f"weights that sampled it, more than {tolerance:g}."
     )
     tally.require("changed", apart <= tolerance, problem, len(own))
 

@@ -91,7 +91,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "seed": target.seed,
         "tolerance_nats": server.tolerance_nats,
         "dtype": server.dtype,
-        "weights": target.weights,
+        "weights": list(target.weights),
         "against": None if outcome.against is None else _server(outcome.against) | {"apart_nats": apart},
         "notes": outcome.tally.notes,
         "conversations": outcome.conversations,

@@ -68,7 +68,7 @@ class SingleServer:
     @property
     def updates_weights(self) -> bool:
         """Whether weights may change."""
-        return self.server.target.weights is not None and self.server.reports_versions
+        return bool(self.server.target.weights) and self.server.reports_versions
 
     @property
     def can_stream(self) -> bool:

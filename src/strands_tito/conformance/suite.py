@@ -214,7 +214,7 @@ async def _connect(target: Target, against: Target | None, profile: Profile) -> 
     if not all(takes_images(each) for each in (outcome.server, outcome.against) if each is not None):
         for check in IMAGE_CHECKS:
             outcome.tally.skip(check, NO_IMAGES)
-    if target.weights is None and against is None:
+    if not target.weights and against is None:
         for check in WEIGHT_CHECKS:
             outcome.tally.skip(check, NEEDS_WEIGHTS)
     return outcome
@@ -244,15 +244,17 @@ async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> 
     await fixed_prompts.check_fixed_prompts(server, tally, repeats)
     if takes_images(server):
         await pictures.check_pictures(server, tally)
-    if server.target.weights is not None:
+    if server.target.weights:
         await pausing.check(server, tally)
         await reloading.update_weights(server, tally)
         if takes_images(server):
             await pictures.check_after_update(server, tally)
+        await reloading.check_folders(server, tally)
 
 
 async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
+    await reloading.load_first_again(server)
     long = await lengths.check(server, tally)
     await aborting.check(server, tally)
     await transforms.check(server, tally)

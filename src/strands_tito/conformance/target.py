@@ -49,7 +49,7 @@ class Target:
         seed: Seed of everything that is drawn at random.
         seeds: Whether the server must obey a request's seed. SGLang does so only in its deterministic mode.
         experts: Layers and experts a token of a mixture-of-experts model, for a server that does not report them.
-        weights: A folder that the server can read, whose weights it is made to load again and again; None leaves the
+        weights: One or two folders that the server can read, whose weights it is made to load in turn; none leaves the
             server's weights alone.
     """
 
@@ -64,7 +64,7 @@ class Target:
     seed: int = 0
     seeds: bool = False
     experts: tuple[int, int] | None = None
-    weights: str | None = None
+    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class ConnectedServer:
         recorder: Records the backend's raw responses.
         log: The log of its wire; None if the backend takes no transport.
         live_version: The weight version that the suite loaded last; None before the first update.
+        folder: The folder whose weights the suite loaded last; None before the first update.
         weight_updates: Number of weight updates so far.
         reports_versions: Whether answers report weight versions; False after one that did not.
         needs_top_k: Whether every request needs a temperature and a finite `top_k`, as with vLLM's
@@ -98,6 +99,7 @@ class ConnectedServer:
     recorder: Recorder
     log: WireLog | None
     live_version: str | None = None
+    folder: str | None = None
     weight_updates: int = 0
     reports_versions: bool = True
     needs_top_k: bool = False

@@ -142,11 +142,12 @@ class ScriptedEngine:
         if fault.unanswered:
             return fault.response(), ()
         try:
-            answers = [settle(self.script, request, self.state.decode) for request in run.requests]
+            weights = self.state.weights
+            answers = [settle(self.script, replace(each, weights=weights), self.state.decode) for each in run.requests]
         except ScriptError as error:
             return self.wire.script_error(str(error)), ()
         seconds = self.latency(first) if callable(self.latency) else self.latency
-        run.begin(max(len(a.output_ids) for a in answers), seconds, fault.emitted if fault.hang else None)
+        run.begin(max(len(a.output_ids) for a in answers), seconds, fault.emitted if fault.hang else None, weights)
         if generation.stream and seconds and not fault.hang and fault.edit is None:
             return fault.apply(self._stream(generation, run, answers)), answers
         if (fault.hang or seconds) and await run.wait(None if fault.hang else seconds):
@@ -191,4 +192,4 @@ class ScriptedEngine:
 
     def _version_changed(self, version: str) -> None:
         for run in self._active:
-            run.update(self.state.weight_version, version)
+            run.update(self.state.weight_version, version, self.state.weights)

@@ -116,6 +116,11 @@ def stamped(ids: Sequence[int], images: Sequence[PlacedImage]) -> tuple[int, ...
     return tuple(whole)
 
 
+def weighted(ids: Sequence[int], weights: int) -> tuple[int, ...]:
+    """Return ids with a stamp of the weights on each, besides that of images, so that scores depend on them too."""
+    return tuple(ids) if not weights else tuple(id_ + weights * _STAMP for id_ in ids)
+
+
 def token_of(id_: _Ids) -> _Ids:
     """Return a stamped id without its stamp, or the ids of an int64 array."""
     return id_ % _STAMP

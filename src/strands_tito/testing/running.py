@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.settle import Settled
@@ -23,16 +24,17 @@ class Running:
     seconds: float = 0.0
     tokens: int = 0
     held: int | None = None
+    weights: int = 0
     aborted: bool = False
     streamed: int | None = None
     """Tokens that were streamed; None if the response is not a stream."""
-    versions: list[tuple[str, int]] = field(default_factory=list)
-    """(version, first token) if the weights changed during the generation, the original version first."""
+    versions: list[tuple[str, int, int]] = field(default_factory=list)
+    """(version, first token, weights) if the weights changed during the generation, the original version first."""
 
-    def begin(self, tokens: int, seconds: float, held: int | None) -> None:
+    def begin(self, tokens: int, seconds: float, held: int | None, weights: int) -> None:
         """Start to emit tokens: the script has answered."""
         self.began, self.started = True, time.monotonic()
-        self.tokens, self.seconds, self.held = tokens, seconds, held
+        self.tokens, self.seconds, self.held, self.weights = tokens, seconds, held, weights
 
     @property
     def elapsed(self) -> float:
@@ -62,20 +64,25 @@ class Running:
             return False
         return True
 
-    def update(self, old: str, new: str) -> None:
+    def update(self, old: str, new: str, weights: int) -> None:
         """Record a weight update during the generation."""
         if self.began:
-            more = [] if self.aborted else [(new, self.emitted())]
-            self.versions = [*(self.versions or [(old, 0)]), *more]
+            more = [] if self.aborted else [(new, self.emitted(), weights)]
+            self.versions = [*(self.versions or [(old, 0, self.weights)]), *more]
 
     def spans(self, answer: Settled) -> Settled:
-        """Return the answer with version spans of the weight updates, unless the script set spans itself."""
+        """Return the answer with version spans of the weight updates, unless the script set spans itself.
+
+        From an update on, the ids are those of the old weights, and their logprobs those of the new ones.
+        """
         if not self.versions or answer.completion.weight_versions is not None:
             return answer
         total = len(answer.output_ids)
-        starts = [min(start, total) for _, start in self.versions]
+        for (*_, old), (_, start, new) in pairwise(self.versions):
+            answer = answer.reloaded(start, new - old)
+        starts = [min(start, total) for _, start, _ in self.versions]
         ends = [*starts[1:], total]
-        tiled = [(v, s, e) for (v, _), s, e in zip(self.versions, starts, ends, strict=True) if s < e]
+        tiled = [(v, s, e) for (v, *_), s, e in zip(self.versions, starts, ends, strict=True) if s < e]
         return replace(answer, completion=replace(answer.completion, weight_versions=tiled))
 
 
@@ -120,17 +127,23 @@ class TokenStream:
             finish(complete)
 
     async def _run(self, run: Running, answers: Sequence[Settled]) -> AsyncGenerator[bytes, None]:
-        gap, sent, known = run.seconds / max(1, run.tokens), 0, list(run.versions)
-        events = self._events(answers)
+        gap, sent = run.seconds / max(1, run.tokens), 0
+        rendered: dict[int, Sequence[bytes]] = {}
+
+        def events() -> Sequence[bytes]:
+            updates = len(run.versions)  # each changes what is still to be sent
+            if updates not in rendered:
+                rendered[updates] = self._events(answers)
+            return rendered[updates]
+
         run.streamed = 0
-        while sent < len(events) - 1:
+        while sent < len(events()) - 1:
             if await run.wait(gap):
-                events = self._events([answer.cut(sent + 1) for answer in answers])
+                answers = [answer.cut(sent + 1) for answer in answers]
+                rendered.clear()
                 break
             sent += 1
-            run.streamed = min(run.tokens, max(sent, run.tokens * sent // (len(events) - 1)))
-            yield events[sent - 1]
-            if run.versions != known:  # the last events report the update
-                events, known = self._events(answers), list(run.versions)
-        for event in events[sent:]:
+            run.streamed = min(run.tokens, max(sent, run.tokens * sent // (len(events()) - 1)))
+            yield events()[sent - 1]
+        for event in events()[sent:]:
             yield event

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from strands_tito.testing.images import PlacedImage, stamp_of, stamped, token_of
+from strands_tito.testing.images import PlacedImage, stamp_of, stamped, token_of, weighted
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -68,25 +68,30 @@ class ScriptedRequest:
     """The decoded JSON body."""
     images: tuple[PlacedImage, ...] = ()
     """The images of the prompt, in order; `prompt_ids` is expanded."""
+    weights: int = 0
+    """The weights when the generation starts; see `EngineState.weights`."""
 
     @property
     def context(self) -> tuple[int, ...]:
-        """The prompt as a distribution sees it: from an image on, each id carries a stamp of the images so far.
+        """The prompt as a distribution sees it: each id carries a stamp of the images so far, and of the weights.
 
-        `token_of` takes the stamp off. Without images these are the prompt's ids.
+        `token_of` takes the stamp off. Without images and other weights these are the prompt's ids.
         """
-        return stamped(self.prompt_ids, self.images)
+        return self.whole(())
 
     def whole(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return `context` and, after it, an output with the stamp of all images."""
-        return stamped((*self.prompt_ids, *output_ids), self.images)
+        """Return `context` and, after it, an output with the stamp of all images and the weights."""
+        return weighted(stamped((*self.prompt_ids, *output_ids), self.images), self.weights)
 
     def offsets(self, output: Sequence[int]) -> dict[int, float]:
-        """Return what penalties and a `logit_bias` add to logits after some output ids, by id, without zeros."""
+        """Return what penalties and a `logit_bias` add to logits after some output ids, by id, without zeros.
+
+        The output ids may be stamped.
+        """
         params: Any = self.body.get("sampling_params") or self.body
         presence, frequency = (float(params.get(f"{name}_penalty") or 0) for name in ("presence", "frequency"))
         found = {int(token): float(bias) for token, bias in (params.get("logit_bias") or {}).items()}
-        for token, count in Counter(output).items() if presence or frequency else ():
+        for token, count in Counter(map(token_of, output)).items() if presence or frequency else ():
             found[token] = found.get(token, 0.0) - presence - frequency * count
         return found
 
@@ -133,8 +138,8 @@ Script = Callable[[ScriptedRequest], Completion]
 class Scorer(Protocol):
     """A script that is also a distribution: it can score a given sequence (teacher forcing).
 
-    The ids are those of `ScriptedRequest.whole`. Where a prompt has images they are stamped: `token_of` returns the
-    token, and the stamp is the same only after the same images.
+    The ids are those of `ScriptedRequest.whole`. Where a prompt has images, or other weights were loaded, they are
+    stamped: `token_of` returns the token, and the stamp is the same only after the same images by the same weights.
     """
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from strands_tito.testing.images import weighted
 from strands_tito.testing.optional_outputs import reported
 from strands_tito.testing.script import (
     Completion,
@@ -45,6 +46,39 @@ class Settled:
         return replace(
             self, output_ids=ids, logprobs=logprobs, finish="abort", stop=None, completion=completion, queued=queued
         )
+
+    def reloaded(self, start: int, change: int) -> Settled:
+        """Return the same ids, with the logprobs that other weights give them from the output token `start` on.
+
+        Args:
+            start: Index of the first output token of the other weights.
+            change: Number of the other weights, minus that of the weights before.
+        """
+        if not change or self.completion.logprobs is not None:
+            return self
+        request, first = self.request, len(self.request.prompt_ids)
+        scorer = _Reloaded(self.scorer, first + start, change)
+        logprobs = tuple(reported(scorer, request, request.whole(self.output_ids), first))
+        return replace(self, scorer=scorer, logprobs=logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reloaded:
+    """A scorer whose weights change at a position of the whole sequence."""
+
+    before: Scorer
+    position: int
+    change: int
+
+    def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
+        cut = min(max(start, self.position), len(ids))
+        old = self.before.score(ids[:cut], start, temperature) if start < cut else []
+        new = self.before.score(weighted(ids, self.change), cut, temperature) if cut < len(ids) else []
+        return [*old, *new]
+
+    def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
+        own = weighted(ids, self.change) if position >= self.position else ids
+        return self.before.top(own, position, k, temperature)
 
 
 def scorer_of(script: Script) -> Scorer:

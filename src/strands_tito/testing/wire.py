@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, Protocol, TypeVar
@@ -56,6 +56,10 @@ class EngineState:
     """Pictures that the server keeps, by the client's name for each."""
     cache: PrefixCache = field(default_factory=PrefixCache)
     weight_version: str = "default"
+    folders: list[str] = field(default_factory=list)
+    """The folders whose weights were loaded, in the order of their first load."""
+    weights: int = 0
+    """Index of the current weights' folder. The first folder has the weights that the server started with."""
     paused_since: float | None = None
     dead: bool = False
     running: Callable[[], int] = lambda: 0
@@ -81,6 +85,12 @@ class EngineState:
     def resume(self) -> None:
         """Let the waiting generations continue."""
         self.paused_since = None
+
+    def load(self, folder: str) -> None:
+        """Take the weights of a folder. Generations in progress take them at the next `set_version`."""
+        if folder not in self.folders:
+            self.folders.append(folder)
+        self.weights = self.folders.index(folder)
 
     def set_version(self, version: str) -> None:
         """Change the weight version. Generations in progress get a second version span."""
@@ -251,7 +261,7 @@ def sse_text(events: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def cached_tokens(state: EngineState, answer: Settled, salt: str = "", limit: int | None = None) -> int:
     """Return the cached prompt tokens, at most `limit`, and cache the finished sequence."""
-    request = answer.request
+    request = replace(answer.request, weights=0)  # a cache does not know which weights filled it
     whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
     found = state.cache.admit(whole[:start], whole[start:], salt)
     if answer.completion.cached_tokens is not None:

@@ -189,6 +189,7 @@ class SGLangWire:
         message = "Succeeded to update model weights."
         if body.get("abort_all_requests"):
             self.state.abort(lambda request: True)
+        self.state.load(str(body["model_path"]))
         if (version := body.get("weight_version")) is not None:
             self.state.set_version(str(version))
             message += f" Weight version updated to {version}."

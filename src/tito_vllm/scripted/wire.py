@@ -146,6 +146,8 @@ class VLLMWire:
                 "please check the stack trace above for the root cause"
             )
             return errors.error(message, status=500, kind="InternalServerError")
+        if path := (body.get("kwargs") or {}).get("weights_path"):
+            self.state.load(str(path))
         return json_response({"results": [None]})
 
     def _update_version(self, body: dict[str, Any]) -> Answer:

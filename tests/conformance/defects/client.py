@@ -423,7 +423,7 @@ CLIENT = (
     Defect("client-shifts-top", 4, "Top logprobs are those of the previous token.",
            client=_patched(read, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
     Defect("client-keeps-one-version", 10, "Of several versions, only the last is kept.",
-           client=_patched(read, "draft", _last_version), wires=BOTH, weights=True),
+           client=_patched(read, "draft", _last_version), wires=BOTH, weights=1),
     Defect("client-drops-second-call", 9, "Of several calls only the first is executed.",
            client=_patched(read, "parse", _calls(lambda found: found[:1])), wires=BOTH),
     Defect("client-repairs-calls", 9, "A malformed call is repaired and executed.",

@@ -47,7 +47,7 @@ class Defect:
         spoil: Changes the scripted engine after it is made, or None.
         options: Settings of the scripted engine, see `strands_tito.testing.Options`.
         wires: Wires that it can be planted on.
-        weights: Whether it is visible only when weights change.
+        weights: Folders of weights that it takes to see it: none, one that is loaded repeatedly, or two.
         needs_second_server: Whether it is visible only in a comparison with a sound server.
         images: Whether the engine reads images.
     """
@@ -62,7 +62,7 @@ class Defect:
     spoil: Callable[[ScriptedEngine], None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     wires: tuple[str, ...] = SERVERS
-    weights: bool = False
+    weights: int = 0
     needs_second_server: bool = False
     images: bool = False
 

@@ -240,7 +240,7 @@ IMAGES = (
     Defect("image-of-the-request-before", 4, "The server reads the pictures of the request before.",
            client=_of_the_request_before, wires=BOTH, images=True),
     Defect("image-stale", 10, "After a weight update, pictures that were seen before have old features.",
-           client=_stale, wires=BOTH, images=True, weights=True),
+           client=_stale, wires=BOTH, images=True, weights=1),
     Defect("image-offsets-wrong", 4, "The reported spans begin one token late; the count is one too high.",
            client=_wrong_offsets, wires=BOTH, images=True),
     Defect("client-images-backwards", 4, "The client sends pictures in the reverse order.",

@@ -128,7 +128,7 @@ def every_2nd_of_an_older_step(memory: Any, policy: Any, request: ScriptedReques
     return rescored(old, request, done.output_ids, done)
 
 
-@on_engine(10, "weights half loaded on one rank", weights=True)
+@on_engine(10, "weights half loaded on one rank", weights=1)
 def reload_spoils_weights(engine: ScriptedEngine) -> None:
     """A reload of the same weights changes the model."""
     changed, script = engine.state.version_changed, engine.script
@@ -140,13 +140,13 @@ def reload_spoils_weights(engine: ScriptedEngine) -> None:
     engine.state.version_changed = version_changed
 
 
-@on_engine(10, "prefix cache kept over a weight update", weights=True)
+@on_engine(10, "prefix cache kept over a weight update", weights=1)
 def cache_survives_update(engine: ScriptedEngine) -> None:
     """A weight update does not clear the prefix cache, so old keys and values are read with new weights."""
     engine.state.cache.clear = lambda: None  # type: ignore[method-assign]
 
 
-@on_answer(10, "the version is read when the answer is written", weights=True, wires=("vllm", "sglang"))
+@on_answer(10, "the version is read when the answer is written", weights=1, wires=("vllm", "sglang"))
 def whole_answer_has_the_last_version(memory: Any, answer: Settled) -> Settled:
     """An answer during which weights changed is reported as wholly of the new version."""
     spans = answer.completion.weight_versions
@@ -159,7 +159,7 @@ def whole_answer_has_the_last_version(memory: Any, answer: Settled) -> Settled:
 @on_answer(
     10,
     "the version is read when the request arrives",
-    weights=True,
+    weights=1,
     wires=("vllm", "sglang"),
     hard=True,
     why="no client knows at which token an update took effect, and here both versions have the same weights",
@@ -174,7 +174,7 @@ def versions_change_one_token_late(memory: Any, answer: Settled) -> Settled:
     return replace(answer, completion=replace(answer.completion, weight_versions=moved))
 
 
-@on_answer(10, "a cached version label", weights=True, wires=("vllm", "sglang"))
+@on_answer(10, "a cached version label", weights=1, wires=("vllm", "sglang"))
 def version_lags_one_answer(memory: Any, answer: Settled) -> Settled:
     """The first answer after an update still names the old version."""
     now, known = memory.engine.state.weight_version, getattr(memory, "known", None)

@@ -13,6 +13,9 @@ from strands_tito.conformance.target import Target
 from strands_tito.engines import models
 from tito_core.backend.errors import BackendError
 
+FOLDERS = ("/scripted", "/scripted-too")
+"""Folders of weights that a scripted engine loads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -80,7 +83,7 @@ def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, g
         seed=seed,
         seeds=True,
         experts=EXPERTS,
-        weights="/scripted" if defect.weights else None,
+        weights=FOLDERS[: defect.weights],
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from strands_tito.testing import EngineState
+from strands_tito.testing import Completion, EngineState, ScriptedEngine, ScriptedRequest
+from strands_tito.testing.optional_outputs import reported
 from strands_tito.testing.running import Running
 from strands_tito.testing.settle import Settled
 from tito_sglang.scripted import generate as sglang
@@ -36,12 +37,12 @@ def _changed_spans(change: Callable[[Spans], Spans]) -> Callable[[], AbstractCon
 _ORIGINAL = Running.spans
 
 
-def _ignore_version(self: EngineState, version: str) -> None:
+def _ignored(self: EngineState, name: str) -> None:
     """Do nothing."""
 
 
 def _never_reported() -> AbstractContextManager[Any]:
-    return mock.patch.object(EngineState, "set_version", _ignore_version)
+    return mock.patch.object(EngineState, "set_version", _ignored)
 
 
 def _reported_at_once() -> AbstractContextManager[Any]:
@@ -95,21 +96,59 @@ def _never_pausing() -> AbstractContextManager[Any]:
     return mock.patch.object(EngineState, "pause", return_value=None)
 
 
+def _loading(load: Callable[[EngineState, str], None]) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(EngineState, "load", load)
+
+
+def _as_others(self: EngineState, folder: str) -> None:
+    """Take other weights at each load."""
+    self.weights += 1
+
+
+def _never_clearing(engine: ScriptedEngine) -> None:
+    engine.state.cache.clear = lambda: None  # type: ignore[method-assign]
+
+
+class _Remembering:
+    """A script that reads a prompt by the weights that read it first, and scores by the current ones."""
+
+    def __init__(self, script: Any) -> None:
+        self.script, self.score, self.top = script, script.score, script.top
+        self._read: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        weights = request.weights if request.scoring else self._read.setdefault(request.prompt_ids, request.weights)
+        if weights == request.weights:
+            return self.script(request)
+        old = replace(request, weights=weights)
+        done: Completion = self.script(old)
+        ids = done.output_ids
+        return replace(done, logprobs=reported(self.script, old, old.whole(ids), len(old.prompt_ids)))
+
+
 WEIGHTS = (
-    Defect("pause-ignored", 5, "A pause is accepted and ignored.", client=_never_pausing, weights=True),
+    Defect("pause-ignored", 5, "A pause is accepted and ignored.", client=_never_pausing, weights=1),
     Defect("weights-never-named", 10, "New weights keep the old version.",
-           client=_never_reported, wires=VERSIONED, weights=True),
+           client=_never_reported, wires=VERSIONED, weights=1),
     Defect("weights-named-at-once", 10, "An answer in progress reports only the new version.",
-           client=_reported_at_once, wires=VERSIONED, weights=True),
+           client=_reported_at_once, wires=VERSIONED, weights=1),
     Defect("weights-named-late", 10, "Later answers report the previous version.",
-           client=_one_behind, wires=VERSIONED, weights=True),
+           client=_one_behind, wires=VERSIONED, weights=1),
     Defect("weights-boundary-early", 10, "The span of the new version starts too early.",
-           client=_changed_spans(_early), wires=VERSIONED, weights=True),
+           client=_changed_spans(_early), wires=VERSIONED, weights=1),
     Defect("weights-boundary-late", 10, "The span of the new version starts too late.",
-           client=_changed_spans(_late), wires=VERSIONED, weights=True),
+           client=_changed_spans(_late), wires=VERSIONED, weights=1),
     Defect("weights-gap", 10, "A token at the update has no version.",
-           client=_changed_spans(_gap), wires=VERSIONED, weights=True),
+           client=_changed_spans(_gap), wires=VERSIONED, weights=1),
     Defect("weights-exchanged", 10, "The two versions are swapped.",
-           client=_changed_spans(_exchanged), wires=VERSIONED, weights=True),
+           client=_changed_spans(_exchanged), wires=VERSIONED, weights=1),
+    Defect("weights-version-alone", 10, "A reload changes the version and no weights.",
+           client=_loading(_ignored), weights=2),
+    Defect("weights-never-the-same", 10, "A folder that is loaded again holds other weights.",
+           client=_loading(_as_others), weights=2),
+    Defect("weights-cache-counted", 10, "The prefix cache is not cleared at a reload.",
+           spoil=_never_clearing, weights=2),
+    Defect("weights-cache-kept", 10, "Keys and values of known prompts outlive a reload.",
+           wrap=_Remembering, weights=2),
 )  # fmt: skip
 """Defects of version spans when weights change."""
