@@ -41,6 +41,8 @@ PAGE = ROOT / "docs" / "defects.md"
 FOUND = ROOT / "runs" / "defects.jsonl"
 """The verdicts so far, in a folder that git ignores."""
 PROFILE = PROFILES["standard"]
+RUNS_OF_A_PROCESS = 20
+"""Hypothesis keeps every run's conversations, of 30 to 100 MB, as long as the process lives."""
 
 
 Case = tuple[str, str, int]
@@ -74,7 +76,7 @@ def main() -> int:
     ]
     seeds = range(0 if arguments.only else arguments.seeds)
     runs = [(name, wire, seed) for name in SOUNDS for seed in seeds for wire in SERVERS]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
+    with ProcessPoolExecutor(arguments.jobs, max_tasks_per_child=RUNS_OF_A_PROCESS) as pool:
         for what, cases in (("defects", planted), ("sound", runs)):
             new = [case for case in cases if case not in known.verdicts]
             for case, verdict in track(zip(new, pool.map(judged, new), strict=True), what, len(new), console=console):

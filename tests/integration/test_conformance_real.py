@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from integration.test_weights_real import other_weights
 from strands_tito import engines
 from strands_tito.engines import install, models
 from support.keeping import Keeper
@@ -62,7 +63,8 @@ def test_the_two_servers_agree(keeper: Keeper, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_weights_change_under_answers(kind: str, tmp_path: Path) -> None:
     weights = models.ensure("qwen3-tiny", install.ensure(engines.find(kind)).python)
+    folders = ("--weights", str(weights), "--weights", str(other_weights(weights, tmp_path / "other")))
     with engines.running_sync(kind, model="qwen3-tiny", dev_mode=True) as url:
-        found = conformance(kind, url, tmp_path, "--weights", str(weights), name="qwen3-tiny")
+        found = conformance(kind, url, tmp_path, *folders, name="qwen3-tiny")
     for name in ("changed", "live", "versions", "rescored"):
         assert found["checks"][name]["verdict"] == "holds", name
