@@ -16,9 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,10 @@ def main() -> int:
     ]
     seeds = range(0 if arguments.only else arguments.seeds)
     runs = [(name, wire, seed) for name in SOUNDS for seed in seeds for wire in SERVERS]
-    with ProcessPoolExecutor(arguments.jobs, max_tasks_per_child=RUNS_OF_A_PROCESS) as pool:
+    with get_context("spawn").Pool(arguments.jobs, maxtasksperchild=RUNS_OF_A_PROCESS) as pool:
         for what, cases in (("defects", planted), ("sound", runs)):
             new = [case for case in cases if case not in known.verdicts]
-            for case, verdict in track(zip(new, pool.map(judged, new), strict=True), what, len(new), console=console):
+            for case, verdict in track(zip(new, pool.imap(judged, new), strict=True), what, len(new), console=console):
                 known.add(case, verdict)
     found, sound = ([known.verdicts[case] for case in cases] for cases in (planted, runs))
     escaped = [verdict for verdict in found if verdict.caught_by is None or not verdict.expected]
