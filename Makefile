@@ -47,7 +47,7 @@ demo: $(READY)  ## run the main job: a real engine, an agent with a tool, rollou
 		$(if $(BASE_URL),--base-url $(BASE_URL)) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) \
 		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
-demo-images: $(READY)  ## run an agent that looks at pictures on a real engine (BACKEND=...), which confirms every logprob
+demo-images: $(READY)  ## run an agent that looks at pictures on a real engine (BACKEND=...), which confirms its logprobs
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[images]'
 	@$(BIN)/python examples/demo_images.py --backend $(BACKEND) \
 		$(if $(BASE_URL),--base-url $(BASE_URL) --free) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) \
