@@ -1,7 +1,7 @@
 """Run an agent that looks at pictures on an engine, and let the engine score again what it sampled.
 
-A model with random weights calls no tool by itself, so the calls are forced, except with --free. A score has no grammar:
-the tokens of forced calls are not compared.
+A model with random weights calls no tool by itself, so the calls are forced, except with --free. A score has no
+grammar: the tokens of forced calls are not compared.
 
 python examples/demo_images.py --backend vllm
 python examples/demo_images.py --backend sglang

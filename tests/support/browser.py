@@ -92,10 +92,17 @@ class Tab:
         return answer["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """Wait until an expression is true."""
+        """Wait until an expression is true. One that a navigation ended is evaluated again on the new page."""
+        value = None
         async with asyncio.timeout(60):
-            while not (value := await self.run(script)):
-                await asyncio.sleep(0.05)
+            while not value:
+                await asyncio.sleep(0.05 if value is not None else 0)
+                try:
+                    value = await self.run(script)
+                except RuntimeError as error:
+                    if "navigated" not in str(error):
+                        raise
+                    value = False
         return value
 
     async def press(self, key: str) -> None:
