@@ -92,23 +92,25 @@ RESTRICTED = (
     Question("top_p 0.5", {"temperature": 1.0, "top_p": 0.5}),
     Question("min_p 0.3", {"temperature": 1.0, "min_p": 0.3}),
 )
-KINDS = (("top_k", "top_p"), ("top_k",), ("top_p", "min_p"), ("top_k", "min_p"), ("top_p",), ("min_p",))
-"""Parameters that are combined."""
-DRAWN = len(KINDS)
-"""Combinations with values that are drawn from the seed."""
+KINDS: tuple[dict[str, tuple[float, float]], ...] = (
+    {"top_k": (3, 5), "top_p": (0.8, 0.95)},
+    {"top_k": (3, 7)},
+    {"top_p": (0.8, 0.95), "min_p": (0.02, 0.4)},
+    {"top_k": (3, 5), "min_p": (0.02, 0.4)},
+    {"top_p": (0.1, 0.95)},
+    {"top_k": (3, 5), "top_p": (0.1, 0.3)},
+)
+"""Parameters that are combined, and the ranges of their values: in some combination each cuts what the others leave."""
 
 
-def drawn_questions(random: np.random.Generator, count: int = DRAWN) -> Iterator[Question]:
+def drawn_questions(random: np.random.Generator, count: int = len(KINDS)) -> Iterator[Question]:
     """Draw combinations of sampling parameters, with values that no list in this file has."""
-    for number in range(count):
-        sampling: dict[str, Any] = {"temperature": round(float(random.uniform(0.2, 1.6)), 2)}
-        kinds = KINDS[number % len(KINDS)]
-        if "top_k" in kinds:  # the least likely token that is left shows best in a flat distribution
-            sampling = {"temperature": 1.6, "top_k": int(random.integers(3, 7 if len(kinds) == 1 else 5))}
-        if "top_p" in kinds:  # high if combined with another one, so that each cuts something
-            sampling["top_p"] = round(float(random.uniform(0.1 if len(kinds) == 1 else 0.8, 0.95)), 2)
-        if "min_p" in kinds:
-            sampling["min_p"] = round(float(random.uniform(0.02, 0.4)), 2)
+    for kind in KINDS[:count]:  # the least likely token that top_k leaves shows best in a flat distribution
+        temperature = 1.6 if "top_k" in kind else round(float(random.uniform(0.2, 1.6)), 2)
+        sampling: dict[str, Any] = {"temperature": temperature}
+        for name, (least, most) in kind.items():
+            value = round(float(random.uniform(least, most)), 2)
+            sampling[name] = int(value) if name == "top_k" else value
         yield Question(", ".join(f"{name} {value:g}" for name, value in sampling.items()), sampling)
 
 
