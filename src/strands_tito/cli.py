@@ -73,7 +73,9 @@ def tito(
 @app.command()
 def inspect(
     paths: Paths,
-    rollout: Annotated[int, typer.Option(min=0, help="Show the turns of one rollout, by its number from 1.")] = 0,
+    rollout: Annotated[
+        int, typer.Option(min=0, help="Show the turns of one rollout, by its number from 1; 0: all.")
+    ] = 0,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Show the rollout's tokens, coloured by provenance.")
     ] = False,
