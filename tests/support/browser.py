@@ -20,6 +20,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 _KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Tab": 9, "Home": 36, "End": 35, "Enter": 13, "Escape": 27}
 
 
+class NavigatedError(RuntimeError):
+    """The page that a script was evaluated on is gone."""
+
+
 class Tab:
     """One page. It records network requests, errors and dialogs."""
 
@@ -61,7 +65,8 @@ class Tab:
         await self._socket.send_str(json.dumps({"id": number, "method": method, "params": params, **session}))
         answer = await asyncio.wait_for(self._waiting[number], 60)
         if "error" in answer:
-            raise RuntimeError(f"{method}: {answer['error']['message']}")
+            message = answer["error"]["message"]
+            raise (NavigatedError if "navigated" in message else RuntimeError)(f"{method}: {message}")
         return dict(answer["result"])
 
     async def attach(self) -> None:
@@ -93,17 +98,12 @@ class Tab:
 
     async def until(self, script: str) -> Any:
         """Wait until an expression is true. One that a navigation ended is evaluated again on the new page."""
-        value = None
         async with asyncio.timeout(60):
-            while not value:
-                await asyncio.sleep(0.05 if value is not None else 0)
-                try:
-                    value = await self.run(script)
-                except RuntimeError as error:
-                    if "navigated" not in str(error):
-                        raise
-                    value = False
-        return value
+            while True:
+                with suppress(NavigatedError):
+                    if value := await self.run(script):
+                        return value
+                await asyncio.sleep(0.05)
 
     async def press(self, key: str) -> None:
         code = _KEYS.get(key, ord(key[0].upper()))

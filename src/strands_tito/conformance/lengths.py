@@ -72,7 +72,7 @@ async def check(server: ConnectedServer, tally: Tally) -> list[Draw]:
     if k < LEAST_TOP or server.needs_top_k:
         return []
     lengths = [length for length in PROMPTS[:2] if limit is None or length + ANSWER + 1 <= limit]
-    prompts = [prompt_of(server, length) for length in lengths for _ in range(SAMPLES // len(lengths))]
+    prompts = [long_prompt(server, length) for length in lengths for _ in range(SAMPLES // len(lengths))]
     return list(await asyncio.gather(*(_draw(server, prompt, k) for prompt in prompts)))
 
 
@@ -86,7 +86,7 @@ async def _draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:
 async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
     """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
     backend = server.policy.backend
-    prompt = prompt_of(server, length)
+    prompt = long_prompt(server, length)
     sampling = server.sampling(max_new_tokens=answer, temperature=1.0, ignore_eos=True)
     response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
     if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
@@ -105,7 +105,7 @@ async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: in
     return signed
 
 
-def prompt_of(server: ConnectedServer, length: int) -> TokenIds:
+def long_prompt(server: ConnectedServer, length: int) -> TokenIds:
     """Return a prompt of exactly this many tokens: a long question, whose beginning is cut off."""
     text = _WORDS * (length // 8 + 1) + QUESTIONS[0]
     messages: list[Any] = [{"role": "user", "content": [{"text": text}]}]

@@ -136,7 +136,7 @@ async def check_folders(server: ConnectedServer, tally: Tally) -> None:
         return
     first, second = server.target.weights
     longest = lengths.PROMPTS[0]  # fills pages of a prefix cache, in which old keys and values would be found
-    prompt = lengths.prompt_of(server, min(longest, (server.policy.info.max_model_len or longest) - lengths.ROOM))
+    prompt = lengths.long_prompt(server, min(longest, (server.policy.info.max_model_len or longest) - lengths.ROOM))
     text: list[int] = []
     scores: list[Logprobs] = []
     for folder in (first, second, first):

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from strands_tito.conformance import precision, recorder, wire_reading
 from strands_tito.conformance.agents import TOOLS
 from strands_tito.conformance.recorder import Recorder
-from strands_tito.conformance.wire_log import TransportFactory, WireLog
+from strands_tito.conformance.wire_log import Exchange, TransportFactory, WireLog
 from strands_tito.conformance.wire_reading import WireGeneration
 from strands_tito.testing.wire import WireKit, find_wire, installed_wires
 from tito_core.backend import OptionalOutputs
@@ -105,6 +106,7 @@ class ConnectedServer:
     needs_top_k: bool = False
     tools: list[Any] = field(default_factory=lambda: TOOLS)
     dtype: str = precision.UNKNOWN
+    _read: WeakKeyDictionary[Exchange, list[WireGeneration]] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def tolerance_nats(self) -> float:
@@ -143,7 +145,13 @@ class ConnectedServer:
     def generations(self, since: LogPosition) -> list[WireGeneration]:
         """Return the generations since a position: from the wire if it can be read, else from raw responses."""
         if self.wire is not None and self.log is not None:
-            return wire_reading.generations(self.wire.read, self.log.exchanges[since.exchanges :])
+            for exchange in self.log.exchanges[since.exchanges :]:
+                if (
+                    exchange.whole and exchange not in self._read
+                ):  # a conversation asks for all of its answers each turn
+                    self._read[exchange] = wire_reading.generations(self.wire.read, [exchange])
+            found = (self._read.get(exchange, ()) for exchange in self.log.exchanges[since.exchanges :])
+            return [generation for each in found for generation in each]
         return recorder.generations(self.recorder.recorded[since.recorded :])
 
     def truncate_logs(self, since: LogPosition) -> None:

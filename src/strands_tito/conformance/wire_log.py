@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from strands_tito.conformance.wire_reading import WireGeneration
 from tito_core.backend.http.connections import ConnectionPool, HttpResponse, HttpTransport
 from tito_core.backend.id_text import Pieces
 
 TransportFactory = Callable[[], HttpTransport]
 
 
-@dataclass
+@dataclass(eq=False)
 class Exchange:
     """One HTTP request, and as much of its response as arrived.
 
@@ -25,7 +24,6 @@ class Exchange:
         status: The response's status; None if no response arrived.
         got: The response's body, as far as it was read.
         whole: Whether the response arrived completely.
-        generation: What `wire_reading.generations` read, which is read once.
     """
 
     method: str
@@ -35,7 +33,6 @@ class Exchange:
     status: int | None = None
     got: bytearray = field(default_factory=bytearray)
     whole: bool = False
-    generation: WireGeneration | None = None
 
 
 class WireLog:

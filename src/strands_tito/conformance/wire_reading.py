@@ -21,7 +21,6 @@ class WireExchange(Protocol):
     status: int | None
     got: bytearray
     whole: bool
-    generation: WireGeneration | None
 
 
 @dataclass
@@ -87,9 +86,7 @@ def generations(read: ReadExchange, exchanges: Iterable[WireExchange]) -> list[W
         exchanges: The HTTP exchanges, in order.
     """
     complete = [exchange for exchange in exchanges if exchange.status == 200 and exchange.whole and exchange.sent]
-    for exchange in complete:
-        exchange.generation = exchange.generation or read(exchange)
-    return [exchange.generation for exchange in complete if exchange.generation is not None]
+    return [generation for exchange in complete if (generation := read(exchange)) is not None]
 
 
 def data_of(url: str | None) -> bytes | None:

@@ -224,7 +224,7 @@ def _processor(checkpoint: str) -> Any:
     """Load the checkpoint's processor, whose tensors of images slime trains with."""
     from transformers import AutoProcessor
 
-    return AutoProcessor.from_pretrained(checkpoint)  # type: ignore[no-untyped-call]
+    return AutoProcessor.from_pretrained(checkpoint)  # type: ignore[no-untyped-call]  # transformers has no types here
 
 
 def _keep(sample: Any, agent: Agent, ledger: Ledger) -> None:
