@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from strands_tito.conformance.player import _cancel
+from strands_tito.conformance.cancelling import _cancel
 from strands_tito.testing import moves as m
 
 

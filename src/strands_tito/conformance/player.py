@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_tito.conformance import deltas, grammars, reloading
+from strands_tito.conformance import cancelling, deltas, grammars, reloading
 from strands_tito.conformance.agents import CLEARED, SYSTEM_PROMPTS, Answer, SimulatedAgent, collect_answer, tool_uses
 from strands_tito.conformance.fixed_prompts import ABSENT
 from strands_tito.conformance.laws import Tally, Where, set_place
@@ -127,7 +125,7 @@ class Player:
             case m.Shape():
                 await grammars.play_structured_output(self, agent, move)
             case m.Cancel():
-                await play_cancel(self, agent, move)
+                await cancelling.play_cancel(self, agent, move)
             case m.Reload():
                 await reloading.play_reload(self, agent, move)
             case m.Together():
@@ -332,50 +330,3 @@ async def play_stop_string(player: Player, agent: SimulatedAgent, move: m.StopAt
     except BadRequestError as error:
         await player.sample(agent)  # raises again if it is not the stop string that the server refuses
         player.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
-
-
-CANCELLED_TOKENS = 96
-"""Limit of an answer that will be cancelled: enough that it is still in progress."""
-
-
-async def play_cancel(player: Player, agent: SimulatedAgent, move: m.Cancel) -> None:
-    """Cancel a turn. The ledger must be whole, whether or not the answer was complete by then."""
-    agent.add_input(move.text)
-    player.set_sampling(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
-    before, signal = len(player.model.ledger), threading.Event()
-    player.abandoned += 1
-    try:
-        answer = await _cancel(player.stream(agent, cancel_signal=signal), signal, move)
-    except ContextWindowOverflowException:
-        player.abandoned -= 1
-        agent.clear()
-        return
-    after = len(player.model.ledger)
-    completed = answer is not None and answer.stop_reason is not None
-    player.tally.require(
-        "cancelled",
-        after - before == int(completed),
-        f"a turn that was {'complete' if completed else 'cancelled'} left {after - before} turns in the ledger.",
-    )
-    if completed and answer is not None:
-        player.abandoned -= 1
-        player.keep_answer(agent, answer, after - 1)
-
-
-async def _cancel(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
-    task = asyncio.ensure_future(collect_answer(stream))
-    try:
-        await asyncio.sleep(move.after_s)
-        if move.how == "signal":
-            signal.set()
-        else:
-            task.cancel()
-        await asyncio.wait({task})  # unlike `await task`, this raises only if this coroutine itself is cancelled
-        return None if task.cancelled() else task.result()
-    finally:
-        if not task.cancelling():
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # leave no task behind
-        if move.how == "close":
-            with contextlib.suppress(RuntimeError):
-                await stream.aclose()

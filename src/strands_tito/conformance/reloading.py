@@ -180,7 +180,7 @@ async def load_first_again(server: ConnectedServer) -> None:
 
 
 def _other_folder(server: ConnectedServer) -> str:
-    """Return the folder whose weights were not loaded last; the only one if there is no other."""
+    """Return the folder to load next: the other one, if there are two."""
     folders = server.target.weights
     return next((each for each in reversed(folders) if each != server.folder), folders[0])
 
