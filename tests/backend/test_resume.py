@@ -87,6 +87,14 @@ def test_an_abort_at_the_limit_is_a_length_finish(kind: Kind) -> None:
     assert len(script.requests) == 1
 
 
+@pytest.mark.parametrize("kind", WIRES)
+def test_an_abort_where_the_context_ends_is_a_length_finish(kind: Kind) -> None:
+    reserved = 2 if kind == "sglang" else 0  # SGLang keeps places of its context free
+    backend = in_process_backend(engine_of(kind, Aborting(WHOLE, [8]), max_model_len=len(PROMPT) + 8 + reserved))
+    response = asyncio.run(generate_resuming(backend, request_of(max_new_tokens=32)))
+    assert (response.finish, response.message, len(response.output_ids)) == (Finish.LENGTH, None, 8)
+
+
 @pytest.mark.parametrize("sampling", [{"stop": ("xyz",)}, {"grammar": {"kind": "regex", "value": "a+"}}])
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_generation_that_cannot_be_resumed_is_sampled_again(kind: Kind, sampling: Any) -> None:

@@ -351,3 +351,9 @@ def test_the_format_of_an_image_is_a_plain_name(kind: str) -> None:
     """It stands in `data:` URLs of requests and pages."""
     with pytest.raises(ValueError, match="format"):
         Image(b"a", kind, 1, 1)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\0\0\0\rIHDR\0\0\0\5", b"\0\0\0\x0eIHDR\0\0\0\5\0\0\0\7"])
+def test_a_png_without_its_size_is_refused(rest: bytes) -> None:
+    with pytest.raises(ValueError, match="header"):
+        Image(b"\x89PNG\r\n\x1a\n" + rest, "png", 5, 7)

@@ -78,6 +78,14 @@ def test_content_tokens_are_the_users_choice_and_on_the_certificate() -> None:
     assert policy.template.fingerprint != connected(parser="minimax_m2").template.fingerprint
 
 
+def test_a_ledger_of_inert_content_takes_no_turns_of_other_content() -> None:
+    inert, raw = connected(), connected(content_tokens="as-template")
+    with pytest.raises(ValueError, match="an inert policy, or start a new ledger"):
+        raw.model(ledger=inert.model().ledger)
+    kept = raw.model().ledger
+    assert inert.model(ledger=kept).ledger is kept
+
+
 def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() -> None:
     loaded = byte_level(("<minimax:tool_call>", "<think>"))
     assert control_strings(get_tool_parser("minimax_m2", loaded)) == {"<minimax:tool_call>", "<think>"}

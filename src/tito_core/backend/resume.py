@@ -15,7 +15,7 @@ import numpy as np
 
 from tito_core.backend.abort_policy import AbortPolicy
 from tito_core.backend.calls import generate
-from tito_core.backend.errors import GenerationAbortedError
+from tito_core.backend.errors import ContextLengthError, GenerationAbortedError
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -47,7 +47,13 @@ async def generate_resuming(
     parts: list[TokenResponse] = []
     current, idle = request, 0
     for resumes in range(abort_policy.max_resumes + 1):
-        part = await generate(backend, current, on_chunk)
+        try:
+            part = await generate(backend, current, on_chunk)
+        except ContextLengthError:
+            if not _sampled(parts):
+                raise
+            # The context had no room for more tokens than those before the abort.
+            return joined([*parts[:-1], replace(parts[-1], finish=Finish.LENGTH, message=None)])
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)

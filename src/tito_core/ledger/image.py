@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_HEADER = _PNG + b"\0\0\0\rIHDR"
 """How a PNG file begins; its width and height follow, 4 bytes each."""
 
 
@@ -22,7 +23,7 @@ class Image:
 
     Raises:
         ValueError: `format` is not a name of ASCII letters and digits, as `data:` URLs need, or the bytes are a PNG of
-            another size.
+            another size or without its header.
     """
 
     data: bytes
@@ -36,7 +37,12 @@ class Image:
             raise ValueError(f"The format of an image must be a name such as 'png', not {self.format[:40]!r}.")
         object.__setattr__(self, "data", b"".join([self.data]))  # plain: encoders refuse subclasses (numpy.bytes_)
         if self.data.startswith(_PNG):
-            size = tuple(int.from_bytes(self.data[at : at + 4]) for at in (len(_PNG), len(_PNG) + 4))
+            if not self.data.startswith(_HEADER) or len(self.data) < len(_HEADER) + 8:
+                raise ValueError(
+                    f"The bytes begin as a PNG file, but its header is incomplete or wrong: {self.data[:24].hex()}. "
+                    "Give the whole file."
+                )
+            size = tuple(int.from_bytes(self.data[at : at + 4]) for at in (len(_HEADER), len(_HEADER) + 4))
             if (self.format, self.width, self.height) != ("png", *size):
                 raise ValueError(
                     f"The bytes are a PNG of {size[0]} x {size[1]} pixels, but the image is described as "

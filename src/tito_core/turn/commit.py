@@ -11,6 +11,7 @@ from typing import Any
 
 from strands.types.content import Message
 
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.ledger.history_index import Match
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
@@ -29,6 +30,9 @@ class Recording:
     Args:
         policy: Makes new ledgers, and holds the store that they write to.
         ledger: The first ledger. When None, a restored session's or a new one.
+
+    Raises:
+        InvalidValueError: The ledger records that content is inert, and the policy's content is not.
     """
 
     def __init__(self, policy: PolicyParts, ledger: Ledger | None) -> None:
@@ -36,7 +40,9 @@ class Recording:
         self._lock = threading.Lock()
         self._untouched = ledger is None
         self._sealed: set[str] = set()
-        self._ledger = policy.ledger() if ledger is None else self._streamed(ledger)  # an empty ledger is falsy
+        self._ledger = (
+            policy.ledger() if ledger is None else self._streamed(self._safe(ledger))
+        )  # an empty ledger is falsy
 
     @property
     def ledger(self) -> Ledger:
@@ -88,7 +94,17 @@ class Recording:
         store = self._policy.store
         if store is None or uuid is None or uuid in self._sealed:
             return None
-        return store.resume(uuid) if uuid in store else None
+        return self._safe(store.resume(uuid)) if uuid in store else None
+
+    def _safe(self, ledger: Ledger) -> Ledger:
+        """Return a ledger if its header stays true: content that may become control tokens is on its record (law 6)."""
+        recorded = (ledger.header.certificate or {}).get("content_tokens")
+        if recorded == "inert" and (own := self._policy.template.certificate.content_tokens) != "inert":
+            raise InvalidValueError(
+                f"Law 6: ledger {ledger.header.uuid} records content_tokens='inert', but this policy has {own!r}, so "
+                "no turn can be added. Continue it with an inert policy, or start a new ledger."
+            )
+        return ledger
 
     def _streamed(self, ledger: Ledger) -> Ledger:
         return ledger if self._policy.store is None or ledger.sink is not None else self._policy.store.attach(ledger)
