@@ -159,7 +159,8 @@ class TITOModel(Model):
             (`BackendOptions`).
 
     Raises:
-        InvalidValueError: An unknown option, or a bad value. The error suggests the nearest name.
+        InvalidValueError: An unknown option, or a bad value. The error suggests the nearest name. Or `ledger` records
+            that content is inert, and the policy has `content_tokens="as-template"`.
         Exception: The errors of `Policy.connect`.
     """
 

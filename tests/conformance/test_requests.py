@@ -50,6 +50,10 @@ def test_no_more_requests_are_sent_than_announced(wire: str) -> None:
     profile = PROFILES["quick"]
     outcome = suite.run(target, profile, lambda conversations, requests: shown.append((conversations, requests)))
     assert outcome.sound, str(outcome.broken)
+    if weights:
+        assert outcome.server.folder == weights[0]
+        assert outcome.server.weight_updates >= 4
+        assert outcome.tally.passed["changed"] > 1_000
     assert len(sent) <= profile.most_requests(weights=bool(weights))
     assert 2 * len(sent) > profile.most_requests(weights=bool(weights))
     connecting = len(sent) - outcome.requests

@@ -133,6 +133,10 @@ def test_two_folders_of_weights_are_loaded_in_turn_and_the_first_one_last(wire: 
     assert outcome.server.folder == FOLDERS[0]
     assert outcome.server.weight_updates >= 4
     assert outcome.tally.passed["changed"] > 1_000
+    if wire == "vllm":
+        assert outcome.tally.passed["live"] > 10
+        assert outcome.tally.passed["rescored"] > 300
+        assert any("older weights" in reason for reason in outcome.tally.not_applicable["rescored"])
 
 
 RELOADS = [each for each in WEIGHTS if each.weights == 2]

@@ -12,6 +12,7 @@ from support.drafts import make_draft
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
 from tito_core import Ledger, Policy, TITOModel, store
 from tito_core.parsing import control_strings, get_tool_parser
+from tito_core.turn.commit import Recording
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -84,6 +85,18 @@ def test_a_ledger_of_inert_content_takes_no_turns_of_other_content() -> None:
         raw.model(ledger=inert.model().ledger)
     kept = raw.model().ledger
     assert inert.model(ledger=kept).ledger is kept
+
+
+def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
+    inert, raw = (connected(content_tokens=each, store=tmp_path / "rollouts") for each in ("inert", "as-template"))
+    ledger = inert.model().ledger
+    ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))
+    state: Any = {"tito": {"ledger": ledger.uuid, "turn": 0}}
+    recording = Recording(raw, None)
+    for _ in range(2):  # a second try does not continue in another ledger
+        with pytest.raises(ValueError, match="an inert policy, or start a new ledger"):
+            recording.begin(state)
+    assert Recording(inert, None).begin(state).uuid == ledger.uuid
 
 
 def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() -> None:

@@ -40,9 +40,8 @@ class Recording:
         self._lock = threading.Lock()
         self._untouched = ledger is None
         self._sealed: set[str] = set()
-        self._ledger = (
-            policy.ledger() if ledger is None else self._streamed(self._safe(ledger))
-        )  # an empty ledger is falsy
+        # An empty ledger is falsy.
+        self._ledger = policy.ledger() if ledger is None else self._streamed(self._with_our_content(ledger))
 
     @property
     def ledger(self) -> Ledger:
@@ -54,6 +53,9 @@ class Recording:
 
         Only the first turn can load a restored agent's ledger, which its key names, from the store: later, other turns
         may be using the current one.
+
+        Raises:
+            InvalidValueError: The restored ledger records that content is inert, and the policy's content is not.
         """
         with self._lock:
             if self._untouched:
@@ -94,10 +96,10 @@ class Recording:
         store = self._policy.store
         if store is None or uuid is None or uuid in self._sealed:
             return None
-        return self._safe(store.resume(uuid)) if uuid in store else None
+        return self._with_our_content(store.resume(uuid)) if uuid in store else None
 
-    def _safe(self, ledger: Ledger) -> Ledger:
-        """Return a ledger if its header stays true: content that may become control tokens is on its record (law 6)."""
+    def _with_our_content(self, ledger: Ledger) -> Ledger:
+        """Return a ledger whose header stays true with this policy: it says whether content is inert (law 6)."""
         recorded = (ledger.header.certificate or {}).get("content_tokens")
         if recorded == "inert" and (own := self._policy.template.certificate.content_tokens) != "inert":
             raise InvalidValueError(
