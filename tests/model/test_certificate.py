@@ -88,15 +88,16 @@ def test_a_ledger_of_inert_content_takes_no_turns_of_other_content() -> None:
 
 
 def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
-    inert, raw = (connected(content_tokens=each, store=tmp_path / "rollouts") for each in ("inert", "as-template"))
-    ledger = inert.model().ledger
-    ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))
-    state: Any = {"tito": {"ledger": ledger.uuid, "turn": 0}}
-    recording = Recording(raw, None)
-    for _ in range(2):  # a second try does not continue in another ledger
-        with pytest.raises(ValueError, match="an inert policy, or start a new ledger"):
-            recording.begin(state)
-    assert Recording(inert, None).begin(state).uuid == ledger.uuid
+    with store.LedgerFile(tmp_path / "rollouts") as file:
+        inert, raw = (connected(content_tokens=each, store=file) for each in ("inert", "as-template"))
+        ledger = inert.model().ledger
+        ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))
+        state: Any = {"tito": {"ledger": ledger.uuid, "turn": 0}}
+        recording = Recording(raw, None)
+        for _ in range(2):  # a second try does not continue in another ledger
+            with pytest.raises(ValueError, match="an inert policy, or start a new ledger"):
+                recording.begin(state)
+        assert Recording(inert, None).begin(state).uuid == ledger.uuid
 
 
 def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() -> None:
