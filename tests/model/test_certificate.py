@@ -88,7 +88,7 @@ def test_a_ledger_of_inert_content_takes_no_turns_of_other_content() -> None:
 
 
 def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
-    with store.LedgerFile(tmp_path / "rollouts") as file:
+    with store.LedgerFile(tmp_path / "rollouts", "a") as file:
         inert, raw = (connected(content_tokens=each, store=file) for each in ("inert", "as-template"))
         ledger = inert.model().ledger
         ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))

@@ -39,7 +39,7 @@ async def generate_resuming(
     images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
     Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
-    An answer that was aborted at `max_new_tokens`, or that is resumed at the end of the context, finishes with `LENGTH`.
+    An answer that was aborted at `max_new_tokens`, or is resumed at the end of the context, finishes with `LENGTH`.
 
     Raises:
         GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
