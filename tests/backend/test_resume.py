@@ -87,12 +87,18 @@ def test_an_abort_at_the_limit_is_a_length_finish(kind: Kind) -> None:
     assert len(script.requests) == 1
 
 
-@pytest.mark.parametrize("cuts", [[8], [3, 5], [0, 8], [3, 0, 5]])
+@pytest.mark.parametrize(
+    ("on_abort", "cuts"),
+    [("commit", [8]), ("discard", [8]), *(("resume", cuts) for cuts in ([8], [3, 5], [0, 8], [3, 0, 5]))],
+)
 @pytest.mark.parametrize("kind", WIRES)
-def test_an_abort_where_the_context_ends_is_a_length_finish(kind: Kind, cuts: list[int]) -> None:
+def test_an_abort_where_the_context_ends_is_a_length_finish(kind: Kind, on_abort: Any, cuts: list[int]) -> None:
     reserved = 2 if kind == "sglang" else 0  # SGLang keeps places of its context free
-    backend = in_process_backend(engine_of(kind, Aborting(WHOLE, cuts), max_model_len=len(PROMPT) + 8 + reserved))
-    response = asyncio.run(generate_resuming(backend, request_of(max_new_tokens=32)))
+    script = Aborting(WHOLE, cuts)
+    backend = in_process_backend(engine_of(kind, script, max_model_len=len(PROMPT) + 8 + reserved))
+    policy = AbortPolicy(on_abort, max_resumes=len(cuts) - 1)
+    response = asyncio.run(generate_resuming(backend, request_of(max_new_tokens=32), policy))
+    assert len(script.requests) == len(cuts)
     assert response.output_ids.tolist() == list(WHOLE[:8])
     assert (response.finish, response.stop, response.message) == (Finish.LENGTH, None, None)
     runs = [run for run, cut in enumerate(cuts) for _ in range(cut)]

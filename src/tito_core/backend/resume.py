@@ -14,8 +14,8 @@ from itertools import accumulate
 import numpy as np
 
 from tito_core.backend.abort_policy import AbortPolicy
-from tito_core.backend.calls import generate
-from tito_core.backend.errors import ContextLengthError, GenerationAbortedError
+from tito_core.backend.calls import connected, generate
+from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -39,7 +39,7 @@ async def generate_resuming(
     images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
     Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
-    An answer that was aborted at `max_new_tokens`, or is resumed at the end of the context, finishes with `LENGTH`.
+    An answer that was aborted at `max_new_tokens` or at the end of the context finishes with `LENGTH`.
 
     Raises:
         GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
@@ -49,17 +49,11 @@ async def generate_resuming(
     parts: list[TokenResponse] = []
     current, idle = request, 0
     for resumes in range(abort_policy.max_resumes + 1):
-        try:
-            part = await generate(backend, current, on_chunk)
-        except ContextLengthError:
-            if not _sampled(parts):
-                raise
-            # The context had no room for more tokens than those before the abort.
-            return joined([*parts[:-1], replace(parts[-1], finish=Finish.LENGTH, message=None)])
+        part = await generate(backend, current, on_chunk)
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)
-        if _sampled(parts) >= request.sampling.max_new_tokens:
+        if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
             return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
         if abort_policy.on_abort == "commit" and _sampled(parts):
             return joined(parts)
@@ -74,6 +68,12 @@ async def generate_resuming(
             await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
         current = continuing(request, parts, resumes + 1)
     raise _aborted(backend, request, part, abort_policy)
+
+
+async def _fills_context(backend: Backend, part: TokenResponse) -> bool:
+    """Return whether a response's prompt and output leave no room for another token in the context, if it is known."""
+    limit = (await connected(backend)).max_model_len
+    return limit is not None and part.prompt_length + len(part.output_ids) >= limit
 
 
 def resumable(sampling: SamplingParams) -> bool:
