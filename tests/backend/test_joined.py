@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
 from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_resuming, resume
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
@@ -172,6 +173,9 @@ class Parts:
     def __init__(self, *tokens: int, finishes: bool = True) -> None:
         self.tokens, self.finishes = list(tokens), finishes
         self.asked: list[tuple[str, Any]] = []
+
+    async def connect(self) -> EngineInfo:
+        return EngineInfo("fake", "m", None, "1", vocab_size=None)
 
     async def generate(self, request: Any, *watcher: Any) -> TokenResponse:
         self.asked.append((request.request_id, watcher))
