@@ -208,7 +208,7 @@ class TITOModel(Model):
         if ledger is not None and not isinstance(ledger, Ledger):
             kind = type(ledger).__name__
             raise InvalidValueError(f"ledger must be a Ledger, or None for a new one, not of type {kind}.")
-        self.policy = policy
+        self._policy = policy
         self._settings = settings.at(policy.info)
         self._recording = Recording(policy, ledger)
 
@@ -237,6 +237,11 @@ class TITOModel(Model):
             ValueError: An unknown name or a bad value; nothing is changed.
         """
         self._settings = self._settings.changed(self.policy.info, model_config)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that every turn of this rollout is sampled from; another one needs another model."""
+        return self._policy
 
     @property
     def certificate(self) -> Certificate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from strands import Agent, tool
 from strands.types.exceptions import MaxTokensReachedException
 
-from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer
+from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer, with_parts
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger import check_ledger
 from tito_core.parsing import get_tool_parser
@@ -83,7 +82,7 @@ async def test_an_id_that_the_policy_wrote_is_kept_inside_ours(kind: str) -> Non
     one = "<|tool_call_begin|>functions.look:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     answer = f"<|tool_calls_section_begin|>{one.format(0)}{one.format(0)}<|tool_calls_section_end|>"
     model = model_of(kind, Says(answer, "Well."))
-    model.policy = replace(model.policy, parser=get_tool_parser("kimi_k2", tokenizer()))
+    model = with_parts(model, parser=get_tool_parser("kimi_k2", tokenizer()))
     agent = Agent(model=model, tools=[look], callback_handler=None)
     await agent.invoke_async("Go.")
     uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"] if "toolUse" in block]

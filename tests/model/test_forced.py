@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from strands import Agent, tool
 from strands.types.exceptions import StructuredOutputException
 
 from support.byte_level import byte_level
-from support.scripted import BACKENDS, Says, call, model_of, tokenizer
+from support.scripted import BACKENDS, Says, call, model_of, tokenizer, with_parts
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.parsing import get_tool_parser
@@ -134,7 +133,7 @@ async def test_a_call_that_cannot_be_forced_is_refused_before_it_is_sent(
 ) -> None:
     script = Says("Never.")
     model = model_of("vllm", script)
-    model.policy = replace(model.policy, parser=get_tool_parser(parser, tokenizer()))
+    model = with_parts(model, parser=get_tool_parser(parser, tokenizer()))
     with pytest.raises(UnsupportedToolChoiceError, match=f"tool_choice: .*{why}"):
         await forced(model, choice, specs)
     assert script.requests == []
@@ -158,7 +157,7 @@ async def test_an_agents_structured_output_is_a_forced_call_on_one_branch(kind: 
 async def test_where_no_call_can_be_forced_structured_output_is_bare_json(kind: str) -> None:
     script = Says("I think it is 5.", '{"total": 5}', "Five.", "Five.")
     model = model_of(kind, script)
-    model.policy = replace(model.policy, parser=get_tool_parser("pythonic", tokenizer()))
+    model = with_parts(model, parser=get_tool_parser("pythonic", tokenizer()))
     agent = Agent(model=model, tools=[look], callback_handler=None)
     result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
     assert result.structured_output == Sum(total=5)

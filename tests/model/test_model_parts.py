@@ -223,6 +223,13 @@ def test_a_policy_passes_its_options_to_the_model() -> None:
     assert model._settings == expected.at(policy.info)
 
 
+def test_a_model_keeps_its_policy() -> None:
+    """Its ledger records what the policy promises, such as that content is inert."""
+    model = model_of("vllm", Says("Yes."))
+    with pytest.raises(AttributeError, match="policy"):
+        model.policy = policy_of("vllm")  # type: ignore[misc]
+
+
 def test_a_ledgers_header_names_its_policy() -> None:
     policy = replace(policy_of("vllm"), info=EngineInfo("vllm", "m", 10, "1"))
     made = policy.ledger(group_id="g", task_id="t", user={"a": 1})

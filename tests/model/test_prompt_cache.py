@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.scripted import BACKENDS, Says, model_of
+from support.scripted import BACKENDS, Says, model_of, with_parts
 from tito_core.turn.policy_parts import KEPT_TEXTS, PromptCache
 
 FIELD = {"vllm": "prompt", "sglang": "input_ids"}
@@ -47,7 +46,7 @@ async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -
 async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
     model = model_of("vllm", Says(*["Yes."] * (KEPT_TEXTS + 9)))
     prompts = PromptCache()
-    model.policy = replace(model.policy, prompts=prompts)  # other tests share a policy
+    model = with_parts(model, prompts=prompts)  # other tests share a policy
     for number in range(KEPT_TEXTS + 8):
         await ask(model, [], f"Is {number} a number?")
     assert [len(kept) for kept in prompts._kept.values()] == [KEPT_TEXTS]

@@ -16,7 +16,7 @@ from strands.types.exceptions import EventLoopException, MaxTokensReachedExcepti
 from strands_tito.testing import Fault, HashPolicy, ScriptedServer, at
 from support.aborting import Aborting
 from support.histories import add
-from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, policy_of
+from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, policy_of, with_parts
 from tito_core import MalformedCallError, TITOModel, store
 from tito_core.backend import GenerationAbortedError, ServerError, ThrottledError
 from tito_core.ledger import Ledger, check_ledger
@@ -257,7 +257,7 @@ async def test_a_parser_without_a_preview_streams_nothing_before_the_end(kind: s
             self.start, self.call_grammar, self.markup = parser.start, parser.call_grammar, parser.markup
 
     model = model_of(kind, Says("Let me see."), stream=True)
-    model.policy = replace(model.policy, parser=Blind(model.policy.parser))
+    model = with_parts(model, parser=Blind(model.policy.parser))
     assert deltas(await events_of(model), "text") == ["Let me see."]
 
 
@@ -274,7 +274,7 @@ async def test_a_turn_with_a_wrong_preview_is_not_committed(kind: str) -> None:
             return [Piece("text", "no")]
 
     model = model_of(kind, Says("Let me see."), stream=True)
-    model.policy = replace(model.policy, parser=Wrong(model.policy.parser))
+    model = with_parts(model, parser=Wrong(model.policy.parser))
     with pytest.raises(PreviewError, match=r"'nono.*'.*'Let me see\.'.*stream=False"):
         await events_of(model)
     assert len(model.ledger) == 0

@@ -91,6 +91,11 @@ def model_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> T
     return model
 
 
+def with_parts(model: TITOModel, **parts: Any) -> TITOModel:
+    """Return a new model with the options of another, over its policy with other parts."""
+    return TITOModel.with_settings(replace(model.policy, **parts), None, model._settings)
+
+
 @cache
 def policy_of(kind: str, name: str = "smollm2", tool_calls: ToolCalls = "strict") -> Policy:
     """Load tokenizer and template once; each model then gets an engine of its own."""

@@ -25,7 +25,12 @@ the last block of a cache is full (16 to 64 tokens: the first and the last promp
 ANSWER = 300
 """Tokens of the long answer."""
 SAMPLES = 4
-"""Long answers after the first two long prompts: they show the sampler, and what it makes of tokens that come again."""
+"""Long answers at once, after the first two long prompts: they show the sampler, and what it makes of tokens that come
+again."""
+ENOUGH = 512
+"""Sampled tokens after long prompts that show a wrong sampler: where answers end early, more of them are sampled."""
+MOST_ROUNDS = 4
+"""How often `SAMPLES` answers are sampled at most."""
 SHORT_ANSWER = 48
 """Tokens of the answers to longer prompts."""
 LARGEST_CONTEXT = 4_096
@@ -73,7 +78,11 @@ async def check(server: ConnectedServer, tally: Tally) -> list[Draw]:
         return []
     lengths = [length for length in PROMPTS[:2] if limit is None or length + ANSWER + 1 <= limit]
     prompts = [long_prompt(server, length) for length in lengths for _ in range(SAMPLES // len(lengths))]
-    return list(await asyncio.gather(*(_draw(server, prompt, k) for prompt in prompts)))
+    draws: list[Draw] = []
+    for _ in range(MOST_ROUNDS):
+        if sum(len(draw.ids) for draw in draws) < ENOUGH:
+            draws += await asyncio.gather(*(_draw(server, prompt, k) for prompt in prompts))
+    return draws
 
 
 async def _draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:

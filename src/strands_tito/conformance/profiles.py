@@ -51,7 +51,7 @@ REQUESTS_OF_A_MOVE = 2
 """Generations and scores of a move: the mean is 1.3, so no run of dozens of moves has more."""
 REQUESTS_OF_A_REPEAT = 170
 """Of a fixed prompt in all its ways, and of the samples that are judged."""
-OTHER_REQUESTS = 180
+OTHER_REQUESTS = 192
 """Of the connection and of the checks that no profile repeats. Answers that end early need fewer."""
 WEIGHT_REQUESTS = 40
 """Of weight updates between fixed prompts."""
