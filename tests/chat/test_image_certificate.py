@@ -68,6 +68,16 @@ def test_tokens_that_the_template_itself_writes_around_an_image_are_no_hindrance
     assert certificate.media_ids == tuple(made.convert_tokens_to_ids(["<|image|>", "<|video|>"]))
 
 
+@pytest.mark.parametrize("text", ["<|video|>", "<image>"])
+def test_a_template_that_writes_a_placeholder_of_other_media_is_refused_for_images(text: str, tmp_path: Path) -> None:
+    """No media span would hold it, so the ledger could not be loaded."""
+    made = byte_level(special=(*SPECIAL, *VISION, text), template=text + TEMPLATE)
+    certificate = ChatTemplate.of(made, certificates=tmp_path).certificate
+    assert (certificate.placeholder, certificate.images, certificate.media_ids) == (None, (), ())
+    assert [text in reason for _, reason in certificate.images_refused] == [True, True]
+    assert certificate.passed
+
+
 def test_the_toy_template_is_certified(tmp_path: Path) -> None:
     assert (certified(TEMPLATE, tmp_path).placeholder, certified(TEMPLATE, tmp_path).images) == (VISION[1], BOTH)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,14 @@ def certify_images(
         placeholder = _placeholder(source, named)
     except TemplateError as error:
         return ImageCertificate(None, (), tuple((place, str(error)) for place in (USER, RESULT)))
+    added = source.encoder.added
+    media = {added[text] for text in (placeholder, *PLACEHOLDERS, *_OTHER_MEDIA) if text in added}
     places, refused = [], []
     for place in (USER, RESULT):
         reason = (
             "It shows no tool results."
             if place == RESULT and not tools
-            else _fault(source, referee, attempt, placeholder, list(image_cases(place)))
+            else _fault(source, referee, attempt, added[placeholder], media, list(image_cases(place)))
         )
         if reason is None:
             places.append(place)
@@ -98,8 +100,6 @@ def certify_images(
             refused.append((place, reason))
     if not places:
         return ImageCertificate(None, (), tuple(refused))
-    added = source.encoder.added
-    media = {added[text] for text in (placeholder, *PLACEHOLDERS, *_OTHER_MEDIA) if text in added}
     return ImageCertificate(placeholder, tuple(places), tuple(refused), tuple(sorted(media)))
 
 
@@ -137,10 +137,12 @@ def _placeholder(source: DeltaSource, named: str | None) -> str:
 
 
 def _fault(
-    source: DeltaSource, referee: Referee, attempt: Attempt, placeholder: str, cases: Sequence[Case]
+    source: DeltaSource, referee: Referee, attempt: Attempt, token: int, media: Set[int], cases: Sequence[Case]
 ) -> str | None:
-    """Return why images cannot be used in a place, or None if every probe is right."""
-    token = source.encoder.added[placeholder]
+    """Return why images cannot be used in a place, or None if every probe is right.
+
+    The placeholder is `token`. The others of `media` must not be written: no media span would hold them (law 4).
+    """
     for case in cases:
         try:
             text = _rendered(source, case.history, case)
@@ -148,7 +150,11 @@ def _fault(
             plain = referee.render(case.history, case.system, case.tools)
         except (TemplateError, RefusedError) as error:
             return f"It refuses the probe {case.name!r}: {error}"
-        shown = sum(control == token for _, _, control in source.encoder.controls(text))
+        controls = Counter(control for _, _, control in source.encoder.controls(text))
+        if strange := controls.keys() & (media - {token}):
+            names = sorted(text for text, index in source.encoder.added.items() if index in strange)
+            return f"It writes {', '.join(names)}, which stands for other media, in the probe {case.name!r}."
+        shown = controls[token]
         if shown != (images := count_images(case.history)):
             return f"It writes {shown} placeholders for the {images} images of the probe {case.name!r}."
         if str.__str__(text) != plain:
