@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from tito_core.backend.http.bodies import BodyTooLargeError
-from tito_core.backend.http.streaming import StreamError, merge_event, same_echo
+from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo
 from tito_core.backend.protocol import NOTHING, TokenRequest
-from tito_sglang.wire import Generation
+from tito_sglang.wire import FinishReason, Generation
 
 _REPEATED = 1024
 """Maximum number of ids and logprobs that an event may repeat per new token."""
@@ -35,15 +35,16 @@ def stream_events(request: TokenRequest) -> int:
     return 8 + request.sampling.max_new_tokens // stream_interval(request)
 
 
-class _Count(msgspec.Struct):
+class _Meta(msgspec.Struct):
     completion_tokens: int
+    finish_reason: FinishReason | None = None
 
 
 class _Event(msgspec.Struct):
     """The fields that are decoded of every event; the others are decoded only of events that are kept."""
 
     output_ids: list[int]
-    meta_info: _Count
+    meta_info: _Meta
     prompt_token_ids: msgspec.Raw = NOTHING
 
 
@@ -64,6 +65,9 @@ class EventAssembler:
     def add(self, event: bytes) -> Sequence[int]:
         """See `StreamAssembler.add`."""
         decoded, before = msgspec.json.decode(event, type=_Event), len(self._ids)
+        reason = decoded.meta_info.finish_reason
+        if reason is not None and reason.status_code is not None:
+            raise FailedAnswerError(reason.status_code, reason.message or "")
         self._echo = same_echo(self._echo, decoded.prompt_token_ids)
         count, ids = decoded.meta_info.completion_tokens, decoded.output_ids
         if len(ids) == count and ids[:before] == self._ids:  # cumulative: it replaces the events before

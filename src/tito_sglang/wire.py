@@ -16,11 +16,12 @@ from tito_core.ledger.image import Image
 
 
 class FinishReason(msgspec.Struct):
-    """`meta_info.finish_reason`."""
+    """`meta_info.finish_reason`; in a stream an error is an abort with a `status_code`."""
 
     type: str
     matched: int | str | None = None
     message: str | None = None
+    status_code: int | None = None
 
 
 class WeightVersionSpan(msgspec.Struct):
@@ -100,8 +101,11 @@ class ServerInfo(msgspec.Struct):
 
 _SAFE_TOP_LOGPROBS = 1000
 """Limit of top logprobs if the vocabulary size is unknown; below that of any model."""
-_RESERVED = 2
-"""Tokens of the context that the scheduler reserves: it ends a generation with "length" that much earlier."""
+_RESERVED = 6
+"""Tokens of the context that a prompt must leave free (`validate_input_length` of SGLang 0.5.23).
+
+An answer may use four of them. They are not counted, so that an answer that is aborted anywhere can be resumed.
+"""
 
 
 def usable_length(context_length: int | None, loads: Loads) -> int | None:

@@ -42,7 +42,7 @@ async def test_connect_reports_the_server(kind: Kind) -> None:
     backend = backend_of(engine)
     info = await backend.connect()
     assert (info.backend, info.model) == (kind, "qwen")
-    assert info.max_model_len == {"vllm": 2048, "sglang": 2046}[engine_name(kind)]
+    assert info.max_model_len == {"vllm": 2048, "sglang": 2042}[engine_name(kind)]
     assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[engine_name(kind)]
     assert info.weight_version == "default"
     assert info.processed_logprobs is None

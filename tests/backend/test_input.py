@@ -17,10 +17,10 @@ from support.backends import (
     VOCAB,
     Kind,
     bodies,
-    engine_name,
     engine_of,
     in_process_backend,
     request_of,
+    reserved,
 )
 from tito_core.backend import (
     BadRequestError,
@@ -161,7 +161,7 @@ def test_a_clamped_length_fits(wanted: int, prompt: int, limit: int | None) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_prompt_that_does_not_fit_is_not_sent(kind: Kind) -> None:
-    engine = engine_of(kind, max_model_len=len(PROMPT))
+    engine = engine_of(kind, max_model_len=len(PROMPT) + reserved(kind))
     with pytest.raises(ContextLengthError, match="no room"):
         await generate(in_process_backend(engine), request_of())
     assert bodies(engine) == []
@@ -169,7 +169,7 @@ async def test_a_prompt_that_does_not_fit_is_not_sent(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_sequence_that_fills_the_context_cannot_be_scored(kind: Kind) -> None:
-    engine = engine_of(kind, max_model_len=len(PROMPT))
+    engine = engine_of(kind, max_model_len=len(PROMPT) + reserved(kind))
     with pytest.raises(ContextLengthError, match=r"prompt has 5 tokens and .* context"):
         await score(in_process_backend(engine), PROMPT)
     assert bodies(engine) == []
@@ -177,11 +177,11 @@ async def test_a_sequence_that_fills_the_context_cannot_be_scored(kind: Kind) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
-    engine = engine_of(kind, max_model_len=12)
+    engine = engine_of(kind, max_model_len=12 + reserved(kind))
     response = await generate(
         in_process_backend(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=())
     )
-    assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[engine_name(kind)] - len(PROMPT)
+    assert len(response.output_ids) == 12 - len(PROMPT)
 
 
 class Unshowable:

@@ -37,6 +37,17 @@ def part(ids: list[int], number: int = 0, **changes: Any) -> TokenResponse:
     return TokenResponse(**{**fields, **changes})
 
 
+def test_sampling_masks_of_different_widths_are_joined() -> None:
+    """A part's mask may be wider than `top_k`, where tokens are tied."""
+    narrow, wide = Column.of(0, np.array([[5, 6]])), Column.of(1, np.array([[7, 8, 9]]))
+    for first, second, rows in ((narrow, wide, [[5, 6, -1], [7, 8, 9]]), (wide, narrow, [[7, 8, 9], [5, 6, -1]])):
+        parts = [
+            part([at], columns={"sampling_mask": replace(column, start=at)})
+            for at, column in enumerate((first, second))
+        ]
+        assert joined(parts).columns["sampling_mask"].values.tolist() == rows
+
+
 @given(
     parts=st.lists(st.lists(st.integers(3, 99), max_size=3), min_size=1, max_size=4),
     least=st.integers(0, 12),

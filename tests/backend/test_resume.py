@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strands_tito.testing import HashPolicy
 from support.aborting import Aborting
-from support.backends import EOS, PROMPT, WIRES, Kind, engine_of, in_process_backend, request_of
+from support.backends import EOS, PROMPT, WIRES, Kind, engine_of, in_process_backend, request_of, reserved
 from tito_core.backend import AbortPolicy, GenerationAbortedError, TokenResponse, generate_resuming, resume
 from tito_core.ledger.invariants import check_responses, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
@@ -89,13 +89,12 @@ def test_an_abort_at_the_limit_is_a_length_finish(kind: Kind) -> None:
 
 @pytest.mark.parametrize(
     ("on_abort", "cuts"),
-    [("commit", [8]), ("discard", [8]), *(("resume", cuts) for cuts in ([8], [3, 5], [0, 8], [3, 0, 5]))],
+    [("commit", [8]), ("discard", [8]), *(("resume", cuts) for cuts in ([8], [3, 5], [0, 8], [3, 0, 5], [7, 1]))],
 )
 @pytest.mark.parametrize("kind", WIRES)
 def test_an_abort_where_the_context_ends_is_a_length_finish(kind: Kind, on_abort: Any, cuts: list[int]) -> None:
-    reserved = 2 if kind == "sglang" else 0  # SGLang keeps places of its context free
     script = Aborting(WHOLE, cuts)
-    backend = in_process_backend(engine_of(kind, script, max_model_len=len(PROMPT) + 8 + reserved))
+    backend = in_process_backend(engine_of(kind, script, max_model_len=len(PROMPT) + 8 + reserved(kind)))
     policy = AbortPolicy(on_abort, max_resumes=len(cuts) - 1)
     response = asyncio.run(generate_resuming(backend, request_of(max_new_tokens=32), policy))
     assert len(script.requests) == len(cuts)

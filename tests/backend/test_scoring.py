@@ -23,6 +23,7 @@ from support.backends import (
     hash_policy,
     in_process_backend,
     request_of,
+    reserved,
 )
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
 from tito_core.backend.calls import generate, score
@@ -195,7 +196,7 @@ async def test_a_policy_insensitive_to_temperature_is_not_measured(kind: Kind, l
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("room", range(1, 40))
 async def test_a_short_context_may_not_be_measured(kind: Kind, room: int) -> None:
-    context = len(PROMPT) + room + (2 if kind == "sglang" else 0)
+    context = len(PROMPT) + room + reserved(kind)
     found = (await measured(engine_of(kind, max_model_len=context))).processed_logprobs
     assert found is (None if room - 1 < LEAST_TOKENS else kind == "sglang")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,37 @@ async def test_a_long_prompt_is_not_echoed_with_every_token() -> None:
     )
     assert shown == response.output_ids.tolist()
     assert len(engine.exchanges[-1].response.content) < 12 * (32000 + 300 * 1100)
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, BadRequestError), (500, ServerError), (503, ThrottledError)])
+@pytest.mark.parametrize("ids", [[0], list(OUTPUT[:3])])
+async def test_an_aborted_answer_with_a_status_is_an_error(
+    ids: list[int], status: int, error: type[BackendError]
+) -> None:
+    """SGLang's scheduler refuses a request so; its event names a prompt of one token, which nobody sent."""
+
+    def edit(events: Events) -> Events:
+        [event] = events[-1:]
+        reason = {"type": "abort", "message": "No grammars here.", "status_code": status, "err_type": "BadRequestError"}
+        meta = {**event["meta_info"], "finish_reason": reason, "prompt_tokens": 1, "completion_tokens": len(ids)}
+        return [{**event, "output_ids": ids, "meta_info": {**meta, "output_token_logprobs": []}}]
+
+    engine = engine_of("sglang", fault=always(Fault(edit=edit)))
+    with pytest.raises(error, match="No grammars here") as caught:
+        await generate(in_process_backend(engine, max_attempts=1), request_of(), Shown())
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_sglangs_scheduler_refuses_is_the_same_error_in_a_stream(stream: bool) -> None:
+    backend = in_process_backend(engine_of("sglang", skip_tokenizer_init=True))
+    with pytest.raises(BadRequestError, match="Grammar-based generation"):
+        await generate(backend, request_of(grammar={"kind": "regex", "value": "a+"}), Shown() if stream else None)
+    backend = in_process_backend(engine_of("sglang", max_model_len=40))
+    await backend.connect()
+    backend._info = replace(backend._info, max_model_len=40)
+    with pytest.raises(ContextLengthError, match="34 tokens"):
+        await generate(backend, request_of([11] * 34, max_new_tokens=2), Shown() if stream else None)
 
 
 @pytest.mark.parametrize("kind", WIRES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from tito_core.backend.images import ImageSupport
 from tito_core.backend.replicas import Replicas
 from tito_core.backend.retries import Retries
 from tito_core.chat.image_content import ImageError
+from tito_core.chat.template import ChatTemplate
 from tito_core.ledger import check_ledger
 from tito_core.model import Policy
 from tito_core.policy import bind
+from tito_core.store import LedgerFile
 
 GOOD, OTHER = image(png(8, 8, 1)), image(png(8, 8, 2))
 
@@ -223,6 +226,30 @@ async def test_a_placeholder_that_content_spelled_is_not_blamed_on_the_policy() 
     with pytest.raises(ImageError, match="a message's text spelled a media placeholder"):
         await agent.invoke_async([GOOD])
     assert len(engine.requests) == 1
+
+
+DUMMY = "{%- if messages|length == 1 and messages[0].content is string -%}{{- '<|video_pad|>' -}}{%- endif -%}"
+
+
+@pytest.mark.parametrize("certified", [True, False])
+async def test_a_placeholder_that_no_image_stands_for_is_not_sent(certified: bool, tmp_path: Path) -> None:
+    """The ledger could not be loaded again. No probe for images shows what a template writes without them."""
+    engine = VisionEngine()
+    with LedgerFile(tmp_path / "r.tito", "a") as file:
+        policy = await policy_of(engine, DUMMY + TEMPLATE, store=file)
+        ledger = policy.ledger()
+        if not certified:  # another policy continues the ledger of one that takes images
+            bare = ChatTemplate.of(
+                tokenizer(DUMMY + TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")),
+                certificates=tmp_path,
+            )
+            policy = replace(policy, template=bare)
+        assert bool(policy.template.certificate.media_ids) == certified
+        model = policy.model(ledger=ledger)
+        with pytest.raises(ImageError, match="1 media placeholders for 0 images, so nothing was sent"):
+            async for _ in model.stream([{"role": "user", "content": [{"text": "Hi."}]}]):
+                pass
+    assert (engine.requests, len(model.ledger)) == ([], 0)
 
 
 async def test_servers_that_share_rollouts_take_images_alike() -> None:

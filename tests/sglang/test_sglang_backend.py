@@ -92,12 +92,12 @@ async def test_the_whole_request_body() -> None:
 async def test_recorded_server_properties_are_read() -> None:
     info = await replaying({}).connect()
     assert (info.model, info.version, info.weight_version) == ("models/qwen3-tiny-f32", "0.5.23", "default")
-    assert info.max_model_len == 4094
+    assert info.max_model_len == 4090
 
 
 @pytest.mark.parametrize(
     ("context", "memory", "usable"),
-    [(4096, [20000], 4094), (32768, [20000, 21000], 19998), (4096, [], 4094), (None, [500], 498), (None, [None], None)],
+    [(4096, [20000], 4090), (32768, [20000, 21000], 19994), (4096, [], 4090), (None, [500], 494), (None, [None], None)],
 )
 def test_context_and_memory_limit_the_length(context: int | None, memory: list[int | None], usable: int | None) -> None:
     assert wire.usable_length(context, wire.Loads(loads=[wire.Load(tokens) for tokens in memory])) == usable

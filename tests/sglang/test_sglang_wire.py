@@ -97,10 +97,10 @@ def loads(*sizes: int | None) -> wire.Loads:
     [
         (None, (), None),
         (None, (None,), None),
-        (100, (), 98),
-        (100, (None, 50, 70), 48),
-        (40, (50,), 38),
-        (None, (9,), 7),
+        (100, (), 94),
+        (100, (None, 50, 70), 44),
+        (40, (50,), 34),
+        (None, (9,), 3),
     ],
 )
 def test_the_length_that_can_be_used(context: int | None, memory: tuple[int | None, ...], usable: int | None) -> None:

@@ -57,6 +57,11 @@ def hash_policy() -> HashPolicy:
     return HashPolicy(VOCAB, eos_ids=[EOS])
 
 
+def reserved(kind: Kind) -> int:
+    """Return how many tokens of the context the client does not count: SGLang wants them free after each prompt."""
+    return 6 if kind == "sglang" else 0
+
+
 def engine_of(kind: Kind, script: Script | None = None, **options: Any) -> ScriptedEngine:
     defaults: dict[str, Any] = {"vocab_size": VOCAB, "eos_ids": [EOS], "scale_out": kind == "vllm"}
     return scripted_engine(engine_name(kind), script or hash_policy(), **{**defaults, **options})

@@ -26,7 +26,7 @@ from tito_core.settings import Settings, TITOConfig
 from tito_core.turn.parent import STATE_KEY
 
 M = TypeVar("M", bound=BaseModel)
-_SET_ON_CONNECT = frozenset({"policy", "_settings", "_recording"})
+_SET_ON_CONNECT = frozenset({"_policy", "_settings", "_recording"})
 
 
 class LazyModel(TITOModel):

@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.abort_policy import AbortPolicy
 from tito_core.backend.calls import connected, generate
@@ -67,7 +69,7 @@ async def generate_resuming(
         if resumes < abort_policy.max_resumes:
             await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
         current = continuing(request, parts, resumes + 1)
-    raise _aborted(backend, request, part, abort_policy)
+    raise _aborted(backend, request, part, abort_policy, resumes)
 
 
 async def _fills_context(backend: Backend, part: TokenResponse) -> bool:
@@ -173,8 +175,20 @@ def _columns(parts: Sequence[TokenResponse]) -> Mapping[str, Column]:
         for name, more in part.columns.items():
             if (before := columns.get(name)) is not None:
                 rest = more.values[before.start + before.rows - more.start :]
-                columns[name] = Column.of(before.start, np.concatenate([before.values, rest]))
+                columns[name] = Column.of(before.start, _stacked(before.values, rest))
     return columns or NO_COLUMNS
+
+
+def _stacked(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Append rows. Short ones are padded as `Column` says: each part is as wide as its own longest row."""
+    if first.ndim == 2 and first.shape[1] != second.shape[1]:
+        width = max(first.shape[1], second.shape[1])
+        filler, dtype = (np.nan, np.float64) if first.dtype.kind == "f" else (-1, np.int64)
+        first, second = (
+            np.pad(each.astype(dtype), ((0, 0), (0, width - each.shape[1])), constant_values=filler)
+            for each in (first, second)
+        )
+    return np.concatenate([first, second])
 
 
 def _sampled(parts: Sequence[TokenResponse]) -> int:
@@ -182,7 +196,7 @@ def _sampled(parts: Sequence[TokenResponse]) -> int:
 
 
 def _aborted(
-    backend: Backend, request: TokenRequest, last: TokenResponse, abort_policy: AbortPolicy
+    backend: Backend, request: TokenRequest, last: TokenResponse, abort_policy: AbortPolicy, resumes: int
 ) -> GenerationAbortedError:
     message = f" ({last.message})" if last.message else ""
     reason = f"It was resumed {abort_policy.max_resumes} times, the limit of max_resumes, and aborted each time."
@@ -190,10 +204,10 @@ def _aborted(
         reason = "Use on_abort='resume' to continue from them."
     elif abort_policy.on_abort == "commit":
         reason = "There were no tokens to commit."
-    elif not resumable(request.sampling):
+    elif resumes < abort_policy.max_resumes:
         reason = (
-            "An answer with a grammar or stop strings cannot be resumed, and cannot be sampled again once a part of it "
-            "was streamed."
+            "An answer with a grammar, stop strings or a sampled placeholder of images cannot be resumed, and cannot "
+            "be sampled again once a part of it was streamed."
         )
     return GenerationAbortedError(
         f"{backend.name} aborted the generation{message}; its partial tokens were discarded and the ledger is "

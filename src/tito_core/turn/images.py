@@ -126,6 +126,8 @@ def image_prompt(
     """
     media = ledger.media(parent) if new or ledger.images else ()  # a rollout of text does not walk its path for this
     if not media and not new:
+        if policy.template.certificate.content_tokens == "inert":
+            _check_written(delta, ledger.header.media_ids, 0)
         return None
     placeholder = policy.template.placeholder_id
     if placeholder is None:
@@ -137,14 +139,9 @@ def image_prompt(
     path = collapsed(ledger.path_ids(parent), spans)
     old = tuple(_stored(ledger, span) for span in media)
     media_ids = policy.template.certificate.media_ids
-    earlier, written = (int(np.count_nonzero(np.isin(ids, media_ids))) for ids in (path, delta))
-    if earlier != len(media):
+    if int(np.count_nonzero(np.isin(path, media_ids))) != len(media):
         raise _stray_error(ledger, parent, media_ids)
-    if written != len(new):
-        raise ImageError(
-            f"Law 6: the new messages became {written} media placeholders for {len(new)} images, so nothing was sent. "
-            "With content_tokens='as-template' remove those that the messages' text spells; else report this template."
-        )
+    _check_written(delta, media_ids, len(new))
     if media:
         text = policy.collapsed_prompts.text(ledger, parent, delta, path)
     else:
@@ -155,6 +152,16 @@ def image_prompt(
     return ImagePrompt(
         input_ids, text.for_array(input_ids), PromptImages((*old, *new), placeholder, lengths, echo, media_ids)
     )
+
+
+def _check_written(delta: TokenIds, media_ids: tuple[int, ...], images: int) -> None:
+    """Refuse other placeholders of media than those of the new images: no media span would hold them."""
+    written = int(np.count_nonzero(np.isin(delta, media_ids))) if media_ids else 0
+    if written != images:
+        raise ImageError(
+            f"Law 6: the new messages became {written} media placeholders for {images} images, so nothing was sent. "
+            "With content_tokens='as-template' remove those that the messages' text spells; else report this template."
+        )
 
 
 def _stray_error(ledger: Ledger, parent: int | None, media_ids: tuple[int, ...]) -> ImageError:

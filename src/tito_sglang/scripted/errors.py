@@ -32,6 +32,10 @@ class Rejected(Exception):
     """The engine refuses the request: a 400 with `{"error": {"message"}}`, or an event of a stream."""
 
 
+class SchedulerRejected(Rejected):
+    """The scheduler refuses the request after the HTTP layer accepted it: in a stream, by an aborted answer."""
+
+
 class Killed(Exception):
     """The request crashes the server: the connection closes without a response, and the server stops listening."""
 
@@ -44,6 +48,15 @@ def rejection(message: str, status: int = 400) -> WireResponse:
 def rejection_event(message: str) -> dict[str, Any]:
     """The same as an event of a stream, whose status is already 200."""
     return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
+
+
+def aborted_event(message: str, version: str) -> dict[str, Any]:
+    """The scheduler's refusal as an event of a stream. It replaced the prompt by one token, and sampled another."""
+    reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}
+    meta = {"id": "", "finish_reason": reason, "prompt_tokens": 1, "weight_version": version, "completion_tokens": 1}
+    spans = [{"version": version, "start": 0, "end": 1}]
+    logprobs: dict[str, Any] = {"input_token_logprobs": [], "output_token_logprobs": []}
+    return {"output_ids": [0], "meta_info": {**meta, **logprobs, "cached_tokens": 0, "weight_versions": spans}}
 
 
 def contract(message: str) -> WireResponse:

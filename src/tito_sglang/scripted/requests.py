@@ -13,11 +13,12 @@ from strands_tito.testing.images import PlacedImage
 from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.wire import EngineState, Generation, random_id
 from tito_sglang.scripted import errors, images
-from tito_sglang.scripted.errors import Killed, Refused, Rejected
+from tito_sglang.scripted.errors import Killed, Refused, Rejected, SchedulerRejected
 from tito_sglang.scripted.generate import GenerateAnswer
 
 _MAX_NEW_TOKENS = 128  # the server's default
 SAMPLING_MASK_TOKENS = 4096  # the server's default --sampling-mask-max-tokens
+_RESERVED = 6  # tokens of the context that a prompt must leave free
 
 
 def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
@@ -111,6 +112,16 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
             f"You requested a total of {size + requested} tokens: {size} tokens from the input messages and "
             f"{requested} tokens for the completion. Please reduce the number of tokens in the input messages "
             "or the completion to fit within the limit."
+        )
+    if size >= limit - _RESERVED:
+        raise SchedulerRejected(
+            f"Input length ({size} tokens) exceeds the maximum allowed length ({limit - _RESERVED} tokens). "
+            "Use a shorter input or enable --allow-auto-truncate."
+        )
+    if state.skip_tokenizer_init and any(params.get(name) is not None for name in errors.GRAMMARS):
+        raise SchedulerRejected(
+            "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is "
+            "launched with --grammar-backend none"
         )
     start = body.get("logprob_start_len")
     if body.get("return_logprob") and start is not None and start > size:

@@ -10,7 +10,7 @@ import msgspec
 
 from strands_tito.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, sse_response
 from tito_sglang.scripted import errors, requests
-from tito_sglang.scripted.errors import Killed, Refused, Rejected
+from tito_sglang.scripted.errors import Killed, Refused, Rejected, SchedulerRejected
 
 VERSION = "0.5.23"
 _OPEN = ("/health", "/ready", "/metrics")  # do not require the API key
@@ -68,6 +68,8 @@ class SGLangWire:
             return refused.response
         except Rejected as rejected:
             if msgspec.json.decode(body).get("stream"):
+                if isinstance(rejected, SchedulerRejected):
+                    return sse_response([errors.aborted_event(str(rejected), self.state.weight_version)])
                 return sse_response([errors.rejection_event(str(rejected))])
             return errors.rejection(str(rejected))
         except Killed:

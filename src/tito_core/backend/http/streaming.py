@@ -91,6 +91,18 @@ class StreamError(ValueError):
     """An event does not continue the previous one: an event was lost, duplicated or reordered."""
 
 
+class FailedAnswerError(ValueError):
+    """An event ends an answer by an error, which without a stream would have been the HTTP status.
+
+    Attributes:
+        status: That status.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class StreamAssembler(Protocol[T_co]):
     """Assembles one response from its events."""
 
@@ -100,6 +112,7 @@ class StreamAssembler(Protocol[T_co]):
         Raises:
             msgspec.DecodeError: The event has an unknown shape.
             StreamError: The event does not continue the previous one.
+            FailedAnswerError: The event ends the answer by an error.
         """
 
     def result(self) -> T_co:
@@ -172,6 +185,8 @@ class StreamReader(Generic[T]):
             raise self._error_event(event)
         try:
             return np.asarray(assembler.add(event), np.int64)
+        except FailedAnswerError as failed:
+            raise self._failure(failed.status, str(failed)) from None
         except (*UNREADABLE, StreamError, OverflowError) as error:
             self._refuse(event[:2000].decode(errors="replace"), str(error), error)
 
@@ -181,9 +196,11 @@ class StreamReader(Generic[T]):
             code = msgspec.json.decode(event, type=_Failure).error.code
         except UNREADABLE:
             code = None
-        status = code if code is not None and 400 <= code < 600 else 500
-        body = self.hide(event.decode(errors="replace"))
-        return error_from_status(self.backend, status, body, {}, url=self.url, request_id=self.request_id)
+        return self._failure(500 if code is None else code, event.decode(errors="replace"))
+
+    def _failure(self, status: int, body: str) -> BackendError:
+        known = status if 400 <= status < 600 else 500
+        return error_from_status(self.backend, known, self.hide(body), {}, url=self.url, request_id=self.request_id)
 
     def _broken_off(self) -> EngineConnectionError:
         error = EngineConnectionError(
