@@ -104,7 +104,7 @@ async def test_a_tools_result_that_does_not_fit(kind: str, size: int) -> None:
 
 
 async def test_a_long_history_without_a_longest_part(kind: str) -> None:
-    agent, model = agent_of(kind, "Yes.", max_model_len=600)
+    agent, model = agent_of(kind, "Yes.", max_model_len=620)
 
     async def ask_repeatedly() -> None:
         for number in range(50):
