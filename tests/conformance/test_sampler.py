@@ -111,6 +111,40 @@ def test_no_bet_wins_on_average(seed: int, spread: float) -> None:
         assert float(np.sum(chance * np.exp(logs))) == pytest.approx(1, abs=1e-6), name
 
 
+E1, E05 = math.e, math.sqrt(math.e)
+BETS = {
+    "a temperature 2 times as high": [
+        [0.4**0.5, 0.2**0.5, 0.1**0.5, 0], [0.8**0.5, 0.1**0.5, 0.06**0.5, 0], [1, 0, 0, 0]
+    ],
+    "top_k 2": [[0.4, 0.2, 0, 0], [0.8, 0.1, 0, 0], [1, 0, 0, 0]],
+    "top_k 3": [[0.4, 0.2, 0.1, 0], [0.8, 0.1, 0.06, 0], [1, 0, 0, 0]],
+    "top_p 0.5": [[0.4, 0.2, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]],
+    "min_p 0.3": [[0.4, 0.2, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]],
+    "min_p 0.1": [[0.4, 0.2, 0.1, 0], [0.8, 0.1, 0, 0], [1, 0, 0, 0]],
+    "all but the least likely token that is left": [[0.4, 0.2, 0, 0], [0.8, 0.1, 0, 0], [1, 0, 0, 0]],
+    "ends of turn 2.7 times as likely": [[0.4, 0.2 * E1, 0.1, 0], [0.8, 0.1, 0.06, 0], [1, 0, 0, 0]],
+    "tokens of the same answer 2.7 times as likely": [
+        [0.4, 0.2 * E1, 0.1 * E1, 0], [0.8 * E1, 0.1, 0.06, 0], [1, 0, 0, 0]
+    ],
+    "tokens 1.6 times as likely for each time that the answer holds them": [
+        [0.4, 0.2 * E05, 0.1 * E1, 0], [0.8 * E05, 0.1, 0.06, 0], [1, 0, 0, 0]
+    ],
+    "any listed token in 50% of all places": [[1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0]],
+    "the likeliest token in 30% of all places": [[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]],
+}  # fmt: skip
+"""What each bet makes of three places, up to a factor for each."""
+
+
+@pytest.mark.parametrize("name", BETS)
+def test_what_a_bet_expects(name: str) -> None:
+    stated = np.array([[0.4, 0.2, 0.1, 0], [0.8, 0.1, 0.06, 0], [0.9, 0, 0, 0]])
+    ends = np.array([[False, True, False, False]] + [[False] * 4] * 2)
+    seen = np.array([[0.0, 1, 2, 0], [1, 0, 0, 3], [0, 0, 0, 0]])
+    places = Places(stated, np.zeros(3, np.intp), ends, seen, np.zeros(3), {})
+    weights, expected = bets.ALTERNATIVES[name][0](places), np.array(BETS[name])
+    assert weights / weights.sum(axis=1, keepdims=True) == pytest.approx(expected / expected.sum(axis=1, keepdims=True))
+
+
 def test_a_policy_that_is_certain_is_not_judged() -> None:
     tally = Tally()
     sampler.judge(tally, drawn(np.random.default_rng(0), 400.0), VOCABULARY)
