@@ -60,8 +60,9 @@ A survivor is accepted if `tools/mutants_explained.toml` gives a reason, such as
 show missing tests: `python tools/mutants.py --package ledger --report` prints them after a run. Not mutated:
 properties, lines that hold only a sentence for people, and packages without a row, such as the exporters.
 
-The row of the conformance suite is a random sample, with the tests that need no server; [planted defects](defects.md) judge
-the suite as a whole. About 30 of its survivors are in bets that are made once, at import, where no mutant takes effect.
+The row of the conformance suite is a random sample, with the tests that need no server; [planted
+defects](defects.md) judge the suite as a whole. About 30 of its survivors are in bets that are made once, at import,
+where no mutant takes effect.
 
 `make mutants` (`PACKAGE=ledger` for one package, `SAMPLE=500` for a random sample) runs the tests that
 `tools/mutants.py` lists for each package, and writes this page.
