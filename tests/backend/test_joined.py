@@ -48,6 +48,17 @@ def test_sampling_masks_of_different_widths_are_joined() -> None:
         assert joined(parts).columns["sampling_mask"].values.tolist() == rows
 
 
+def test_likely_tokens_of_different_widths_are_joined() -> None:
+    """No filler can be taken for a token or a logprob."""
+    wide = {"top_ids": Column.of(0, np.array([[5, 6]])), "top_logprobs": Column.of(0, np.array([[-1.0, -2.0]]))}
+    narrow = {"top_ids": Column.of(1, np.array([[7]])), "top_logprobs": Column.of(1, np.array([[-3.0]]))}
+    columns = joined([part([0], columns=wide), part([1], columns=narrow)]).columns
+    assert columns["top_ids"].values.tolist() == [[5, 6], [7, -1]]
+    logprobs = columns["top_logprobs"].values
+    assert logprobs.dtype == np.float32
+    np.testing.assert_array_equal(logprobs, [[-1.0, -2.0], [-3.0, np.nan]])
+
+
 @given(
     parts=st.lists(st.lists(st.integers(3, 99), max_size=3), min_size=1, max_size=4),
     least=st.integers(0, 12),

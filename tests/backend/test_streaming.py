@@ -324,6 +324,22 @@ async def test_an_aborted_answer_with_a_status_is_an_error(
     assert caught.value.status == status
 
 
+async def test_the_message_of_an_aborted_answer_may_say_anything() -> None:
+    """It may quote a prompt, so it is not searched for what proxies say to http on an https port."""
+    message = "The plain HTTP request was sent to HTTPS port. " * 9
+
+    def edit(events: Events) -> Events:
+        meta = events[-1]["meta_info"]
+        return [{**events[-1], "meta_info": {**meta, "finish_reason": failed}}]
+
+    failed = {"type": "abort", "message": message, "status_code": 400}
+    engine = engine_of("sglang", fault=always(Fault(edit=edit)))
+    with pytest.raises(BadRequestError) as caught:
+        await generate(in_process_backend(engine, max_attempts=1), request_of(), Shown())
+    assert caught.value.status == 400
+    assert message.strip().rstrip(".") in str(caught.value)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_sglangs_scheduler_refuses_is_the_same_error_in_a_stream(stream: bool) -> None:
     backend = in_process_backend(engine_of("sglang", skip_tokenizer_init=True))

@@ -26,7 +26,7 @@ EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 """`make test` takes every eighth defect, `make prove` and `make defects` all."""
 SHORT = Profile("short", 1, 1, 2)
 """What follows the conversations is what these tests are about."""
-HARDEST = ("penalties-greedy-alone", "top-p-before-top-k")
+HARDEST = ("penalties-greedy-alone", "top-p-before-top-k", "long-prompts-hotter")
 """The sampling defects with the least evidence at this size, which `make test` always takes."""
 CHOSEN = [each for at, each in enumerate(SAMPLING) if EXAMPLES or at % 8 == 0 or each.name in HARDEST]
 VOCABULARY = 200

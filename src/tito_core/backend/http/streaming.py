@@ -186,7 +186,8 @@ class StreamReader(Generic[T]):
         try:
             return np.asarray(assembler.add(event), np.int64)
         except FailedAnswerError as failed:
-            raise self._failure(failed.status, str(failed)) from None
+            body = msgspec.json.encode({"error": {"message": str(failed)}}).decode()  # as without a stream
+            raise self._failure(failed.status, body) from None
         except (*UNREADABLE, StreamError, OverflowError) as error:
             self._refuse(event[:2000].decode(errors="replace"), str(error), error)
 
