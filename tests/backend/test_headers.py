@@ -249,7 +249,7 @@ def test_a_loop_that_has_closed_its_transport_gets_no_other() -> None:
     async def held() -> Any:
         return transports.held
 
-    transports = LoopTransports(Transport)  # type: ignore[arg-type]
+    transports = LoopTransports(Transport)  # type: ignore[arg-type]  # it only closes
     loop = asyncio.new_event_loop()
     try:
         first = loop.run_until_complete(transports.current())

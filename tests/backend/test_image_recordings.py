@@ -134,12 +134,14 @@ async def test_scores_are_those_of_the_expanded_ids(kind: str, name: str) -> Non
     await replayed.backend.connect()
     replayed.connecting = False
     request = replayed.request((8, 9))
-    found = await score(replayed.backend, request.input_ids, replace(request.images, lengths=(8, 9)))  # type: ignore[type-var]
+    assert request.images is not None
+    images = replace(request.images, lengths=(8, 9))
+    found = await score(replayed.backend, request.input_ids, images)
     assert np.isnan(found).tolist() == [at == 0 or 4 <= at < 12 or 14 <= at < 23 for at in range(33)]
     other = Replayed(*next(each for each in SCORED if each[0] != kind))
     await other.backend.connect()
     other.connecting = False
-    again = await score(other.backend, request.input_ids, replace(request.images, lengths=(8, 9)))  # type: ignore[type-var]
+    again = await score(other.backend, request.input_ids, images)
     assert np.nanmax(np.abs(found - again)) < 1e-5, "both engines score the same tokens and images"
 
 

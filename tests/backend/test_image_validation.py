@@ -114,7 +114,8 @@ def test_another_prompt_is_refused(ids: Any, lengths: Any, echo: Any, fields: An
 
 def test_a_picture_that_is_shown_twice_has_one_length() -> None:
     request = request_of([5, PAD, 6, PAD])
-    shown = replace(request, images=replace(request.images, images=(PICTURES[0], PICTURES[0])))  # type: ignore[type-var]
+    assert request.images is not None
+    shown = replace(request, images=replace(request.images, images=(PICTURES[0], PICTURES[0])))
     with pytest.raises(ProtocolViolationError, match=r"Law 4: .* 2 and 3 tokens of one picture"):
         read(shown, [5, PAD, PAD, 6, PAD, PAD, PAD], image_tokens=5)
     assert read(shown, [5, PAD, PAD, 6, PAD, PAD], image_tokens=4).prompt_length == 6
@@ -169,7 +170,8 @@ def test_a_new_image_leaves_room_for_its_tokens() -> None:
     """The context has 1000 tokens; a picture of 28 x 28 pixels counts as 256, and as half of the room at most."""
     long = replace(request_of([5, PAD]), sampling=SamplingParams(max_new_tokens=5000))
     assert room_of(long, 1000, backend="toy") == 1000 - 2 - 256
-    assert room_of(replace(long, images=replace(long.images, lengths=(20,))), 1000, backend="toy") == 1000 - 21  # type: ignore[type-var]
+    assert long.images is not None
+    assert room_of(replace(long, images=replace(long.images, lengths=(20,))), 1000, backend="toy") == 1000 - 21
     assert room_of(long, 100, backend="toy") == 49
     assert room_of(long, 3, backend="toy") == 1
 
