@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.drafts import make_draft
+from support.picture_ledgers import two_images
 from tito_core.ledger import Ledger, Provenance, Semantics
 from tito_core.ledger.provenance import is_output, loss_mask
 
@@ -65,3 +66,15 @@ def test_a_path_concatenates_its_turns() -> None:
     assert [turn.index for turn in ledger.path(1)] == [0, 1]
     assert ledger.path(None) == []
     assert [ledger.extended(turn) for turn in range(3)] == [True, False, False]
+
+
+def test_a_path_has_the_media_and_images_of_its_turns() -> None:
+    ledger = two_images()
+    assert [[(span.offset, span.length) for span in ledger.media(index)] for index in (None, 0, 1)] == [
+        [],
+        [(1, 4)],
+        [(1, 4), (9, 2)],
+    ]
+    (trajectory,) = ledger.iter_trajectories()
+    assert [image.sha256 for image in trajectory.images] == [span.sha256 for span in ledger.media(1)]
+    assert len({image.data for image in trajectory.images}) == 2
