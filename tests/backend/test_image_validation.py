@@ -12,11 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import picture_ledgers
 from support.vision import LIMIT, VisionEngine, png, tokens_of
 from tito_core.backend import BadRequestError, ContextLengthError, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.images import ImageSupport, PromptImages, clamp_for_images, collapsed, expanded
+from tito_core.backend.images import (
+    ImageSupport,
+    PromptImages,
+    clamp_for_images,
+    collapsed,
+    expanded,
+    media_ids_of,
+)
 from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.backend.replicas import Replicas
 from tito_core.backend.request_check import room_of, sendable
@@ -277,3 +285,12 @@ async def _aborted(request: TokenRequest) -> Any:
         sendable(request, INFO, backend="t"),
         INFO,
     )
+
+
+def test_a_ledgers_placeholders_are_those_of_its_certificate_and_of_its_images() -> None:
+    ledger = picture_ledgers.two_images()
+    assert media_ids_of(ledger) == (picture_ledgers.PAD,)
+    ledger.header = replace(ledger.header, certificate=None)
+    assert media_ids_of(ledger) == (picture_ledgers.PAD,)
+    ledger.header = replace(ledger.header, certificate={"media_ids": [PAD]})
+    assert media_ids_of(ledger) == (PAD, picture_ledgers.PAD)

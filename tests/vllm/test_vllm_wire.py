@@ -249,3 +249,25 @@ def test_the_refusal_of_many_images_tells_whether_some_are_taken(refusal: Any, f
     support = wire.image_support(refusal)
     assert (support.accepted, support.most) == found
     assert words in support.remedy
+
+
+STOPPING = SamplingParams(max_new_tokens=8, stop=(".",), stop_token_ids=(7,))
+
+
+@pytest.mark.parametrize(
+    ("reported", "last", "sampling", "stop"),
+    [
+        (".", 5, STOPPING, "."),
+        (7, 7, STOPPING, 7),
+        (None, 2, STOPPING, 2),  # null: the model's own end of sequence
+        (msgspec.UNSET, 7, STOPPING, 7),
+        (msgspec.UNSET, 5, STOPPING, None),  # what ended it is unknown: it may be "."
+        (msgspec.UNSET, 5, STOPPING.model_copy(update={"stop": ()}), 5),
+        (None, None, STOPPING, None),
+    ],
+)
+def test_what_ended_an_answer(
+    reported: int | str | msgspec.UnsetType | None, last: int | None, sampling: SamplingParams, stop: int | str | None
+) -> None:
+    choice = wire.Generated("stop", token_ids=None if last is None else [5, last], stop_reason=reported)
+    assert wire.stop_of(choice, sampling) == stop

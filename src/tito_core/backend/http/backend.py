@@ -209,7 +209,7 @@ class HttpBackend(ABC):
         for model in models:
             if self._model in (None, model.id):
                 length = next((m.max_model_len for m in (model, *models) if m.max_model_len is not None), None)
-                return ServedModel(model.id, length, owner)
+                return ServedModel(model.id, length)
         names = ", ".join(short_repr(model.id) for model in models[:_LISTED_MODELS])
         if len(models) > _LISTED_MODELS:
             names = f"{names} and {len(models) - _LISTED_MODELS} more"
