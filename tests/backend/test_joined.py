@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_resuming, resume
+from support.backends import EOS, PROMPT, engine_of, in_process_backend, request_of
+from tito_core.backend import (
+    AbortPolicy,
+    BackendError,
+    BadRequestError,
+    GenerationAbortedError,
+    OptionalOutputs,
+    ProtocolViolationError,
+    generate_resuming,
+    resume,
+)
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
@@ -250,3 +260,54 @@ async def test_commit_keeps_the_partial_output(waits: list[float]) -> None:
     response = await generate_resuming(backend, request_of(), AbortPolicy("commit"))
     assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
     assert waits == []
+
+
+def failure_after(monkeypatch: pytest.MonkeyPatch, parts: list[Any], *, streamed: bool) -> BackendError:
+    """Resume until the last of `parts`, which may be an error; return the error."""
+    answers = iter(parts)
+
+    async def answer(*_: object) -> TokenResponse:
+        if isinstance(each := next(answers), Exception):
+            raise each
+        return each
+
+    monkeypatch.setattr(resume, "generate", answer)
+    monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.0)
+    backend = in_process_backend(engine_of("vllm"))
+    on_chunk = (lambda chunk: None) if streamed else None
+    with pytest.raises(BackendError) as caught:
+        asyncio.run(generate_resuming(backend, request_of(max_new_tokens=9), AbortPolicy(max_resumes=2), on_chunk))
+    assert next(answers, None) is None
+    return caught.value
+
+
+def rows(start: int, *shape: int) -> dict[str, Column]:
+    return {"routed_experts": Column.of(start, np.ones(shape, np.int32))}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [((2, 4), (1, 8)), ((2, 1, 2), (1, 2, 2)), ((2, 4), (1, 2, 2)), ((1, 2, 2), (0, 4))]
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_routed_experts_of_another_shape_are_refused(
+    first: tuple[int, ...], second: tuple[int, ...], streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index of an expert can be a filler."""
+    parts = [part([20, 21], columns=rows(0, *first)), part([22], 1, columns=rows(2, *second))]
+    if not second[0]:  # no rows, no shape
+        parts.append(part([23], 2, columns=rows(1, 1, 4)))
+    error = failure_after(monkeypatch, parts, streamed=streamed)
+    assert isinstance(error, ProtocolViolationError)
+    assert error.was_streamed is streamed
+    assert all(str(shape) in str(error) for shape in (first[1:], parts[-1].columns["routed_experts"].shape))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ids", [[], [20]])
+def test_an_error_of_a_later_part_tells_whether_an_earlier_one_was_streamed(
+    ids: list[int], streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for last in (BadRequestError("x", backend="vllm"), part([], 2)):
+        error = failure_after(monkeypatch, [part(ids), part([], 1), last], streamed=streamed)
+        assert isinstance(error, GenerationAbortedError if isinstance(last, TokenResponse) else BadRequestError)
+        assert error.was_streamed is (streamed and bool(ids))

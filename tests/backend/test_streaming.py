@@ -237,6 +237,8 @@ def failing(error: Any, after: int) -> Fault:
         ({"message": "the maximum context length is 8", "code": 400}, ContextLengthError, "maximum context length"),
         ({"message": "Internal server error", "type": "InternalServerError", "code": 500}, ServerError, "Internal"),
         ({"message": "queue full", "code": 503}, ThrottledError, "queue full"),
+        ({"message": "a proxy's text", "code": "400"}, BadRequestError, "a proxy's text"),
+        ({"message": "a code of its own", "code": "E400"}, ServerError, "a code of its own"),
         ("what is this", ServerError, "what is this"),
     ],
 )

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from conformance.defects import all_defects
 from conformance.defects.defect import latency
 from strands_tito import cli
-from strands_tito.testing import ScriptedServer
+from strands_tito.testing import Fault, ScriptedServer
 from support.conformance_command import served
 from support.scripted import tokenizer
 
@@ -122,10 +122,31 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
     assert running.returncode == 2, out + errors
     assert "Interrupted. Results so far:" in out
     assert "No law was broken so far." in out
+    assert "checks ran, in " in out
+    assert "not checked: " in out
     assert "Traceback" not in errors
     report = json.loads((tmp_path / "out" / "conformance.json").read_text())
     assert (report["interrupted"], report["sound"], report["broken"], report["error"]) == (True, False, None, None)
     assert "<h1>Not finished</h1>" in (tmp_path / "out" / "conformance.html").read_text()
+
+
+@pytest.mark.parametrize("after", [30, 90, 200], ids=["first checks", "conversations", "last checks"])
+def test_an_error_of_the_server_ends_the_run_with_the_results_so_far(
+    after: int, tokenizer_folder: str, here: Path
+) -> None:
+    with served("sglang") as server:
+        server.engine.fault = lambda number, request: Fault(status=400) if number > after else None
+        done = conformance(server, tokenizer_folder, "--report", "out")
+    assert done.exit_code == 1, done.output
+    assert isinstance(done.exception, SystemExit)
+    report = json.loads((here / "out" / "conformance.json").read_text())
+    assert (report["sound"], report["broken"], report["interrupted"]) == (False, None, False)
+    assert report["error"].startswith("BadRequestError: ")
+    assert report["requests"] > after - 20  # connecting sends up to 20
+    assert report["required_not_reached"]
+    assert f"not checked: {', '.join(report['required_not_reached'])}" in words(done)
+    assert "checks ran, in " in words(done)
+    assert "<h1>Not finished</h1>" in (here / "out" / "conformance.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,26 @@ def test_a_ledger_of_inert_content_takes_no_turns_of_other_content() -> None:
     assert inert.model(ledger=kept).ledger is kept
 
 
+def test_a_ledger_takes_no_turns_of_another_tokenizer(tmp_path: Path) -> None:
+    """Its header names the tokenizer that decodes it."""
+    first, second = connected(), policy_of("vllm")
+    for one, other in ((first, second), (second, first)):
+        ledger = one.model().ledger
+        with pytest.raises(ValueError, match=r"Law 15.*start a new ledger"):
+            other.model(ledger=ledger)
+        assert one.model(ledger=ledger).ledger is ledger
+    unknown = Ledger()
+    assert second.model(ledger=unknown).ledger is unknown
+    ledger = second.model().ledger
+    ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))
+    store.append(tmp_path / "rollouts", [ledger])
+    with (
+        store.LedgerFile(tmp_path / "rollouts", "a") as file,
+        pytest.raises(ValueError, match=r"Law 15.*start a new ledger"),
+    ):
+        Recording(connected(store=file), None).begin({"tito": {"ledger": ledger.uuid, "turn": 0}})
+
+
 def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
     with store.LedgerFile(tmp_path / "rollouts", "a") as file:
         inert, raw = (connected(content_tokens=each, store=file) for each in ("inert", "as-template"))

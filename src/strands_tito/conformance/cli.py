@@ -86,8 +86,8 @@ def conformance(
 
     With --against-url, two servers with the same weights play the same conversations, and their ledgers are compared.
 
-    Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken, 3 if a required
-    check did not run, 2 after an interrupt (130 while Python is still loading).
+    Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken or
+    an error ended the run, 3 if a required check did not run, 2 after an interrupt (130 while Python is still loading).
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter("The suite needs Hypothesis: pip install 'strands-tito[conformance]'.")

@@ -173,18 +173,17 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console.print(outcome.error, style="bold red", markup=False, highlight=False)
     elif outcome.interrupted:
         console.print("No law was broken so far.", style="bold yellow")
-    else:
-        every, missing = rows(outcome), outcome.not_reached
-        made = [row for row in every if row.verdict == "holds"]
-        cases = sum(row.passed for row in made)
-        ran = f"{len(made)} of {len(every)} checks ran, in {cases:,} cases."
-        style = "bold yellow" if missing else "bold green"
-        console.print(f"{headline(missing)}: {ran}", style=style, highlight=False)
-        if missing:
-            remedy = "Use a larger profile, or pass --not-require NAME for what this server cannot offer."
-            console.print(f"Required, but not checked: {', '.join(missing)}. {remedy}", style=style, highlight=False)
-        if names := did_not_apply(rows(outcome)):
-            console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
+    every, missing = rows(outcome), outcome.not_reached
+    made = [row for row in every if row.verdict in ("holds", "broken")]
+    ran = f"{len(made)} of {len(every)} checks ran, in {sum(row.passed for row in made):,} cases."
+    style = "bold green" if outcome.sound and not missing else "bold yellow"
+    console.print(f"{headline(missing)}: {ran}" if outcome.sound else ran, style=style, highlight=False)
+    if missing:
+        remedy = "Use a larger profile, or pass --not-require NAME for what this server cannot offer."
+        why = f" {remedy}" if outcome.sound else ""
+        console.print(f"Required, but not checked: {', '.join(missing)}.{why}", style=style, highlight=False)
+    if outcome.sound and (names := did_not_apply(every)):
+        console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:

@@ -149,7 +149,7 @@ class Run:
                     single = self._against is None
                     if single:
                         _run_checks(outcome, runner, _first_checks)
-                    if outcome.broken is None:
+                    if outcome.sound:
                         _play_random(outcome, runner, self._show, shrink=self._shrink)
                     if single and outcome.sound:
                         _run_checks(outcome, runner, _last_checks)
@@ -265,8 +265,8 @@ async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> N
 def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> None:
     try:
         runner.run(checked(checks(outcome.server, outcome.tally, outcome.profile.repeats)))
-    except BrokenLawError as broken:
-        outcome.broken = broken
+    except (BrokenLawError, BackendError) as error:
+        _record_failure(outcome, Failure(error, ()))
 
 
 def _play_random(outcome: Outcome, runner: StoppableRunner, show: Callable[[], None], *, shrink: bool) -> None:

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from tito_core.backend.abort_policy import AbortPolicy
 from tito_core.backend.calls import connected, generate
-from tito_core.backend.errors import GenerationAbortedError
+from tito_core.backend.errors import BackendError, GenerationAbortedError, ProtocolViolationError
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.columns import Column
+from tito_core.ledger.columns import CANDIDATES, Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
@@ -51,7 +51,12 @@ async def generate_resuming(
     parts: list[TokenResponse] = []
     current, idle = request, 0
     for resumes in range(abort_policy.max_resumes + 1):
-        part = await generate(backend, current, on_chunk)
+        try:
+            part = await generate(backend, current, on_chunk)
+            _expect_same_rows(backend, parts, part)
+        except BackendError as error:
+            error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
+            raise
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)
@@ -69,7 +74,9 @@ async def generate_resuming(
         if resumes < abort_policy.max_resumes:
             await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
         current = continuing(request, parts, resumes + 1)
-    raise _aborted(backend, request, part, abort_policy, resumes)
+    aborted = _aborted(backend, request, part, abort_policy, resumes)
+    aborted.was_streamed = on_chunk is not None and _sampled(parts) > 0
+    raise aborted
 
 
 async def _fills_context(backend: Backend, part: TokenResponse) -> bool:
@@ -177,6 +184,19 @@ def _columns(parts: Sequence[TokenResponse]) -> Mapping[str, Column]:
                 rest = more.values[before.start + before.rows - more.start :]
                 columns[name] = Column.of(before.start, _stacked(before.values, rest))
     return columns or NO_COLUMNS
+
+
+def _expect_same_rows(backend: Backend, parts: Sequence[TokenResponse], part: TokenResponse) -> None:
+    """Check that a part's columns continue those before it: only rows of candidates have widths of their own."""
+    for name, column in part.columns.items():
+        shapes = {each.columns[name].shape[1:] for each in parts if name in each.columns and each.columns[name].rows}
+        if name not in CANDIDATES and column.rows and not shapes <= {column.shape[1:]}:
+            raise ProtocolViolationError(
+                f"Law 2: {backend.name} reported {name} of shape {column.shape} for the rest of an aborted answer, "
+                f"but rows of {', '.join(map(str, shapes))} for its beginning. The answer was discarded.",
+                backend=backend.name,
+                request_id=part.request_id,
+            )
 
 
 def _stacked(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -106,6 +106,10 @@ class Columns:
         return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
 
 
+CANDIDATES = ("top_ids", "top_logprobs", "sampling_mask")
+"""Optional columns of a row for each output token, of the tokens that it was chosen among; short rows are padded."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
     """An optional column: row i belongs to token `start + i` of the path, counted from its root.

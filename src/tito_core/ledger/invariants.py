@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_core.ledger.columns import Column, Logprobs
+from tito_core.ledger.columns import CANDIDATES, Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.image import Image
 from tito_core.ledger.provenance import Provenance
@@ -156,7 +156,7 @@ def check_column(name: str, column: Column, *, middle: int, output: int, turn: i
         turn: Index of the turn, for the error.
     """
     rows = column.rows
-    if name in ("top_ids", "top_logprobs", "sampling_mask"):
+    if name in CANDIDATES:
         if (column.start, rows) != (middle, output):
             raise LawViolationError(
                 2,

@@ -11,7 +11,7 @@ from typing import Any
 
 from strands.types.content import Message
 
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, short_repr
 from tito_core.ledger.history_index import Match
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
@@ -32,7 +32,7 @@ class Recording:
         ledger: The first ledger. When None, a restored session's or a new one.
 
     Raises:
-        InvalidValueError: The ledger records that content is inert, and the policy's content is not.
+        InvalidValueError: The ledger is of another tokenizer, or of inert content and the policy's is not.
     """
 
     def __init__(self, policy: PolicyParts, ledger: Ledger | None) -> None:
@@ -41,7 +41,7 @@ class Recording:
         self._untouched = ledger is None
         self._sealed: set[str] = set()
         # An empty ledger is falsy.
-        self._ledger = policy.ledger() if ledger is None else self._streamed(self._with_our_content(ledger))
+        self._ledger = policy.ledger() if ledger is None else self._streamed(self._continued(ledger))
 
     @property
     def ledger(self) -> Ledger:
@@ -55,7 +55,7 @@ class Recording:
         may be using the current one.
 
         Raises:
-            InvalidValueError: The restored ledger records that content is inert, and the policy's content is not.
+            InvalidValueError: The restored ledger is of another tokenizer, or of inert content and the policy's is not.
         """
         with self._lock:
             if self._untouched:
@@ -96,15 +96,22 @@ class Recording:
         store = self._policy.store
         if store is None or uuid is None or uuid in self._sealed:
             return None
-        return self._with_our_content(store.resume(uuid)) if uuid in store else None
+        return self._continued(store.resume(uuid)) if uuid in store else None
 
-    def _with_our_content(self, ledger: Ledger) -> Ledger:
-        """Return a ledger whose header stays true with this policy: it says whether content is inert (law 6)."""
-        recorded = (ledger.header.certificate or {}).get("content_tokens")
-        if recorded == "inert" and (own := self._policy.template.certificate.content_tokens) != "inert":
+    def _continued(self, ledger: Ledger) -> Ledger:
+        """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""
+        recorded, own = ledger.header.certificate or {}, self._policy.template.certificate
+        if recorded.get("tokenizer", own.tokenizer) != own.tokenizer:
             raise InvalidValueError(
-                f"Law 6: ledger {ledger.header.uuid} records content_tokens='inert', but this policy has {own!r}, so "
-                "no turn can be added. Continue it with an inert policy, or start a new ledger."
+                f"Law 15: ledger {ledger.header.uuid} is of another tokenizer ({short_repr(ledger.header.tokenizer)}) "
+                "than this policy, so no turn can be added: its ids would mean other texts. Continue it with a policy "
+                "of that tokenizer, or start a new ledger."
+            )
+        if recorded.get("content_tokens") == "inert" and own.content_tokens != "inert":
+            raise InvalidValueError(
+                f"Law 6: ledger {ledger.header.uuid} records content_tokens='inert', but this policy has "
+                f"{own.content_tokens!r}, so no turn can be added. Continue it with an inert policy, or start a new "
+                "ledger."
             )
         return ledger
 

@@ -194,7 +194,7 @@ class StreamReader(Generic[T]):
     def _error_event(self, event: bytes) -> BackendError:
         """Return the error of an error event; the HTTP status of its stream was already 200."""
         try:
-            code = msgspec.json.decode(event, type=_Failure).error.code
+            code = msgspec.json.decode(event, type=_Failure, strict=False).error.code
         except UNREADABLE:
             code = None
         return self._failure(500 if code is None else code, event.decode(errors="replace"))
