@@ -22,7 +22,7 @@ CONFORMANCE := tests/integration/test_conformance_real.py
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-images train-tiny test browser coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and
 
 test: $(READY)  ## run every test that needs no engine
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(TEST_ARGS)
+
+suite: $(READY)  ## hold the conformance suite itself to account: scripted servers, sound ones and ones with planted defects
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m suite tests/conformance $(TEST_ARGS)
 
 browser: $(READY)  ## run the viewer's pages in a headless Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest -q -m browser -s tests/viewer $(TEST_ARGS)

@@ -147,7 +147,7 @@ PROOFS = {
             "tests/conformance/test_interrupts.py",
         ),
         lambda count, seed: (
-            f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/conformance/test_interrupts.py"
+            f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s -m suite tests/conformance/test_interrupts.py"
         ),
         r"(\d+) interrupts",
     ),

@@ -230,6 +230,7 @@ def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:
     assert "Compared with sglang" in (here / "out" / "conformance.html").read_text()
 
 
+@pytest.mark.suite
 def test_weights_change_only_on_request(tokenizer_folder: str, here: Path) -> None:
     with served("sglang") as server:
         server.engine.latency = latency
@@ -263,6 +264,7 @@ def shifted(answer: dict[str, Any]) -> None:
     answer["logprobs"] = [*answer["logprobs"][1:], *answer["logprobs"][:1]]
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("lie", [None, shifted], ids=["sound", "shifted"])
 def test_the_plugin_tests_a_third_backend(
     lie: Any, tokenizer_folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

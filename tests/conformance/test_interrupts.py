@@ -37,6 +37,7 @@ def counts(wire: str) -> tuple[tuple[Defect | None, int], ...]:
     return ((None, 1),) if wire == "vllm" else ((BROKEN, 1),)
 
 
+@pytest.mark.suite
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_an_interrupt_at_any_moment_ends_the_run(wire: str, tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ class SecondBest:
         return Completion(ids[len(request.prompt_ids) :])
 
 
-@pytest.mark.parametrize(("one", "other"), [("vllm", "sglang"), ("sglang", "vllm-completions")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("vllm", "sglang"), pytest.param("sglang", "vllm-completions", marks=pytest.mark.suite)]
+)
 def test_one_policy_on_two_wires_makes_equal_ledgers(one: str, other: str) -> None:
     outcome = suite.run(target(one), LONGER, against=target(other))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
@@ -86,6 +88,7 @@ def test_one_policy_on_two_wires_makes_equal_ledgers(one: str, other: str) -> No
     assert {verdicts[name] for name in SINGLE_SERVER_CHECKS} == {"not applicable"}
 
 
+@pytest.mark.suite
 def test_a_near_tie_may_differ_and_is_reported_with_its_margin() -> None:
     noisy = replace(target("vllm", SecondBest()), tolerance_nats=0.05)
     outcome = suite.run(noisy, QUICK, against=target("sglang", SecondBest(0.0, 0.095)))
@@ -104,6 +107,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_weights_are_noticed_though_each_server_alone_passes(name: str) -> None:
     make, check = OTHERS[name]

@@ -34,6 +34,7 @@ class Counting:
         await self._inner.aclose()
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("wire", SERVERS)
 def test_no_more_requests_are_sent_than_announced(wire: str) -> None:
     weights = FOLDERS if wire == "sglang" else ()

@@ -23,11 +23,11 @@ from strands_tito.conformance.target import Target
 from support.scripted import tokenizer
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
-"""`make test` takes every eighth defect, `make prove` and `make defects` all."""
+"""`make suite` takes every eighth defect, `make prove` and `make defects` all."""
 SHORT = Profile("short", 1, 1, 2)
 """What follows the conversations is what these tests are about."""
 HARDEST = ("penalties-greedy-alone", "top-p-before-top-k", "long-prompts-hotter")
-"""The sampling defects with the least evidence at this size, which `make test` always takes."""
+"""The sampling defects with the least evidence at this size, which `make suite` always takes."""
 CHOSEN = [each for at, each in enumerate(SAMPLING) if EXAMPLES or at % 8 == 0 or each.name in HARDEST]
 VOCABULARY = 200
 LISTED = 18
@@ -198,6 +198,7 @@ def test_the_center_of_differences_is_their_mean_or_their_median() -> None:
     assert precision.center(np.array([0.0] * 6 + [-0.5] * 4)) == pytest.approx(-0.2)
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("defect", CHOSEN, ids=lambda defect: defect.name)
 def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     wire = defect.wires[len(defect.name) % len(defect.wires)]

@@ -82,6 +82,7 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
         assert outcome.server.policy.info.weight_version == "default"
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
     vision = tokenizer(VISION_MODEL)
@@ -110,6 +111,7 @@ def test_two_sound_engines_that_read_images_give_equal_ledgers() -> None:
     assert outcome.tally.passed["ledgers"] > 10
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("wire", ["sglang", "vllm-completions"])
 def test_weights_change_during_answers_where_the_owner_allows_it(wire: str) -> None:
     outcome = run(wire, PROFILES["quick"], weights=FOLDERS[:1])
@@ -126,6 +128,7 @@ def test_weights_change_during_answers_where_the_owner_allows_it(wire: str) -> N
     assert passed["rescored"] > 300
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("wire", ["vllm", "vllm-completions"])  # test_requests loads two on SGLang's wire
 def test_two_folders_of_weights_are_loaded_in_turn_and_the_first_one_last(wire: str) -> None:
     outcome = run(wire, PROFILES["quick"], weights=FOLDERS)
@@ -143,6 +146,7 @@ RELOADS = [each for each in WEIGHTS if each.weights == 2][:: 1 if EXAMPLES else 
 """`make defects` takes all."""
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("number", range(len(RELOADS)), ids=[defect.name for defect in RELOADS])
 def test_a_defect_of_reloads_is_visible_only_with_two_folders(number: int) -> None:
     defect, wire = RELOADS[number], SERVERS[number % len(SERVERS)]
@@ -185,7 +189,10 @@ def test_a_server_need_not_report_the_stop_string() -> None:
 
 
 def _one_wire_each() -> list[Any]:
-    """Take every sixth defect on one of its wires, in rotation; `make defects` takes all on all wires."""
+    """Take every sixth defect on one of its wires, in rotation; `make defects` takes all on all wires.
+
+    `make test` takes a fifth of these, `make suite` the others.
+    """
     by_name: dict[str, list[tuple[Defect, str]]] = {}
     for defect, wire in all_defects():
         if defect in SAMPLING:  # planted in test_sampler
@@ -193,7 +200,10 @@ def _one_wire_each() -> list[Any]:
         by_name.setdefault(defect.name, []).append((defect, wire))
     step = 1 if EXAMPLES else 6
     chosen = [pairs[number % len(pairs)] for number, pairs in enumerate(by_name.values()) if number % step == 0]
-    return [pytest.param(defect, wire, id=f"{defect.name}-{wire}") for defect, wire in chosen]
+    return [
+        pytest.param(defect, wire, id=f"{defect.name}-{wire}", marks=() if number % 5 == 0 else pytest.mark.suite)
+        for number, (defect, wire) in enumerate(chosen)
+    ]
 
 
 @pytest.mark.parametrize(("defect", "wire"), _one_wire_each())
@@ -205,6 +215,7 @@ def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
     assert verdict.caught_by in CHECKS or verdict.caught_by == "connecting"
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("defect", PARITY, ids=lambda defect: defect.name)
 def test_a_defect_of_parity_is_visible_only_with_a_second_server(defect: Defect) -> None:
     alone = replace(defect, needs_second_server=False)
@@ -213,6 +224,7 @@ def test_a_defect_of_parity_is_visible_only_with_a_second_server(defect: Defect)
     assert verdict.turns > 10
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize("number", range(len(MODES)), ids=[mode.name for mode in MODES])
 def test_a_sound_server_of_another_mode_passes(number: int) -> None:
     mode = MODES[number]

@@ -20,6 +20,7 @@ def test_names_are_unique_and_each_says_what_it_is_after() -> None:
     assert all(defect.why for defect in ALL.values() if defect.hard)
 
 
+@pytest.mark.suite
 @pytest.mark.parametrize(
     ("name", "wire"),
     [
