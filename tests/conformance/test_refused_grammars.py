@@ -47,7 +47,14 @@ async def _nothing() -> None:
     return
 
 
-@pytest.mark.parametrize(("wire", "for_good"), [("vllm", False), ("vllm-completions", True), ("sglang", False)])
+@pytest.mark.parametrize(
+    ("wire", "for_good"),
+    [
+        pytest.param("vllm", False, marks=pytest.mark.suite),
+        pytest.param("vllm-completions", True, marks=pytest.mark.suite),
+        ("sglang", False),
+    ],
+)
 def test_only_a_refusal_of_the_grammar_is_skipped(wire: str, for_good: bool) -> None:
     make = plant(SOUND, wire, tokenizer(), int(tokenizer().eos_token_id))
     target = Target(

@@ -207,6 +207,7 @@ def test_a_planted_defect_is_noticed(defect: Defect) -> None:
     assert verdict.expected, verdict.problem
 
 
+@pytest.mark.suite
 def test_no_two_samples_share_a_seed() -> None:
     """A server may give two prompts with one seed the same random numbers, which the bets would take for evidence."""
     transport = plant(SOUND, "vllm", tokenizer(), int(tokenizer().eos_token_id), varied=True)()

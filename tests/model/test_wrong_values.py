@@ -27,6 +27,9 @@ def nested(depth: int) -> Any:
     return value
 
 
+DEEP = nested(100_000)
+
+
 def message_of(block: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [*HELLO, {"role": role, "content": [block]}]}
 
@@ -57,19 +60,19 @@ def with_tool(**changes: Any) -> dict[str, Any]:
         (message_of({"toolUse": None}, "assistant"), r"\['toolUse'\] is None"),
         (message_of({"toolUse": {}}, "assistant"), "has no 'toolUseId'"),
         (used(toolUseId=[]), r"\['toolUseId'\] is \[\]"),
-        (used(input=nested(100_000)), "nested more than 100 levels"),
+        (used(input=DEEP), "nested more than 100 levels"),
         (resulting(toolUseId={}), r"\['toolUseId'\] is \{\}"),
         (resulting(content=None), r"\['content'\] is None"),
         (resulting(content=[3]), r"\['content'\]\[0\] is 3"),
         (resulting(content=[{"text": 3}]), r"\['text'\] is 3"),
-        (resulting(content=[{"json": nested(100_000)}]), "nested more than 100 levels"),
+        (resulting(content=[{"json": DEEP}]), "nested more than 100 levels"),
         (resulting(content=[{"json": 10**5000}]), "more than 64 bits"),
         (message_of({"reasoningContent": None}, "assistant"), r"\['reasoningContent'\] is None"),
         (message_of({"reasoningContent": {"reasoningText": {}}}, "assistant"), "has no 'text'"),
         ({"messages": HELLO, "system_prompt": 3}, "system_prompt is 3"),
         ({"messages": HELLO, "model_state": "a"}, "model_state is 'a'"),
         ({"messages": HELLO, "model_state": 0}, "model_state is 0"),
-        (resulting(unknown=nested(100_000)), "nested more than 100 levels"),
+        (resulting(unknown=DEEP), "nested more than 100 levels"),
         (resulting(unknown=10**5000), "more than 64 bits"),
         ({**with_tool(name="\ud800"), "tool_choice": {"any": {}}}, "surrogates not allowed"),
         ({"messages": HELLO, "tool_specs": 3}, "tool_specs is 3"),
@@ -77,7 +80,7 @@ def with_tool(**changes: Any) -> dict[str, Any]:
         ({"messages": HELLO, "tool_specs": [{}]}, r"tool_specs\[0\] has no 'name'"),
         (with_tool(name=[]), r"\['name'\] is \[\]"),
         (with_tool(inputSchema=None), r"\['inputSchema'\] is None"),
-        (with_tool(inputSchema={"json": nested(100_000)}), "nested more than 100 levels"),
+        (with_tool(inputSchema={"json": DEEP}), "nested more than 100 levels"),
         ({**with_tool(), "tool_choice": 3}, "tool_choice is 3"),
         ({**with_tool(), "tool_choice": {"tool": {}}}, r"tool_choice\['tool'\] has no 'name'"),
     ],

@@ -100,7 +100,9 @@ class Recording:
 
     def _continued(self, ledger: Ledger) -> Ledger:
         """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""
-        recorded, own = ledger.header.certificate or {}, self._policy.template.certificate
+        if (recorded := ledger.header.certificate) is None:
+            return ledger
+        own = self._policy.template.certificate
         if recorded.get("tokenizer", own.tokenizer) != own.tokenizer:
             raise InvalidValueError(
                 f"Law 15: ledger {ledger.header.uuid} is of another tokenizer ({short_repr(ledger.header.tokenizer)}) "
