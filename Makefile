@@ -17,7 +17,6 @@ PACKAGE ?=
 SAMPLE ?=
 # Container images often set this; each test process would then compile 600 modules anew.
 export PYTHONDONTWRITEBYTECODE :=
-CONFORMANCE := tests/integration/test_conformance_real.py
 # One process for each engine, which keeps its server from test to test.
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
@@ -76,11 +75,11 @@ coverage: $(READY)  ## count the lines and branches that make test reaches; fail
 		{ echo "Less than 97% of tito_core's lines and branches are reached."; exit 1; }
 
 conformance: $(READY)  ## hold real vLLM and SGLang servers on this CPU to every law, and to each other
-	$(ON_ENGINES) $(CONFORMANCE) $(TEST_ARGS)
+	$(ON_ENGINES) tests/integration/test_conformance_real.py $(TEST_ARGS)
 
-engines: $(READY)  ## run all other tests against real vLLM and SGLang servers on this CPU
+engines: $(READY)  ## run every test that needs real vLLM and SGLang servers on this CPU, conformance among them
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
-	$(ON_ENGINES) tests/integration --ignore $(CONFORMANCE) $(TEST_ARGS)
+	$(ON_ENGINES) tests/integration $(TEST_ARGS)
 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (2.7 GB)
 	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect $(TEST_ARGS)
