@@ -171,8 +171,8 @@ def page(
         "`make defects` writes this page, and fails if a defect is missed or an alarm is false.",
         "",
         "*Caught by* is the check that failed first; `src/strands_tito/conformance/laws.py` describes each check. With "
-        "`refused` the client itself refused the answer, and with `connecting` the whole server. *Turns* were played "
-        "until then.",
+        "`refused` the client itself refused the answer, with `connecting` the whole server, and with `error` the "
+        "server failed a valid request. *Turns* were played until then.",
         "",
         "| defect | [law](laws.md) | what is wrong | caught by | turns |",
         "| --- | --- | --- | --- | --- |",

@@ -15,6 +15,8 @@ from tito_core.backend.errors import BackendError
 
 FOLDERS = ("/scripted", "/scripted-too")
 """Folders of weights that a scripted engine loads."""
+SERVER_ERRORS = ("ServerError", "EngineTimeoutError", "EngineConnectionError")
+"""Names of the errors of a server that fails a valid request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Verdict:
     Attributes:
         defect: Name of the defect.
         wire: Its wire.
-        caught_by: The check that failed, "connecting" if the client refused the server, or None.
+        caught_by: The check that failed, "connecting" if the client refused the server, "error" if the server failed a
+            valid request, the type of a crash, or None.
         problem: The check's sentence.
         turns: Turns until then.
         expected: Whether the defect can cause the failure; False for a crash of the suite itself.
@@ -91,5 +94,8 @@ def _verdict(defect: Defect, wire: str, outcome: suite.Outcome) -> Verdict:
     if outcome.broken is not None:
         return Verdict(defect.name, wire, outcome.broken.check.name, outcome.broken.problem, outcome.turns)
     if outcome.error is not None:
-        return Verdict(defect.name, wire, outcome.error.partition(":")[0], outcome.error, outcome.turns, expected=False)
+        kind = outcome.error.partition(":")[0]
+        if kind in SERVER_ERRORS:
+            return Verdict(defect.name, wire, "error", outcome.error, outcome.turns)
+        return Verdict(defect.name, wire, kind, outcome.error, outcome.turns, expected=False)
     return Verdict(defect.name, wire, None, "", outcome.turns)
