@@ -10,6 +10,7 @@ import pytest
 from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException
 
+from strands_tito.testing import Completion
 from support.aborting import Aborting
 from support.histories import add
 from support.scripted import BACKENDS, END, Says, backend_of, call, engine_of, ids_of, model_of, policy_of, tokenizer
@@ -54,6 +55,13 @@ async def test_a_resumed_turn_is_one_turn(kind: str) -> None:
     loaded = store.from_json(store.to_json(cut.ledger))
     assert loaded[0].draft.engine.responses == turn.engine.responses
     assert store.to_json(cut.ledger)["turns"][0]["engine"]["responses"] == [list(s) for s in turn.engine.responses]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turn_records_what_the_server_had_cached(kind: str) -> None:
+    model = model_of(kind, lambda request: Completion(ids_of(f"Yes.{END}"), cached_tokens=3))
+    await Agent(model=model, callback_handler=None).invoke_async("Is it?")
+    assert model.ledger[0].draft.engine.cached_tokens == 3
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -122,6 +122,23 @@ def test_a_server_that_lacks_a_control_token_of_the_template_is_refused(kind: st
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+def test_a_server_that_lacks_a_control_token_of_the_parser_alone_is_refused(kind: str) -> None:
+    ours, theirs = byte_level((*MARKUP, "[TOOL_CALLS]")), byte_level()
+    engine = served(kind, encoder(theirs), vocab_size=len(ours))
+    assert connected(engine, kind, tokenizer=ours).vocabulary is VocabularyCheck.TOKENIZE
+    with pytest.raises(LawViolationError) as raised:
+        connected(engine, kind, tokenizer=ours, parser="mistral")
+    assert raised.value.law == 15
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_an_answer_ends_where_the_template_ends_a_turn_and_at_the_end_of_sequence(kind: str) -> None:
+    loaded = byte_level((*MARKUP, "<end>"), names={"eos_token": "<end>"})
+    policy = connected(served(kind, encoder(loaded), vocab_size=len(loaded)), kind, tokenizer=loaded)
+    assert set(policy.stop_token_ids) == {loaded.convert_tokens_to_ids(each) for each in ("<|im_end|>", "<end>")}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_added_tokens_that_the_template_never_writes_may_differ(kind: str) -> None:
     more = byte_level((*MARKUP, "<|fim_prefix|>", "<image>"))
     assert connected(served(kind, encoder(more)), kind).vocabulary is VocabularyCheck.TOKENIZE
