@@ -138,6 +138,21 @@ def test_an_answer_ends_where_the_template_ends_a_turn_and_at_the_end_of_sequenc
     assert set(policy.stop_token_ids) == {loaded.convert_tokens_to_ids(each) for each in ("<|im_end|>", "<end>")}
 
 
+@pytest.mark.parametrize(
+    "used",
+    [{"padding": True}, {"padding": "max_length", "max_length": 50}, {"truncation": True, "max_length": 3}],
+    ids=["padded", "padded to a length", "truncated"],
+)
+def test_what_a_tokenizer_did_before_is_no_difference(used: dict[str, Any]) -> None:
+    """Transformers keeps the last call's padding and truncation in the tokenizer."""
+    loaded = byte_level()
+    fresh = connected(served("vllm", encoder(byte_level())), "vllm", tokenizer=loaded)
+    loaded(["one", "one and two and three"], **used)
+    again = connected(served("vllm", encoder(byte_level())), "vllm", tokenizer=loaded)
+    assert again.template.certificate == fresh.template.certificate
+    assert again.model(ledger=fresh.model().ledger).policy is again
+
+
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_added_tokens_that_the_template_never_writes_may_differ(kind: str) -> None:
     more = byte_level((*MARKUP, "<|fim_prefix|>", "<image>"))

@@ -81,6 +81,7 @@ class ContentSafeEncoder:
                 f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
                 "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
+        tokenizer.encode("", add_special_tokens=False)  # drops what transformers keeps of the last call's padding
         self.tokenizer = backend
         plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
         self.digest = plain.digest
