@@ -269,3 +269,14 @@ def test_counting_leaves_out_the_generation_prompt() -> None:
     prompt = template.first_prompt([user("a")], None, [LOOK]).ids.tolist()
     header = shared().encode("<|im_start|>assistant\n", add_special_tokens=False)
     assert template.count_tokens([user("a")], None, [LOOK]) == len(prompt) - len(header)
+
+
+def test_a_template_that_needs_tools_is_refused_a_prompt_without_any() -> None:
+    """Without one the template raises an error of its own, which says nothing to the user."""
+    raises = "{%- if not tools -%}{{- raise_exception('?') -}}{%- endif -%}"
+    template = ChatTemplate.of(byte_level(template=raises + CHATML_TOOLS))
+    assert template.certificate.needs_tools
+    for tools in (None, []):
+        with pytest.raises(TemplateError, match="at least one tool"):
+            template.first_prompt([user("Hi")], None, tools)
+    assert len(template.first_prompt([user("Hi")], None, [LOOK]).ids)
