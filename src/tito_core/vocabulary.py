@@ -25,6 +25,7 @@ from tito_core.ledger.vocabulary import VocabularyCheck, check_same_ids, check_v
 from tito_core.parsing.registry import ToolParser, control_strings
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,9 @@ async def compare(
 ) -> VocabularyCheck:
     """Compare the client's tokenizer with the server's.
 
-    Only tokens that a rollout can send are compared: ordinary text, and the control tokens that the chat template or
-    the parser uses. Other added tokens may differ, since they are never exchanged. A server whose tokenizer encodes
+    Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
+    tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens
+    may differ, since they are never exchanged. A server whose tokenizer encodes
     control tokens as text (vLLM's Mistral mode) is compared on ordinary text, and the result is that of the sizes.
 
     Args:
@@ -94,7 +96,7 @@ async def compare(
         return VocabularyCheck.TOKENIZE
     check = VocabularyCheck.NOT_CHECKED
     if info.vocab_size is not None:
-        check_vocab_size(_largest_id(tokenizer, probes), info.vocab_size, **names)
+        check_vocab_size(_largest_id(template.encoder.tokenizer, probes), info.vocab_size, **names)
         check = VocabularyCheck.VOCAB_SIZE
     why = "reads control tokens as text" if encoded else "does not encode text for clients"
     logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
@@ -114,12 +116,20 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
     encoder = template.encoder
     inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
     for text in ORDINARY:
-        ids = np.array(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        ids = np.array(encoder.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         yield Probe(text, ids, ids)
+    added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
+    if words := [text for text in added if text not in encoder.added]:  # a text becomes these
+        ids = inert.encode(Traced.content(" ".join(words), 0)).ids
+        yield Probe(" ".join(words), ids, ids)
     used = control_strings(parser)
     source = str(tokenizer.chat_template)
     ends = {*template.stop_ids, tokenizer.eos_token_id}
-    control = [text for text, index in encoder.added.items() if text in source or text in used or index in ends]
+    control = [
+        text
+        for text, index in encoder.added.items()
+        if not encoder.inert or text in source or text in used or index in ends
+    ]
     renderings = [Traced(" ".join(sorted(control)), ())] if control else []
     for case in cases():
         if case.calls and case.tools and case.name in template.certificate.passed:
@@ -132,9 +142,8 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
         yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
 
 
-def _largest_id(tokenizer: PreTrainedTokenizerBase, probes: Sequence[Probe]) -> int:
+def _largest_id(backend: Tokenizer, probes: Sequence[Probe]) -> int:
     """Return the largest id that the client may send: in the vocabulary without added tokens, or in the probes."""
-    backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)
     return max(ordinary, *(int(probe.ids.max(initial=-1)) for probe in probes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import os
 import socket
 import socketserver
 import threading
@@ -212,3 +213,14 @@ def test_backends_share_the_time_at_exit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_failed_abort_is_silent() -> None:
     in_flight._post(BlockingPost("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)
+
+
+def test_a_forked_process_does_not_abort_its_parents_generations() -> None:
+    requests = InFlightRequests(lambda running: pytest.fail(running))
+    requests.add("r")
+    child = os.fork()
+    if not child:
+        os._exit(len(requests._running))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert requests._running == {"r"}
+    requests.forget()

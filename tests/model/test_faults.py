@@ -282,3 +282,21 @@ async def test_call_ids_of_a_failed_turn_are_reused() -> None:
             pass
         ledgers.append(store.encode(model.ledger, engine=False))
     assert ledgers[0] == ledgers[1]
+
+
+@pytest.mark.parametrize("gone", ["closed", "removed"])
+def test_a_store_that_is_gone_is_noticed_before_anything_is_sampled(gone: str, tmp_path: Path) -> None:
+    path = tmp_path / "rollouts"
+    file = LedgerFile(path, "a")
+    model = model_of("vllm", Says("Yes."), store=file)
+    agent = Agent(model=model, callback_handler=None)
+    agent("Is it?")
+    sent = len(model.scripted.requests)
+    if gone == "closed":
+        file.close()
+    else:
+        path.unlink()
+    with pytest.raises(TurnNotStoredError, match=rf"{path} could not write turn 1 .*the file was {gone}"):
+        agent("Is it?")
+    assert (len(model.scripted.requests), len(model.ledger)) == (sent, 1)
+    file.close()

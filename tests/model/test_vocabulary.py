@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,8 +156,51 @@ def test_what_a_tokenizer_did_before_is_no_difference(used: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+def test_added_tokens_that_text_becomes_must_be_the_servers(kind: str) -> None:
+    """The model may have rows for them, which were never trained."""
+    more = byte_level((*MARKUP, "EURUSD", "GBPJPY"))
+    sizes = {"vocab_size": len(more) + 64}
+    with pytest.raises(LawViolationError, match="EURUSD GBPJPY") as raised:
+        connected(served(kind, encoder(small()), **sizes), kind, tokenizer=more)
+    assert raised.value.law == 15
+    policy = connected(served(kind, encoder(more), **sizes), kind, tokenizer=more)
+    assert policy.vocabulary is VocabularyCheck.TOKENIZE
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_where_content_may_become_control_tokens_all_of_them_must_be_the_servers(kind: str) -> None:
+    more = byte_level((*MARKUP, "<|fim_prefix|>"))
+    engine = served(kind, encoder(small()), vocab_size=len(more))
+    assert connected(engine, kind, tokenizer=more).vocabulary is VocabularyCheck.TOKENIZE
+    with pytest.raises(LawViolationError, match=rf"gives \[{more.convert_tokens_to_ids('<|fim_prefix|>')}, "):
+        connected(engine, kind, tokenizer=more, content_tokens="as-template")
+
+
+def test_a_tokenizer_may_pad_and_truncate_in_another_thread_meanwhile(tmp_path: Path) -> None:
+    """A trainer collates its batches with the tokenizer of its rollouts."""
+    loaded, stop = byte_level(), threading.Event()
+
+    def collate() -> None:
+        while not stop.is_set():
+            loaded(["one", "one and two and three"], padding="max_length", truncation=True, max_length=3)
+
+    expected = connected(served("vllm", encoder(byte_level())), "vllm").template.certificate
+    trainer = threading.Thread(target=collate)
+    trainer.start()
+    try:
+        for number in range(3):
+            template = ChatTemplate.of(loaded, certificates=tmp_path / str(number))
+            assert template.certificate.tokenizer == expected.tokenizer
+            policy = connected(served("vllm", encoder(byte_level())), "vllm", tokenizer=loaded)
+            assert policy.template.certificate == expected
+    finally:
+        stop.set()
+        trainer.join()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_added_tokens_that_the_template_never_writes_may_differ(kind: str) -> None:
-    more = byte_level((*MARKUP, "<|fim_prefix|>", "<image>"))
+    more = byte_level((*MARKUP, "<|fim_prefix|>", "<|image|>"))
     assert connected(served(kind, encoder(more)), kind).vocabulary is VocabularyCheck.TOKENIZE
     assert (
         connected(served(kind, encoder(small()), vocab_size=len(more)), kind, tokenizer=more).vocabulary

@@ -86,6 +86,26 @@ def test_only_a_torn_tail_is_dropped(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("gone", ["closed", "removed", "replaced"])
+def test_what_would_be_lost_is_not_written(gone: str, tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    file = store.LedgerFile(path, "a")
+    made = file.attach(ledger(1))
+    turns = len(made)
+    if gone == "closed":
+        file.close()
+    else:
+        path.unlink()
+    if gone == "replaced":
+        store.append(path, [ledger(2)])
+    for use in (file.sync, file.check_open, lambda: made.annotate("reward", 1.0), lambda: file.append(ledger(3))):
+        with pytest.raises(OSError, match=f"the file was {'closed' if gone == 'closed' else 'removed'}") as caught:
+            use()
+        assert caught.value.filename == str(path)
+    assert (len(made), made.annotations) == (turns, ())
+    file.close()
+
+
 def test_forked_processes_append_to_one_file(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     script = f"""

@@ -63,7 +63,7 @@ class ContentSafeEncoder:
 
     Attributes:
         inert: The argument.
-        tokenizer: The original tokenizer, which matches control tokens in any text.
+        tokenizer: A private copy of the tokenizer, which matches control tokens in any text.
         added: Ids of the control tokens by text.
         control_ids: Ids of the control tokens.
         digest: sha256 of the tokenizer's definition, hex.
@@ -81,12 +81,13 @@ class ContentSafeEncoder:
                 f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
                 "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
-        tokenizer.encode("", add_special_tokens=False)  # drops what transformers keeps of the last call's padding
-        self.tokenizer = backend
         plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
+        self.tokenizer = plain.original
         self.digest = plain.digest
         self.vocab_size = len(tokenizer)  # cached: a fast tokenizer counts on each call
-        tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}
+        tokens = {
+            i: token for i, token in plain.original.get_added_tokens_decoder().items() if token.content in plain.control
+        }
         self.added = {token.content: index for index, token in tokens.items()}
         self.control_ids = frozenset(tokens)
         self.eos_id = self.added.get(str(tokenizer.eos_token))

@@ -36,16 +36,19 @@ class InertTokenizer:
         words: The cache of its words, or None if it does not encode word by word.
         control: Texts of the control tokens.
         digest: sha256 of the original's definition, hex.
+        original: The original as it was, which its owner's calls do not change: transformers keeps the padding and
+            truncation of the last call in the tokenizer, which any thread may make. Neither is kept here.
     """
 
     tokenizer: Tokenizer
     words: WordCache | None
     control: frozenset[str]
     digest: str
+    original: Tokenizer
 
     @classmethod
     def of(cls, backend: Tokenizer, template: str, markup: Collection[str] = ()) -> InertTokenizer:
-        """Copy a tokenizer.
+        """Copy a tokenizer, in the state that it has now.
 
         Control tokens that are also in the model's vocabulary are renamed there, because some models (Unigram, BPE
         with `ignore_merges`) would find them in any text.
@@ -55,23 +58,37 @@ class InertTokenizer:
             template: Source of the chat template.
             markup: Further added tokens that a parser reads as control tokens.
         """
-        text = backend.to_str()
+        text = _plain(backend.to_str())
         digest = hashlib.sha256(text.encode()).hexdigest()
-        added = backend.get_added_tokens_decoder().values()
+        originals, copies = _cache.setdefault(backend, ({}, {}))
+        if (original := originals.get(digest)) is None:
+            original = originals[digest] = Tokenizer.from_str(text)
+        added = original.get_added_tokens_decoder().values()
         control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
-        made = _cache.setdefault(backend, {})
-        if (digest, control) not in made:
-            copy = _share_model(text, control, backend) or _copy(
-                text, control, {token.content for token in added}, backend
+        if (digest, control) not in copies:
+            copy = _share_model(text, control, original) or _copy(
+                text, control, {token.content for token in added}, original
             )
-            made[digest, control] = copy
-        return cls(*made[digest, control], control, digest)
+            copies[digest, control] = copy
+        return cls(*copies[digest, control], control, digest, original)
 
 
 _Copies = dict[tuple[str, frozenset[str]], tuple[Tokenizer, WordCache | None]]
-_cache: WeakKeyDictionary[Tokenizer, _Copies] = WeakKeyDictionary()
-"""Copies by tokenizer. A copy takes up to seconds and hundreds of megabytes."""
+_cache: WeakKeyDictionary[Tokenizer, tuple[dict[str, Tokenizer], _Copies]] = WeakKeyDictionary()
+"""Originals by digest, and copies, of each tokenizer. One takes up to seconds and hundreds of megabytes."""
+_STATELESS = '"truncation":null,"padding":null'
+"""How the definition of a tokenizer that neither truncates nor pads begins, after its version."""
 _EMPTY_MODEL = '{"type": "BPE", "vocab": {}, "merges": []}'
+
+
+def _plain(text: str) -> str:
+    """Return a definition without padding and truncation."""
+    if _STATELESS in text[:100]:
+        return text
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return str(tokenizer.to_str())
 
 
 def _share_model(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[Tokenizer, WordCache | None] | None:

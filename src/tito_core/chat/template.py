@@ -270,7 +270,7 @@ def _certify(
 
 def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:
     """Refuse a tokenizer whose ids of a rendering without markup in content differ from the encoder's."""
-    expected: list[int] = tokenizer.backend_tokenizer.encode(str.__str__(text), add_special_tokens=False).ids
+    expected: list[int] = encoder.tokenizer.encode(str.__str__(text), add_special_tokens=False).ids
     found = encoder.encode(text).ids.tolist()
     if found != expected:
         raise TemplateError(

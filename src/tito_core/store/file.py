@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -194,8 +195,24 @@ class LedgerFile:
         self._stream(header, Kind.ANNOTATION, index, _ENCODER.encode(record_of(annotation)))
 
     def sync(self) -> None:
-        """Wait until everything written is on disk (fsync)."""
+        """Wait until everything written is on disk (fsync).
+
+        Raises:
+            OSError: The disk failed, or the file was closed or removed.
+        """
+        self.check_open()
         os.fsync(self._file.fileno())
+
+    def check_open(self) -> None:
+        """Check that the file can be written to, as far as that is known before.
+
+        Raises:
+            OSError: It was closed or removed. What is written to a removed file is lost.
+        """
+        if self._file.closed:
+            raise OSError(errno.EBADF, "the file was closed", str(self.path))
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise OSError(errno.ENOENT, "the file was removed", str(self.path))
 
     def close(self) -> None:
         """Close the file, without `sync`."""
@@ -288,6 +305,7 @@ class LedgerFile:
             self._lock = threading.RLock()
             self._open()
         with self._lock:
+            self.check_open()
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX)
             try:
                 self._catch_up()

@@ -56,8 +56,14 @@ class Recording:
 
         Raises:
             InvalidValueError: The restored ledger is of another tokenizer, or of inert content and the policy's is not.
+            TurnNotStoredError: The store was closed, or its file removed.
         """
         with self._lock:
+            if self._policy.store is not None:
+                try:
+                    self._policy.store.check_open()
+                except OSError as error:
+                    raise self._not_stored(self._ledger, error) from error
             if self._untouched:
                 self._ledger = self._restored(ledger_of(state)) or self._ledger
             self._untouched = False
@@ -75,13 +81,16 @@ class Recording:
         try:
             return ledger.commit(draft, history, answer, images)
         except OSError as error:
-            where = "the store" if self._policy.store is None else self._policy.store.path
-            raise TurnNotStoredError(
-                error.errno,
-                f"Law 5: {where} could not write turn {len(ledger)} of ledger {ledger.uuid} ({error}). The turn was "
-                "not committed; earlier turns are kept. Free disk space or fix the file's folder, and call the agent "
-                "again.",
-            ) from error
+            raise self._not_stored(ledger, error) from error
+
+    def _not_stored(self, ledger: Ledger, error: OSError) -> TurnNotStoredError:
+        where = "the store" if self._policy.store is None else self._policy.store.path
+        return TurnNotStoredError(
+            error.errno,
+            f"Law 5: {where} could not write turn {len(ledger)} of ledger {ledger.uuid} ({error}). The turn was not "
+            "committed; earlier turns are kept. Free disk space, or fix the file or its folder, and call the agent "
+            "again.",
+        )
 
     def next(self) -> Ledger:
         """Start the next ledger and return the previous one, sealed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -47,6 +48,10 @@ class InFlightRequests:
         """Remove an id that was answered, is known not to run, or was aborted."""
         self._running.discard(running)
 
+    def forget(self) -> None:
+        """Drop all ids: they are another process's."""
+        self._running.clear()
+
     def abort_without_loop(self, running: str) -> None:
         """Abort a generation whose event loop is gone: in a thread if one can still be started, else blocking."""
         self._running.discard(running)
@@ -70,6 +75,15 @@ def _post(post: BlockingPost, timeout_s: float) -> None:
 
 
 _instances: weakref.WeakSet[InFlightRequests] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Leave the parent's generations alone, which the end of this process would abort."""
+    for requests in list(_instances):
+        requests.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register
