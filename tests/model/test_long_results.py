@@ -231,7 +231,9 @@ async def test_the_bound_of_a_later_turn_is_that_of_its_tail() -> None:
         found.append((*arguments, options))
         return "text"
 
-    fake: Any = SimpleNamespace(tokenizer=policy.tokenizer, template=SimpleNamespace(tail=tail))
+    fake: Any = SimpleNamespace(
+        tokenizer=policy.tokenizer, template=SimpleNamespace(tail=tail, encoder=policy.template.encoder)
+    )
     least_length(fake, match, turn_input)
     assert found == [(messages[1], messages[2:], {"tool_specs": (), "history": messages[:1]})]
 
