@@ -187,9 +187,10 @@ def test_a_bad_address_is_one_sentence(kind: Kind, given_url: Any, sentence: str
     assert caught.value.backend == kind
 
 
-def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize("secret", ["http://user:hunter2@h:8000", "http://h:8000/?token=hunter2", "http://h#hunter2"])
+def test_a_secret_in_an_address_is_refused_and_not_shown(secret: str) -> None:
     with pytest.raises(EngineConnectionError, match="api_key") as caught:
-        BACKENDS["vllm"]("http://user:hunter2@h:8000")
+        BACKENDS["vllm"](secret)
     assert "hunter2" not in str(caught.value)
 
 

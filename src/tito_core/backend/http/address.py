@@ -71,14 +71,14 @@ def server_address(base_url: str, *, backend: str) -> str:
         raise _invalid_address(f"{base_url!r} is not a server address ({error})", backend) from None
     if "@" in url.raw_authority:  # not shown, as it is a secret
         raise _invalid_address("The server address contains a user name or password; pass the key as api_key", backend)
+    if url.query_string or url.fragment:  # not shown either
+        raise _invalid_address("The server address contains a query or a fragment; pass a key as api_key", backend)
     if url.scheme not in ("http", "https") or not host or not url.raw_host:
         raise _invalid_address(f"{base_url!r} is not a server address", backend)
     if problem := _host_problem(url.raw_host):
         raise _invalid_address(f"{base_url!r} is not a server address ({problem})", backend)
     if url.port == 0:
         raise _invalid_address(f"{base_url!r} has no port between 1 and 65535", backend)
-    if url.query_string or url.fragment:
-        raise _invalid_address(f"{base_url!r} contains a query or a fragment", backend)
     address = str(url).rstrip("/")
     if address.endswith("/v1"):
         raise _invalid_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
