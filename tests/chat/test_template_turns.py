@@ -17,6 +17,7 @@ from support.templates import template_of
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.chat.template_arguments import checked_arguments
+from tito_core.chat.tokenizer import TokenizerError
 from tito_core.ledger.provenance import Provenance
 
 
@@ -202,5 +203,5 @@ def test_a_slow_tokenizer_is_refused() -> None:
         backend_tokenizer = None
 
     slow: Any = Slow()
-    with pytest.raises(TypeError, match=r"Slow .*use_fast=True"):
+    with pytest.raises(TokenizerError, match=r"Slow .*use_fast=True"):
         ChatTemplate.of(slow)

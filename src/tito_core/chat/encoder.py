@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from tito_core.chat.inert_tokenizer import InertTokenizer
+from tito_core.chat.tokenizer import TokenizerError
 from tito_core.chat.traced import Span, Traced
 from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.columns import TokenIds
@@ -71,13 +72,13 @@ class ContentSafeEncoder:
         vocab_size: Number of the tokenizer's ids, added tokens included.
 
     Raises:
-        TypeError: The tokenizer is not a fast tokenizer.
+        TokenizerError: The tokenizer is not a fast tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
-            raise TypeError(
+            raise TokenizerError(
                 f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
                 "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
