@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,22 +61,21 @@ class InertTokenizer:
         """
         text = _plain(backend.to_str())
         digest = hashlib.sha256(text.encode()).hexdigest()
-        originals, copies = _cache.setdefault(backend, ({}, {}))
-        if (original := originals.get(digest)) is None:
-            original = originals[digest] = Tokenizer.from_str(text)
+        original = _original(text)
         added = original.get_added_tokens_decoder().values()
         control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
-        if (digest, control) not in copies:
+        made = _cache.setdefault(backend, {})
+        if (digest, control) not in made:
             copy = _share_model(text, control, original) or _copy(
                 text, control, {token.content for token in added}, original
             )
-            copies[digest, control] = copy
-        return cls(*copies[digest, control], control, digest, original)
+            made[digest, control] = copy
+        return cls(*made[digest, control], control, digest, original)
 
 
 _Copies = dict[tuple[str, frozenset[str]], tuple[Tokenizer, WordCache | None]]
-_cache: WeakKeyDictionary[Tokenizer, tuple[dict[str, Tokenizer], _Copies]] = WeakKeyDictionary()
-"""Originals by digest, and copies, of each tokenizer. One takes up to seconds and hundreds of megabytes."""
+_cache: WeakKeyDictionary[Tokenizer, _Copies] = WeakKeyDictionary()
+"""Copies by tokenizer. A copy takes up to seconds and hundreds of megabytes."""
 _STATELESS = '"truncation":null,"padding":null'
 """How the definition of a tokenizer that neither truncates nor pads begins, after its version."""
 _EMPTY_MODEL = '{"type": "BPE", "vocab": {}, "merges": []}'
@@ -89,6 +89,11 @@ def _plain(text: str) -> str:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return str(tokenizer.to_str())
+
+
+@lru_cache(maxsize=2)  # each policy may load a tokenizer anew
+def _original(text: str) -> Tokenizer:
+    return Tokenizer.from_str(text)
 
 
 def _share_model(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[Tokenizer, WordCache | None] | None:
