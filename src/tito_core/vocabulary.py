@@ -68,8 +68,8 @@ async def compare(
 
     Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
     tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens
-    may differ, since they are never exchanged. A server whose tokenizer encodes
-    control tokens as text (vLLM's Mistral mode) is compared on ordinary text, and the result is that of the sizes.
+    may differ, since they are never exchanged. A server whose tokenizer encodes control tokens as text (vLLM's Mistral
+    mode) is compared on ordinary text, and the result is that of the sizes.
 
     Args:
         backend: A connected backend.

@@ -243,10 +243,10 @@ class Aborting(VisionEngine):
         raw = await super().generate(request, on_chunk)
         if len(self.requests) == 3:
             return raw
-        kept = raw.output_ids[:1] if len(self.requests) == 2 else []  # type: ignore[index]
-        logprobs = raw.logprobs[: len(kept)]  # type: ignore[index]
-        fields: dict[str, Any] = {"finish": "abort", "stop": None, "output_ids": kept, "logprobs": logprobs}
-        return replace(raw, **fields, completion_tokens=len(kept))
+        kept = int(len(self.requests) == 2)
+        ids, logprobs = list(raw.output_ids or ())[:kept], list(raw.logprobs or ())[:kept]
+        fields: dict[str, Any] = {"finish": "abort", "stop": None, "output_ids": ids, "logprobs": logprobs}
+        return replace(raw, **fields, completion_tokens=kept)
 
 
 async def test_a_resumed_generation_sends_its_images_again() -> None:

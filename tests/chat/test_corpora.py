@@ -99,7 +99,7 @@ class Planted:
                 ids = ids * 2
             case "a doubled closer" if where == "delta":
                 ids = [self.template.closer_id, *ids]
-        return SimpleNamespace(ids=np.asarray(ids))  # type: ignore[return-value]
+        return SimpleNamespace(ids=np.asarray(ids))  # type: ignore[return-value]  # its ids are all that is read
 
 
 @pytest.mark.parametrize(

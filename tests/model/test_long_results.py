@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.types.exceptions import ContextWindowOverflowException
 
+from support.byte_level import byte_level
 from support.conversations import calls, results, user
-from support.scripted import BACKENDS, Says, model_of, policy_of
+from support.scripted import BACKENDS, Says, backend_of, engine_of, model_of, policy_of
+from tito_core import Policy
 from tito_core.backend import ContextLengthError, EngineInfo
 from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger import Ledger
@@ -31,6 +33,15 @@ LINE = "Zeile 17: größer als 日本, 🎉\n"
 
 def result_of(size: int, line: str = LINE) -> list[Any]:
     return [user("Read it."), *calls(("read", {"path": "log"})), results(line * (size // len(line.encode()) + 1))]
+
+
+def policy_with(loaded: Any) -> Policy:
+    """Connect to a server that has the tokenizer's tokens."""
+    options: dict[str, Any] = {"vocab_size": len(loaded), "eos_ids": [loaded.eos_token_id]}
+    engine = engine_of(
+        "vllm", Says(""), encode=lambda text, _: loaded.encode(text, add_special_tokens=False), **options
+    )
+    return Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=loaded)
 
 
 class Refusing:
@@ -195,6 +206,17 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
         with pytest.raises(Exception, match=r"no room|leaves none") as caught:
             prepare()
         assert type(caught.value).__name__ in ("ContextLengthError", "TotalTokensReachedError")
+
+
+def test_a_bound_is_that_of_the_tokenizer_when_its_policy_was_connected() -> None:
+    """A trainer adds a word between two policies: what was one token for each character is then one for each word."""
+    loaded, word = byte_level(), "x" * 400
+    messages = [user(f"{word} " * (LONG_TEXT // 200))]
+    bounds = Settings.of(max_total_tokens=LONG_TEXT // 50)
+    with pytest.raises(TotalTokensReachedError, match="at least"):
+        prepared(policy_with(loaded), messages, bounds)
+    loaded.add_tokens([word])
+    assert len(prepared(policy_with(loaded), messages, bounds).request.input_ids) < LONG_TEXT // 50
 
 
 @pytest.mark.parametrize("bound", ["context_window_limit", "max_total_tokens"])

@@ -179,9 +179,9 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     style = "bold green" if outcome.sound and not missing else "bold yellow"
     console.print(f"{headline(missing)}: {ran}" if outcome.sound else ran, style=style, highlight=False)
     if missing:
-        remedy = "Use a larger profile, or pass --not-require NAME for what this server cannot offer."
-        why = f" {remedy}" if outcome.sound else ""
-        console.print(f"Required, but not checked: {', '.join(missing)}.{why}", style=style, highlight=False)
+        remedy = " Use a larger profile, or pass --not-require NAME for what this server cannot offer."
+        end = remedy if outcome.sound else ""  # a run that was cut short needs another
+        console.print(f"Required, but not checked: {', '.join(missing)}.{end}", style=style, highlight=False)
     if outcome.sound and (names := did_not_apply(every)):
         console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 

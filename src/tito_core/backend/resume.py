@@ -49,14 +49,25 @@ async def generate_resuming(
         BackendError: See `Backend.generate`.
     """
     parts: list[TokenResponse] = []
+    try:
+        return await _resuming(backend, request, abort_policy, on_chunk, parts)
+    except BackendError as error:
+        error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
+        raise
+
+
+async def _resuming(
+    backend: Backend,
+    request: TokenRequest,
+    abort_policy: AbortPolicy,
+    on_chunk: OnChunk | None,
+    parts: list[TokenResponse],
+) -> TokenResponse:
+    """Append each response to `parts`, and return them joined."""
     current, idle = request, 0
     for resumes in range(abort_policy.max_resumes + 1):
-        try:
-            part = await generate(backend, current, on_chunk)
-            _expect_same_rows(backend, parts, part)
-        except BackendError as error:
-            error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
-            raise
+        part = await generate(backend, current, on_chunk)
+        _expect_same_rows(backend, parts, part)
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)
@@ -74,9 +85,7 @@ async def generate_resuming(
         if resumes < abort_policy.max_resumes:
             await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
         current = continuing(request, parts, resumes + 1)
-    aborted = _aborted(backend, request, part, abort_policy, resumes)
-    aborted.was_streamed = on_chunk is not None and _sampled(parts) > 0
-    raise aborted
+    raise _aborted(backend, request, part, abort_policy, resumes)
 
 
 async def _fills_context(backend: Backend, part: TokenResponse) -> bool:

@@ -8,9 +8,8 @@ import re
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
@@ -61,7 +60,8 @@ class InertTokenizer:
         """
         text = _plain(backend.to_str())
         digest = hashlib.sha256(text.encode()).hexdigest()
-        original = _original(text)
+        if (original := _originals.get(digest)) is None:
+            original = _originals[digest] = Tokenizer.from_str(text)
         added = original.get_added_tokens_decoder().values()
         control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
         made = _cache.setdefault(backend, {})
@@ -76,6 +76,8 @@ class InertTokenizer:
 _Copies = dict[tuple[str, frozenset[str]], tuple[Tokenizer, WordCache | None]]
 _cache: WeakKeyDictionary[Tokenizer, _Copies] = WeakKeyDictionary()
 """Copies by tokenizer. A copy takes up to seconds and hundreds of megabytes."""
+_originals: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+"""Private copies by digest: policies that load a tokenizer anew share one."""
 _STATELESS = '"truncation":null,"padding":null'
 """How the definition of a tokenizer that neither truncates nor pads begins, after its version."""
 _EMPTY_MODEL = '{"type": "BPE", "vocab": {}, "merges": []}'
@@ -89,11 +91,6 @@ def _plain(text: str) -> str:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return str(tokenizer.to_str())
-
-
-@lru_cache(maxsize=2)  # each policy may load a tokenizer anew
-def _original(text: str) -> Tokenizer:
-    return Tokenizer.from_str(text)
 
 
 def _share_model(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[Tokenizer, WordCache | None] | None:

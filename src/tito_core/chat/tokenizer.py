@@ -21,7 +21,7 @@ raises instead of downloading.
 
 
 class TokenizerError(ValueError):
-    """The tokenizer cannot be loaded."""
+    """The tokenizer cannot be loaded, or is not a fast one."""
 
 
 def load_tokenizer(

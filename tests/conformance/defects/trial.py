@@ -27,7 +27,7 @@ class Verdict:
         defect: Name of the defect.
         wire: Its wire.
         caught_by: The check that failed, "connecting" if the client refused the server, "error" if the server failed a
-            valid request, the type of a crash, or None.
+            valid request before or after the conversations, the type of another error, or None.
         problem: The check's sentence.
         turns: Turns until then.
         expected: Whether the defect can cause the failure; False for a crash of the suite itself.
@@ -95,7 +95,7 @@ def _verdict(defect: Defect, wire: str, outcome: suite.Outcome) -> Verdict:
         return Verdict(defect.name, wire, outcome.broken.check.name, outcome.broken.problem, outcome.turns)
     if outcome.error is not None:
         kind = outcome.error.partition(":")[0]
-        if kind in SERVER_ERRORS:
+        if kind in SERVER_ERRORS and not outcome.moves:
             return Verdict(defect.name, wire, "error", outcome.error, outcome.turns)
         return Verdict(defect.name, wire, kind, outcome.error, outcome.turns, expected=False)
     return Verdict(defect.name, wire, None, "", outcome.turns)
