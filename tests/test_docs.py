@@ -261,7 +261,7 @@ def test_the_page_on_testing_runs() -> None:
     end = int(tokenizer().eos_token_id)
     names: dict[str, Any] = {"vocab_size": len(tokenizer()), "eos": end, "tokenizer": tokenizer()}
     for code in snippets("docs/testing.md"):
-        exec(compile(code, "docs/testing.md", "exec"), names)
+        exec(compile(code, "<docs/testing.md>", "exec"), names)
     assert callable(names["test_my_agent_keeps_a_sound_ledger"])
 
 

@@ -199,7 +199,7 @@ def test_an_invalid_task_is_an_error_before_the_server_is_asked(
         (["--n", "3"], ("No such option: --n",)),
         (["-n", "0"], ("Invalid value for '-n'",)),
         (["-n", "99999"], ("Invalid value for '-n'",)),
-        (["--sampling", "stop=" + "[" * 5000], ("--sampling stop", "nested")),
+        (["--sampling", "stop=" + "[" * 100_000], ("--sampling stop", "nested")),
         (["--verify-echo", "never"], ("verify_echo", "'always'", "'never'")),
         (["--turn-timeout", "0"], ("turn_timeout_s", "seconds")),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
@@ -62,7 +63,7 @@ def test_the_defaults() -> None:
 def test_every_option_is_declared_documented_and_checked() -> None:
     declared = {each.name for each in fields(Settings)} - {"reports_ids", "runs_calls", "aborts"}
     assert declared == RolloutOptions.__annotations__.keys() == settings._CHECKS.keys()
-    documented = re.findall(r"^        (\w+): ", RolloutOptions.__doc__ or "", re.MULTILINE)
+    documented = re.findall(r"^    (\w+): ", inspect.cleandoc(RolloutOptions.__doc__ or ""), re.MULTILINE)
     assert documented == list(RolloutOptions.__annotations__)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import pytest
 
@@ -17,7 +19,15 @@ RECORDED = json.loads(PATH.read_text(encoding="utf-8"))
 def test_each_turn_parses_as_recorded(name: str) -> None:
     for turn in RECORDED[name]:
         found = read(CALL_FAMILIES[name], turn["completion"], turn["calls"], turn["by_token"], turn["truncated"])
-        assert json.loads(json.dumps(found)) == turn["parsed"], turn["completion"]
+        assert as_written(found) == as_written(turn["parsed"]), turn["completion"]
+
+
+def as_written(parsed: object) -> object:
+    """Return a record; from Python 3.13 on without what `json` says of an error, which is in other words there."""
+    text = json.dumps(parsed)
+    if sys.version_info >= (3, 13):
+        text = re.sub(r"not valid JSON: [^\"]*? \(char \d+\)", "not valid JSON", text)
+    return json.loads(text)
 
 
 def test_the_record_has_every_format_and_all_edge_cases() -> None:
