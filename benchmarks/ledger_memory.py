@@ -92,7 +92,7 @@ def tokens_of(ledgers: list[Any]) -> int:
 
 def apart(measure: Any, *arguments: int) -> float:
     """Measure in a fresh process, so that earlier measurements do not interfere."""
-    with multiprocessing.get_context("spawn").ConnectionPool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         return float(pool.apply(measure, arguments))
 
 
