@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -130,7 +131,7 @@ async def connect(
     check_backend(backend)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
-    file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
+    file = store if isinstance(store, LedgerFile) or store is None else await asyncio.to_thread(_opened, store)
     if file is not None and not file.appends:
         raise ValueError(f"{file.path} was opened for reading. Open it with LedgerFile(path, 'a') to append turns.")
     if not isinstance(backend, str):
