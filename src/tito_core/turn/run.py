@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from strands.types.streaming import StreamEvent
 
-from tito_core.backend.errors import ContextLengthError
+from tito_core.backend.errors import BackendError, ContextLengthError, hide_causes
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.settings import Settings
 from tito_core.turn.commit import Recording, lock_wait_s
@@ -53,10 +53,10 @@ async def run_turn(
         await yield_to_loop()
     except CancelledBySignal:
         return  # without messageStop: so Strands recognises a cancelled provider
-    except ContextLengthError as error:
-        error.args = (
-            f"{error} {how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs)}",
-        )
+    except BackendError as error:
+        if isinstance(error, ContextLengthError):
+            error.advise(how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs))
+        hide_causes(error)
         raise
     with ledger.call_ids.for_turn() as next_call_id:
         answer = read(policy, prepared, response, next_call_id, settings)

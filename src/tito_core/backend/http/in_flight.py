@@ -143,8 +143,8 @@ class GenerationRunner:
             request = prepare(running)
             reader = None
             if assembler is not None and on_chunk is not None:
-                url, hide = self.http.base_url + request.path, self.http.hide_key
-                reader = StreamReader(assembler, on_chunk, self.http.backend, url, request_id, hide, request.size)
+                url = self.http.base_url + request.path
+                reader = StreamReader(assembler, on_chunk, self.http.backend, url, request_id, request.size)
             self._in_flight.add(running)
             try:
                 if reader is not None:
