@@ -16,8 +16,7 @@ from typing import Any, Self
 import msgspec
 from filelock import FileLock, Timeout
 
-from strands_tito.collect.agent import REWARD
-from strands_tito.collect.entry import NAME, Entry, read_start
+from strands_tito.collect.entry import NAME, Entry, expect_true, facts_of, read_start
 from strands_tito.collect.errors import FolderError
 from strands_tito.collect.index import Index, entries
 from strands_tito.collect.recovery import recover
@@ -84,21 +83,10 @@ class RolloutFolder:
             _sync(self.path)
         ledger, task = result.ledger, result.rollout.task
         self._file.append(ledger)
-        end = self._file.path.stat().st_size
-        turns = list(ledger)
-        entry = Entry(
-            task=task.id,
-            sample=result.rollout.sample,
-            digest=task.digest,
-            ledger=ledger.uuid,
-            file=self._file.path.name,
-            end=end,
-            termination=result.termination.value,
-            reward=_number(ledger.annotation(REWARD)),
-            turns=len(turns),
-            tokens=sum(turn.own_length for turn in turns),
-            sampled=sum(turn.draft.columns.output for turn in turns),
-        )
+        end = self._file.end
+        rollout = {"task": task.id, "sample": result.rollout.sample, "digest": task.digest}
+        facts = {**facts_of(ledger), **rollout, "termination": result.termination.value}
+        entry = Entry(file=self._file.path.name, end=end, **facts)
         try:
             self.index.append(entry)
         except BaseException:
@@ -196,7 +184,9 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
                 raise SchemaError(
                     f"{file.path} lacks ledger {entry.ledger}, which the index names: restore both from a copy."
                 )
-            yield file.load(entry.ledger)
+            ledger = file.load(entry.ledger)
+            expect_true(entry, ledger, Path(folder))
+            yield ledger
     finally:
         if file is not None:
             file.close()
@@ -207,11 +197,6 @@ def _open_file(path: Path) -> LedgerFile:
         return LedgerFile(path)
     except FileNotFoundError as error:
         raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
-
-
-def _number(reward: Any) -> float | None:
-    """Return a reward as exporters read it, None if it is not a number: the agent may annotate any JSON value."""
-    return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
 
 
 def _sync(folder: Path) -> None:
