@@ -7,6 +7,7 @@ again, a ledger without a line is cut off, so that each rollout is in the folder
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,6 +54,7 @@ class RolloutFolder:
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
         self._index_failed = False
+        self._writing = threading.Lock()
         with ExitStack() as opened:
             self._lock(opened)
             if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
@@ -69,12 +71,16 @@ class RolloutFolder:
         self.close()
 
     def append(self, result: RolloutResult) -> Entry:
-        """Write a finished rollout. After this returns, the rollout survives a crash of the process.
+        """Write a finished rollout. After this returns, the rollout survives a crash of the process. Thread-safe.
 
         Raises:
             OSError: The rollout could not be written.
             FolderError: An earlier rollout could not be written.
         """
+        with self._writing:
+            return self._append(result)
+
+    def _append(self, result: RolloutResult) -> Entry:
         if self._index_failed:
             raise FolderError(f"{self.path} takes no more rollouts: writing to its index failed. Run again to resume.")
         if self._file is None:
@@ -106,12 +112,15 @@ class RolloutFolder:
             "error": failure.error if failure else "",
             "traceback": failure.traceback if failure else "",
         }
-        with (self.path / FAILURES).open("ab") as log:
-            log.write(msgspec.json.encode(record) + b"\n")
+        with self._writing, (self.path / FAILURES).open("a+b", buffering=0) as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - 1))
+            torn = log.read(1) not in (b"", b"\n")  # a crash cut the last line: begin a new one
+            log.write(b"\n" * torn + msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:
-        """Flush everything to disk and release the folder."""
-        with self._exit_stack:
+        """Flush everything to disk and release the folder. Waits for a rollout that is being written."""
+        with self._writing, self._exit_stack:
             self._seal()
 
     def _lock(self, opened: ExitStack) -> None:
