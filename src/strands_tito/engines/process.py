@@ -139,7 +139,7 @@ def _start_on(
     engine = RunningEngine(
         spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
         process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark,
-        str(model_path) if launch.model_name == model_path.name else launch.model_name, launch.server_args, dev_mode,
+        str(model_path) if launch.model_name == model_path.name else launch.model_name, tuple(server_args), dev_mode,
         process,
     )  # fmt: skip
     try:
