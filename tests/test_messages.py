@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -220,12 +219,11 @@ def test_one_stop_string_needs_no_list() -> None:
     assert model.get_config()["sampling"]["stop"] == ("X",)
 
 
-def test_an_unknown_tokenizer_fails_soon_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_tokenizer_is_refused_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked once, as tests/chat/test_tokenizer.py counts: its client would retry for most of a minute."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    started = time.monotonic()
-    with pytest.raises(TokenizerError, match="nobody/has-this"):
+    with pytest.raises(TokenizerError, match=r"nobody/has-this.*the hub cannot be reached"):
         build(tokenizer="nobody/has-this")
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

@@ -25,7 +25,7 @@ from strands_tito.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_tabl
 from strands_tito.inspect.template_check import app as template_app
 from strands_tito.inspect.tokens import Show, coloured, ids_only, logprob_table
 from strands_tito.inspect.verify import connect_for_scoring, merge, rescore
-from strands_tito.terminal import VisibleConsole
+from strands_tito.terminal import VisibleConsole, progress_of
 from strands_tito.viewer.cli import view
 from strands_tito.viewer.rollouts import Rollouts
 from tito_core import store
@@ -90,6 +90,7 @@ def inspect(
     with Rollouts(paths) as rollouts:
         if not rollout:
             console.print(ledger_table(_checked(rollouts)))
+            _print_skipped(rollouts)
             return
         if rollout > len(rollouts):
             raise typer.BadParameter(f"--rollout {rollout}: {rollouts.title} has rollouts 1 to {len(rollouts)}.")
@@ -105,12 +106,21 @@ def inspect(
 
 
 def _checked(rollouts: Rollouts) -> Iterator[Ledger]:
-    """Yield every rollout, one in memory at a time.
+    """Yield every rollout, one in memory at a time, and show the progress on a terminal.
 
     Raises:
         LawViolationError: A rollout breaks a law.
     """
-    return (rollouts.load(number, check=True) for number in range(1, len(rollouts) + 1))
+    numbers = range(1, len(rollouts) + 1)
+    return (rollouts.load(number, check=True) for number in progress_of(numbers, "checking", len(numbers)))
+
+
+def _print_skipped(rollouts: Rollouts) -> bool:
+    """Print what was skipped, and return whether it may be a part of a rollout."""
+    skipped = rollouts.skipped()
+    for each in skipped:
+        console.print(each.text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return any(each.may_be_lost for each in skipped)
 
 
 def _tokenizer(ledger: Ledger, name: str) -> PreTrainedTokenizerBase:
@@ -188,6 +198,7 @@ def export(
             raise typer.Exit(1) from error
         wrote = f"Wrote {count(rows, 'row')} of {count(len(rollouts), 'rollout')} to {out}."
         console.print(wrote, markup=False, soft_wrap=True)
+        _print_skipped(rollouts)
 
 
 def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:
@@ -201,15 +212,21 @@ def verify(
     backend: Annotated[str, typer.Option(help="Backend of the server; default: that of the rollouts.")] = "",
     base_url: Annotated[str, typer.Option(help="Address of a server with the same weights, for re-scoring.")] = "",
 ) -> None:
-    """Check the laws on rollouts and, with --base-url, re-score their tokens."""
+    """Check the laws on rollouts and, with --base-url, re-score their tokens.
+
+    Exit status: 1 if a law is broken, or if a file ends inside a record.
+    """
     with Rollouts(paths) as rollouts:
         ledgers = list(_checked(rollouts))
-    turns = sum(len(ledger) for ledger in ledgers)
-    console.print(laws_line(len(ledgers), turns))
+        turns = sum(len(ledger) for ledger in ledgers)
+        console.print(laws_line(len(ledgers), turns))
+        is_whole = not _print_skipped(rollouts)
     if base_url:
         name = backend or _backend_of(ledgers)
         console.print(f"connecting to {base_url} and re-scoring", style="dim", markup=False, highlight=False)
         console.print(asyncio.run(_rescore(ledgers, name, base_url)), soft_wrap=True)
+    if not is_whole:
+        raise typer.Exit(1)
 
 
 def _backend_of(ledgers: list[Ledger]) -> str:
@@ -221,7 +238,8 @@ def _backend_of(ledgers: list[Ledger]) -> str:
 
 async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> str:
     engine = await connect_for_scoring(backend, base_url)
-    return rescored_line(merge([await rescore(ledger, engine) for ledger in ledgers]))
+    shown = progress_of(ledgers, "re-scoring", len(ledgers))
+    return rescored_line(merge([await rescore(ledger, engine) for ledger in shown]))
 
 
 @cache

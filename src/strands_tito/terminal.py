@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+T = TypeVar("T")
 VISIBLE = (
     {code: chr(0x2400 + code) for code in range(32)}
     | {127: "␡"}
@@ -33,6 +35,17 @@ class VisibleConsole(Console):
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(visible(text), style)
+
+
+def progress_of(items: Iterable[T], doing: str, total: int, console: Console | None = None) -> Iterator[T]:
+    """Yield items, with a bar on standard error while they are taken, if it is a terminal."""
+    console = console or VisibleConsole(stderr=True)
+    if not console.is_terminal:
+        yield from items
+        return
+    from rich.progress import track
+
+    yield from track(items, doing, total, console=console, transient=True)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from tito_core.policy import (
     PolicyOptions,
     check_arguments,
     connect,
+    refuse_elsewhere,
     refuse_ignored,
     run_blocking,
     stage_printer,
@@ -123,6 +124,10 @@ class Policy(PolicyParts):
             ledger: See `TITOModel`.
             **options: See `RolloutOptions`.
         """
+        others = [*PolicyOptions.__annotations__, *CONNECTED_TO]
+        refuse_elsewhere(
+            "policy.model", options, RolloutOptions.__annotations__, others, "of a policy", "Policy.connect"
+        )
         return TITOModel.of(self, ledger, **options)
 
     def __repr__(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -37,6 +38,7 @@ from tito_core.parsing.registry import (
     control_strings,
     get_tool_parser,
 )
+from tito_core.settings import RolloutOptions
 from tito_core.store import LedgerFile
 from tito_core.turn.policy_parts import PolicyParts
 from tito_core.vocabulary import QUESTION, compare
@@ -87,11 +89,29 @@ def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], b
     """Check the names of arguments; a backend may accept names of its own.
 
     Raises:
-        InvalidValueError: A name is unknown. The error suggests the nearest name, or `sampling` for its parameters.
+        InvalidValueError: A name is unknown. The error suggests the nearest name, or `sampling` for its parameters, or
+            says which function takes it.
     """
+    refuse_elsewhere(what, given, known, RolloutOptions.__annotations__, "of a rollout", "policy.model")
     own = option_names(backend)
     if own is not None:
         refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *own])))
+
+
+def refuse_elsewhere(
+    what: str, given: Mapping[str, Any], known: Collection[str], others: Collection[str], whose: str, taker: str
+) -> None:
+    """Refuse options that another function takes.
+
+    Raises:
+        InvalidValueError: An option is not `known`, but one of `others`, which `taker` takes.
+    """
+    for name in given:
+        if name not in known and name in others:
+            raise InvalidValueError(
+                f"{name} is an option {whose}, and not of {what}: pass it as {taker}({name}=...). TITOModel(...) takes "
+                "the options of both."
+            )
 
 
 def refuse_ignored(backend: Backend, given: Mapping[str, Any]) -> None:
@@ -130,7 +150,7 @@ async def connect(
     check_backend(backend)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
-    file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
+    file = store if isinstance(store, LedgerFile) or store is None else await asyncio.to_thread(_opened, store)
     if file is not None and not file.appends:
         raise ValueError(f"{file.path} was opened for reading. Open it with LedgerFile(path, 'a') to append turns.")
     if not isinstance(backend, str):

@@ -141,6 +141,7 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from tito_core.backend import errors
     from tito_core.hooks.loop_limiter import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
+    from tito_core.store import SchemaError
     from tito_core.turn.commit import TurnNotStoredError
 
     return [
@@ -149,7 +150,10 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
         ((exceptions.MaxTokensReachedException,), Termination.TRUNCATED),
         ((errors.GenerationAbortedError,), Termination.ABORTED),
         (
-            (errors.BackendError, exceptions.ModelThrottledException, LawViolationError, TurnNotStoredError),
+            (
+                *(errors.BackendError, exceptions.ModelThrottledException, LawViolationError),
+                *(TurnNotStoredError, SchemaError),
+            ),
             Termination.ENGINE_ERROR,
         ),
         (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.errors import AuthenticationError, UnsupportedByServerError
+from tito_core.backend.errors import AuthenticationError, UnsupportedByServerError, hidden
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.http.in_flight import DecodedResponse
@@ -90,7 +90,7 @@ class SGLangBackend(HttpBackend):
             cached_tokens=meta.cached_tokens,
             image_tokens=meta.image_tokens,
             versions=[(span.start, span.end, span.version) for span in meta.weight_versions],
-            message=None if reason.message is None else self.http.hide_key(reason.message),
+            message=None if reason.message is None else hidden(reason.message),
             latency_s=answer.latency_s,
             request_id=answer.request_id,
             **wire.optional_response_fields(meta, request),

@@ -77,7 +77,7 @@ async def test_a_connection_that_never_opens_is_retried() -> None:
     assert "within 0.3 s" in str(error)
     assert "connect_timeout_s" in str(error)
     assert retries == 2
-    assert 0.8 < time.monotonic() - started < 20
+    assert time.monotonic() - started > 0.8, "it waits each time"
 
 
 async def test_a_connection_that_opens_at_the_second_try() -> None:

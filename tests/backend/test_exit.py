@@ -18,7 +18,15 @@ SOON_S = 10.0
 
 
 @pytest.mark.parametrize(
-    ("kind", "way"), [("vllm", "thread"), ("sglang", "loop"), ("vllm", "exit"), ("sglang", "error")]
+    ("kind", "way"),
+    [
+        ("vllm", "thread"),
+        ("sglang", "loop"),
+        ("vllm", "exit"),
+        ("sglang", "error"),
+        ("vllm", "closed"),
+        ("sglang", "closed"),
+    ],
 )
 def test_running_generations_are_aborted_at_exit(kind: Kind, way: str) -> None:
     with scripted_server(engine_name(kind), hash_policy(), vocab_size=VOCAB, eos_ids=[EOS], latency=300.0) as server:
@@ -40,6 +48,13 @@ def test_running_generations_are_aborted_at_exit(kind: Kind, way: str) -> None:
             assert server.engine.running == 1
             process.stdin.write("go\n")
             process.stdin.flush()
+            if way == "closed":  # the process goes on, and nothing ever cancels or collects the task
+                until = time.monotonic() + SOON_S
+                while server.engine.running and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert (server.engine.running, process.poll()) == (0, None)
+                process.stdin.write("go\n")
+                process.stdin.flush()
             process.wait(SOON_S * 3)
         until = time.monotonic() + SOON_S
         while server.engine.running and time.monotonic() < until:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import html
+import re
+import traceback
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_tito.collect.workers import failure_of
 from strands_tito.testing import Fault, always
 from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, request_of
 from support.raw_server import RawServer
-from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError
+from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError, errors
 from tito_core.backend.calls import generate
+from tito_core.backend.errors import LONGEST_ERROR, hide_causes
 from tito_core.backend.http.errors import error_from_status
-from tito_core.backend.http.transport import EngineHttp, HttpRequest
+from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
 
 KEY = "sekret-key-1"
 ANSWERS = {
@@ -34,6 +41,95 @@ async def test_the_key_is_hidden_in_errors(where: str) -> None:
             await http.send(HttpRequest("/x"))
         await http.aclose()
     assert KEY not in str(caught.value) + caught.value.body
+
+
+SPELLINGS: list[Callable[[str], str]] = [
+    str,
+    lambda each: f"\\u{ord(each):04x}",  # .NET, and any JSON
+    lambda each: f"\\u{ord(each):04X}",
+    lambda each: f"\\\\u{ord(each):04x}",  # JSON in JSON
+    lambda each: f"\\x{ord(each):02x}",
+    lambda each: f"%{ord(each):02X}",
+    lambda each: f"&#{ord(each)};",
+    lambda each: f"&#x{ord(each):X};",
+    lambda each: html.escape(each),
+    lambda each: f"\\{each}" if each in "/'\"" else each,  # PHP
+]
+
+
+@given(
+    key=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=30),
+    around=st.sampled_from(["", "'", '"', "\\n", "\\u0027", "\\u0022", "x", "Bearer%20", "&quot;"]),
+    status=st.sampled_from([200, 400, 401, 429, 500]),
+    data=st.data(),
+)
+def test_no_spelling_of_the_key_is_shown(key: str, around: str, status: int, data: st.DataObject) -> None:
+    errors._secrets.clear()  # the keys of other examples
+    EngineHttp("vllm", "http://h", api_key=key)
+    spelled = "".join(data.draw(st.sampled_from(SPELLINGS))(each) for each in key)
+    filler = "y" * data.draw(st.sampled_from([0, 70, 150, 195, 900, 1990]))
+    body = f'{{"error": {{"message": "{filler} {around}{spelled}{around} no"}}}}'
+    if status == 200:
+        with pytest.raises(ProtocolViolationError) as caught:
+            decoded(EngineHttp("vllm", "http://h"), ResponseBody(body.encode(), "application/json"), list[int])
+        error: BackendError = caught.value
+    else:
+        error = error_from_status("vllm", status, body, {}, url="http://h", request_id=None)
+    shown = "".join(traceback.format_exception(error)) + error.body + repr(error)
+    for text in (shown, html.unescape(shown), unquote(shown), re.sub(r"\\+(u00|x)(..)", _character, shown)):
+        assert key not in text
+        assert key not in text.replace("\\", "")
+
+
+def _character(match: re.Match[str]) -> str:
+    try:
+        return chr(int(match[2], 16))
+    except ValueError:
+        return match[0]
+
+
+BAD = {
+    "head": b"HTTP/1.1 200 OK\r\nx-a: " + b"y" * 100_000 + b"\r\n\r\n",
+    "binary": bytes(range(128, 256)) * 40,
+    "json": b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n"%s"' % KEY.encode(),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_bad_answer_has_a_short_error_whose_causes_do_not_show_the_key(bad: str) -> None:
+    with RawServer(BAD[bad]) as server:
+        http = EngineHttp("vllm", server.url, api_key=KEY, max_attempts=1)
+        with pytest.raises(BackendError) as caught:
+            decoded(http, await http.send(HttpRequest("/x")), list[int])
+        await http.aclose()
+    assert len(str(caught.value)) <= LONGEST_ERROR
+    assert str(caught.value).endswith(".")
+    chain: list[BaseException | None] = [caught.value]
+    for each in chain:
+        if each is not None:
+            assert KEY not in f"{each!r} {each}" + "".join(traceback.format_exception(each))
+            chain += [each.__cause__, each.__context__]
+    assert caught.value.__cause__ is not None, "the cause is still named"
+
+
+def test_causes_at_any_depth_are_hidden_and_others_kept() -> None:
+    EngineHttp("vllm", "http://h", api_key=KEY)
+    inner, plain, outer = ValueError(f"{KEY} is wrong"), KeyError("x"), BackendError("outer")
+    plain.__context__, outer.__cause__ = inner, plain
+    assert hide_causes(outer).__cause__ is plain
+    assert str(plain.__context__) == "ValueError: <API key> is wrong"
+    inner.__context__ = outer  # a circle ends
+    hide_causes(outer)
+
+
+def test_a_failed_rollout_does_not_show_the_key() -> None:
+    EngineHttp("vllm", "http://h", api_key=KEY)
+    try:
+        raise ValueError(f"{'x' * 5000} {KEY}")
+    except ValueError as error:
+        failure = failure_of(error)
+    assert KEY not in failure.error + failure.traceback
+    assert len(failure.error) < LONGEST_ERROR + 20
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -274,11 +274,9 @@ def test_a_server_killed_during_a_request_is_an_error(kind: Kind) -> None:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        started = time.monotonic()
-        with pytest.raises(EngineConnectionError):
+        with pytest.raises(EngineConnectionError):  # and not the timeout
             asyncio.run(generate(backend, request_of()))
         killer.join()
-        assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("kind", KINDS)

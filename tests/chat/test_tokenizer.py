@@ -163,3 +163,16 @@ def test_transformers_advisory_warnings_are_off_by_default(
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: shared())
     load_tokenizer(tmp_path)
     assert os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] == found
+
+
+def test_an_unknown_built_in_name_lists_the_known_ones(monkeypatch: pytest.MonkeyPatch, attempts: Attempts) -> None:
+    def fail() -> None:
+        raise httpx.ConnectError("no route")
+
+    answering(monkeypatch, fail)
+    for name, near in (("smolm2", "Did you mean 'smollm2'"), ("zzz", r"\.$")):
+        with pytest.raises(TokenizerError, match=rf"Built-in names: .*qwen3-tiny.*smollm2.*{near}"):
+            load_tokenizer(name)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer("org/smolm2")
+    assert "Built-in" not in str(caught.value)

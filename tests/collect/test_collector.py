@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import random
 import weakref
 from collections import Counter
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -264,3 +266,20 @@ async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
 async def test_numbers_below_one_are_refused(given: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(CollectError, match=f"{next(iter(given))}=0.* at least 1"):
         await collect(tasks(1), Fated(), tmp_path, **given)
+
+
+async def test_a_lock_of_another_process_on_its_file_does_not_stop_the_event_loop(tmp_path: Path) -> None:
+    await collect(tasks(1), Fated(), tmp_path)
+    workers = Fated()
+    with FileIO(tmp_path / "rollouts-00001.tito") as other:  # each open file has a lock of its own
+        running = asyncio.create_task(collect(tasks(1), workers, tmp_path, n=2))
+        while not workers.played or workers.running:
+            await asyncio.sleep(0)
+            if not running.done() and not workers.running and not workers.played:
+                fcntl.flock(other, fcntl.LOCK_EX)  # the folder is open by now
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not running.done()
+    tally = await running
+    assert (tally.before, tally.finished) == (1, 1)
+    assert len(list(collected(tmp_path))) == 2

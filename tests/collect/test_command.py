@@ -14,7 +14,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from strands_tito import cli
-from strands_tito.collect import AgentError, CollectError, FolderError, Rollout, RolloutFolder, Tally, Tasks, entries
+from strands_tito.collect import (
+    AgentError,
+    CollectError,
+    FolderError,
+    Rollout,
+    RolloutFolder,
+    Tally,
+    Tasks,
+    collected,
+    entries,
+)
 from strands_tito.collect.progress import on_console, status, summary
 from strands_tito.inspect.summary import EXPECTED_ERRORS
 from strands_tito.testing import Fault, ScriptedRequest
@@ -87,6 +97,48 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
         "tokenizer": folder,
         "sampling": {"temperature": 0.5},
     }
+
+
+def test_any_option_of_a_rollout_or_policy_can_be_given(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    options = ["thinking=as-template", 'optional_outputs={"top_logprobs":2}', "tool_calls=lenient", "max_attempts=2"]
+    more = [part for option in options for part in ("--option", option)]
+    with served("vllm") as server:
+        done = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more))
+        assert done.exit_code == 0, done.output
+        other = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more[:-4]))
+    assert isinstance(other.exception, FolderError), "the collection has other options"
+    assert {turn.draft.extras["top_ids"].shape[1] for ledger in collected(tmp_path / "out") for turn in ledger} == {2}
+    assert json.loads((tmp_path / "out" / "index.jsonl").read_text().splitlines()[0])["about"]["options"] == {
+        "thinking": "as-template",
+        "optional_outputs": {"top_logprobs": 2},
+        "tool_calls": "lenient",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("thinking", "write name=value, such as thinking=as-template"),
+        ("thinking=as_template", "thinking must be 'keep' or 'as-template'"),
+        ("stream=3", "stream must be True or False"),
+        ("thinkin=keep", "Did you mean 'thinking'"),
+        ("max_tokens=5", "sampling={'max_new_tokens'"),
+        ("verify_echo=first", "use --verify-echo"),
+        ("sampling={}", "use --sampling"),
+        ("api_key=sk-12345", "TITO_API_KEY"),
+        ("store=x.tito", "use --out"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_the_server_is_asked(
+    option: str, said: str, tasks: Path, tmp_path: Path, here: CliRunner
+) -> None:
+    words = ("collect", tasks, "--agent", "collect_agents:run", "--out", tmp_path / "out", "--backend", "vllm")
+    place = ("--base-url", "http://127.0.0.1:9", "--tokenizer", "smollm2", "--option", option)
+    done = here.invoke(cli.app, [str(word) for word in (*words, *place)])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
 
 
 def test_inspect_and_verify_read_what_was_collected(

@@ -333,6 +333,17 @@ def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
         list(collected(path))
 
 
+def test_a_failure_after_a_line_that_a_crash_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+    with RolloutFolder(tmp_path, ABOUT) as folder:
+        rollout = random.Random(1).choice(rollouts(folder.index.run))
+        folder.log_failure(made_up_result(rollout, "one"))
+        os.truncate(tmp_path / "failures.jsonl", 30)
+        folder.log_failure(made_up_result(rollout, "two"))
+        folder.log_failure(made_up_result(rollout, "three"))
+    _, *whole = (tmp_path / "failures.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line)["error"] for line in whole] == ["two", "three"]
+
+
 def test_a_failure_is_logged_beside_the_rollouts(tmp_path: Path) -> None:
     with RolloutFolder(tmp_path, ABOUT) as folder:
         rollout = random.Random(1).choice(rollouts(folder.index.run))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from strands_tito.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
+from strands_tito.viewer.rollouts import Rollouts
 from support.made_up import made_up_result
 from tito_core.store import SchemaError
 
@@ -90,6 +91,44 @@ def test_nested_and_broken_lines_are_refused(folder: Path, line: int, text: str)
     lines[line] = text.encode(errors="surrogateescape")
     (folder / "index.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     expect_refused(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reward": 0.123},
+        {"reward": None},
+        {"termination": "truncated"},
+        {"turns": 7},
+        {"tokens": 7},
+        {"sampled": 7},
+        {"task": "another"},
+        {"sample": 3},
+        {"digest": "0123456789abcdef"},
+    ],
+    ids=lambda changes: next(iter(changes)) + str(next(iter(changes.values()))),
+)
+def test_an_index_that_contradicts_its_ledger_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    """Every command that reads a folder reads it through these two."""
+    rewarded = json.loads(entry_with(folder))["reward"] is not None
+    if changes.get("reward", 0) is None and not rewarded:
+        changes = {"reward": 1.0}
+    rewrite(folder, 1, entry_with(folder, **changes))
+    with Rollouts([folder]) as rollouts:
+        for use in (lambda: list(collected(folder)), lambda: rollouts.load(1)):
+            with pytest.raises(SchemaError, match=rf"contradicts ledger .*{next(iter(changes))} .*restore both"):
+                use()
+
+
+def test_an_index_that_another_program_shortened_is_not_filled_with_zeros(tmp_path: Path) -> None:
+    task = next(iter(Tasks.of([{"question": "What?"}])))
+    with RolloutFolder(tmp_path / "f", {}) as opened:
+        opened.append(made_up_result(Rollout(opened.index.run, task, 0)))
+        index = tmp_path / "f" / "index.jsonl"
+        os.truncate(index, 40)
+        with pytest.raises(SchemaError, match="has 40 bytes, and this collection wrote"):
+            opened.append(made_up_result(Rollout(opened.index.run, task, 1)))
+        assert index.stat().st_size == 40
 
 
 def test_a_missing_ledger_or_file_of_the_index_is_refused(folder: Path) -> None:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -61,6 +62,44 @@ def test_another_model_is_not_put_in_the_place_of_a_running_one(model: Path, tmp
     assert second.exit_code == 1
     assert "tiny-model at http://127.0.0.1:" in second.output
     assert "`tito engine stop fake`" in second.output
+    assert "--model tiny-model and not " in second.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--arg=--x"], "with --arg=--y and not --arg=--x"),
+        (["--dev-mode"], "with no --dev-mode"),
+        (["--port", "9"], "and not 9"),
+        (["--arg=--x", "--dev-mode"], "no --dev-mode and --arg=--y and not --arg=--x"),
+    ],
+)
+def test_options_that_a_running_server_does_not_have_are_named(model: Path, options: list[str], said: str) -> None:
+    started = tito("start", "fake", "--model", model, "--arg=--y")
+    other = tito("start", "fake", "--model", model, *options)
+    same = [tito("start", "fake", "--model", model, *each) for each in ([], ["--arg=--y"])]
+    tito("stop", "fake")
+    assert (other.exit_code, said in other.output.replace("\n", " ")) == (1, True), other.output
+    assert [(each.exit_code, each.stdout) for each in same] == [(0, started.stdout)] * 2
+
+
+@pytest.mark.parametrize("victim", ["server", "supervisor"])
+def test_a_killed_server_says_that_it_was_killed_and_where_its_log_is(victim: str, model: Path) -> None:
+    tito("start", "fake", "--model", model)
+    engine = state.load("fake")
+    assert engine is not None
+    supervisor = psutil.Process(engine.pid)
+    killed = supervisor.children()[0] if victim == "server" else supervisor
+    killed.kill()
+    psutil.wait_procs([killed, supervisor])
+    for _ in range(2):
+        shown = tito("status", "fake")
+        assert shown.exit_code == 1
+        assert "crashed or was killed" in shown.output
+        assert str(engine.log) in shown.output
+        assert ("ended by itself, with signal 9" in shown.output) == (victim == "server")
+    assert "crashed or was killed" in tito("stop", "fake").output
+    assert "crashed" not in tito("status", "fake").output
 
 
 def test_logs_are_followed_until_the_server_ends(model: Path) -> None:

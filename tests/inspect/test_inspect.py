@@ -22,7 +22,7 @@ from strands_tito.collect.task import Task
 from strands_tito.inspect.columns import Column, FittedTable, fit
 from strands_tito.inspect.summary import ledger_table
 from strands_tito.inspect.tokens import coloured, ids_only
-from strands_tito.terminal import VISIBLE, VisibleConsole, visible
+from strands_tito.terminal import VISIBLE, VisibleConsole, progress_of, visible
 from support.drafts import make_draft
 from support.scripted import tokenizer
 from tito_core import store
@@ -226,6 +226,44 @@ def test_bad_options_are_refused(path: Path, arguments: tuple[object, ...]) -> N
 
 def test_verify_checks_every_ledger(path: Path) -> None:
     assert "1 to 4 and 8 to 10 hold on 2 ledgers, 3 turns" in output_of("verify", path)
+
+
+def test_the_bytes_of_a_file_that_ends_inside_a_record_are_named(path: Path) -> None:
+    whole = path.read_bytes()
+    for command in ("inspect", "verify"):
+        assert "skipped" not in output_of(command, path)
+    path.write_bytes(whole[: len(whole) * 6 // 10])
+    with store.LedgerFile(path) as file:
+        said = f"ends inside a record: its last {file.torn_bytes:,} bytes, from byte {file.end:,} on, were skipped"
+    assert said in output_of("inspect", path)
+    shown = output_of("verify", path, status=1)
+    assert said in shown
+    assert "hold on 1 ledger" in shown
+
+
+def test_what_a_folder_holds_besides_its_finished_rollouts_is_named(tmp_path: Path) -> None:
+    with RolloutFolder(tmp_path / "c", {}) as folder:
+        for number in range(2):
+            rollout = Rollout(UUID, Task(f"sum-{number}", {}, f"{number:016x}"), 0)
+            folder.append(RolloutResult(rollout, one_turn(number), Termination.COMPLETED))
+    file, index = tmp_path / "c" / "rollouts-00001.tito", tmp_path / "c" / "index.jsonl"
+    store.append(file, [one_turn(7)])
+    for each in (file, index):
+        with each.open("ab") as opened:
+            opened.write(b"\x20\0\0" if each == file else b'{"task":')
+    shown = output_of("verify", tmp_path / "c")
+    assert "hold on 2 ledgers" in shown
+    assert "its last 3 bytes" in shown
+    assert f"1 ledger (the first is {one_turn(7).uuid}) that index.jsonl does not name" in shown
+    assert "index.jsonl ends inside a line: its last 8 bytes" in shown
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_only(is_terminal: bool) -> None:
+    console = VisibleConsole(file=StringIO(), force_terminal=is_terminal, width=80)
+    assert list(progress_of(iter("abc"), "checking", 3, console)) == ["a", "b", "c"]
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("checking" in shown and "100%" in shown) if is_terminal else shown == ""
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[/red]\x9b31m\r\x7f"

@@ -87,7 +87,7 @@ def test_a_ledger_of_inert_content_takes_no_turns_of_other_content() -> None:
     assert inert.model(ledger=kept).ledger is kept
 
 
-def test_a_ledger_takes_no_turns_of_another_tokenizer(tmp_path: Path) -> None:
+async def test_a_ledger_takes_no_turns_of_another_tokenizer(tmp_path: Path) -> None:
     """Its header names the tokenizer that decodes it."""
     first, second = connected(), policy_of("vllm")
     for one, other in ((first, second), (second, first)):
@@ -104,10 +104,10 @@ def test_a_ledger_takes_no_turns_of_another_tokenizer(tmp_path: Path) -> None:
         store.LedgerFile(tmp_path / "rollouts", "a") as file,
         pytest.raises(ValueError, match=r"Law 15.*start a new ledger"),
     ):
-        Recording(connected(store=file), None).begin({"tito": {"ledger": ledger.uuid, "turn": 0}})
+        await Recording(connected(store=file), None).begin({"tito": {"ledger": ledger.uuid, "turn": 0}})
 
 
-def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
+async def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
     with store.LedgerFile(tmp_path / "rollouts", "a") as file:
         inert, raw = (connected(content_tokens=each, store=file) for each in ("inert", "as-template"))
         ledger = inert.model().ledger
@@ -116,8 +116,8 @@ def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_
         recording = Recording(raw, None)
         for _ in range(2):  # a second try does not continue in another ledger
             with pytest.raises(ValueError, match="an inert policy, or start a new ledger"):
-                recording.begin(state)
-        assert Recording(inert, None).begin(state).uuid == ledger.uuid
+                await recording.begin(state)
+        assert (await Recording(inert, None).begin(state)).uuid == ledger.uuid
 
 
 def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() -> None:

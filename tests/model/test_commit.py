@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 from support.drafts import make_draft
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
-from tito_core.turn.commit import Recording, TurnNotStoredError
+from tito_core.turn.commit import Recording, TurnNotStoredError, lock_wait_s
 
 
 class Owner:
@@ -28,58 +32,58 @@ def recording_of(store: LedgerFile | None = None, ledger: Ledger | None = None) 
     return Recording(policy, ledger)
 
 
-def committed(record: Recording, ledger: Ledger, number: int = 0) -> Any:
+async def committed(record: Recording, ledger: Ledger, number: int = 0, **wait: float) -> Any:
     history: list[Any] = [{"system": None}, {"role": "user", "content": [{"text": f"{number}?"}]}]
     answer: Any = {"role": "assistant", "content": [{"text": "Yes."}]}
-    return record.commit(ledger, make_draft(None, 0, [100], [200]), ledger.match(history), answer)
+    return await record.commit(ledger, make_draft(None, 0, [100], [200]), ledger.match(history), answer, **wait)
 
 
-def test_a_ledger_that_is_given_is_kept_and_streamed(tmp_path: Path) -> None:
+async def test_a_ledger_that_is_given_is_kept_and_streamed(tmp_path: Path) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
         own = Ledger()
         record = recording_of(store, own)
         assert record.ledger is own
         assert own.sink is not None
-        committed(record, own)
+        await committed(record, own)
         assert own.uuid in store
         assert recording_of(store, own).ledger is own, "a ledger that is attached stays as it is"
     assert recording_of(None, own).ledger is own
 
 
-def test_the_first_turn_of_a_restored_agent_restores_its_ledger(tmp_path: Path) -> None:
+async def test_the_first_turn_of_a_restored_agent_restores_its_ledger(tmp_path: Path) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
         old = recording_of(store)
-        committed(old, old.ledger)
+        await committed(old, old.ledger)
         key = {"tito": {"ledger": old.ledger.uuid, "turn": 0}}
         fresh = recording_of(store)
-        restored = fresh.begin(key)
+        restored = await fresh.begin(key)
         assert (restored.uuid, len(restored)) == (old.ledger.uuid, 1)
-        assert fresh.begin({"tito": {"ledger": "another", "turn": 0}}) is restored
+        assert await fresh.begin({"tito": {"ledger": "another", "turn": 0}}) is restored
         for state in (None, {}, {"tito": {"ledger": "unknown", "turn": 0}}):
             late = recording_of(store)
-            began = late.begin(state)
+            began = await late.begin(state)
             assert began.uuid != old.ledger.uuid
-            assert late.begin(key) is began, "other turns may use it"
+            assert await late.begin(key) is began, "other turns may use it"
         given = Ledger()
-        assert recording_of(store, given).begin(key) is given
-        assert recording_of(None).begin(key).uuid != old.ledger.uuid
+        assert await recording_of(store, given).begin(key) is given
+        assert (await recording_of(None).begin(key)).uuid != old.ledger.uuid
 
 
-def test_a_reset_returns_the_ledger_which_is_not_restored_later(tmp_path: Path) -> None:
+async def test_a_reset_returns_the_ledger_which_is_not_restored_later(tmp_path: Path) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
         record = recording_of(store)
-        first = record.begin(None)
-        committed(record, first)
+        first = await record.begin(None)
+        await committed(record, first)
         assert record.next() is first
         assert record.ledger is not first
         assert first.retained() == []
         key = {"tito": {"ledger": first.uuid, "turn": 0}}
-        assert record.begin(key) is record.ledger
+        assert await record.begin(key) is record.ledger
         assert record.ledger.uuid != first.uuid
         record.next()
         other = recording_of(store)
-        committed(other, other.ledger)
-        assert len(record.begin({"tito": {"ledger": other.ledger.uuid, "turn": 0}})) == 1, (
+        await committed(other, other.ledger)
+        assert len(await record.begin({"tito": {"ledger": other.ledger.uuid, "turn": 0}})) == 1, (
             "another rollout's ledger is restored"
         )
     alone = recording_of(None)
@@ -89,7 +93,7 @@ def test_a_reset_returns_the_ledger_which_is_not_restored_later(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_turn_that_cannot_be_stored_is_not_committed(
+async def test_a_turn_that_cannot_be_stored_is_not_committed(
     stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
@@ -100,9 +104,85 @@ def test_a_turn_that_cannot_be_stored_is_not_committed(
 
         monkeypatch.setattr(Ledger, "commit", fails)
         with pytest.raises(TurnNotStoredError) as caught:
-            committed(record, record.ledger)
+            await committed(record, record.ledger)
         where = str(store.path) if stored else "the store"
         assert caught.value.errno == 28
         parts = (f"Law 5: {where} ", "turn 0", record.ledger.uuid, "No space left on device", "disk space")
         assert [part for part in parts if part not in str(caught.value.strerror)] == []
     assert issubclass(TurnNotStoredError, OSError)
+
+
+def held(path: Path) -> FileIO:
+    """Lock a file as another process would: each open file has a lock of its own."""
+    other = FileIO(path, "r")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    return other
+
+
+async def test_a_lock_of_another_process_does_not_stop_the_event_loop(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "a.tito", "a") as store:
+        record = recording_of(store)
+        with held(store.path):
+            waiting = asyncio.create_task(committed(record, record.ledger))
+            for _ in range(20):  # the loop runs
+                await asyncio.sleep(0)
+            assert not waiting.done()
+        assert (await waiting).index == 0
+        assert [len(ledger) for ledger in store] == [1]
+
+
+@pytest.mark.parametrize("how", ["time", "cancelled"])
+async def test_nothing_remains_of_a_turn_whose_wait_for_the_lock_ends(how: str, tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "a.tito", "a") as store:
+        record = recording_of(store)
+        await committed(record, record.ledger)
+        before = store.path.read_bytes()
+        with held(store.path):
+            if how == "time":
+                with pytest.raises(TurnNotStoredError, match=r"another process has held the file's lock for .*lslocks"):
+                    await committed(record, record.ledger, within_s=0.05)
+            else:
+                waiting = asyncio.create_task(committed(record, record.ledger))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+        assert (len(record.ledger), store.path.read_bytes()) == (1, before)
+        await committed(record, record.ledger)
+        assert [len(ledger) for ledger in store] == [2]
+
+
+@pytest.mark.parametrize(("timeout_s", "elapsed_s", "wait_s"), [(None, 9, 30), (600, 9, 30), (20, 9, 11), (20, 25, 1)])
+def test_a_turns_timeout_bounds_the_wait_for_the_lock(timeout_s: float | None, elapsed_s: float, wait_s: float) -> None:
+    assert lock_wait_s(timeout_s, elapsed_s) == wait_s
+
+
+async def test_a_turn_is_refused_before_its_request_where_the_store_was_truncated(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "a.tito", "a") as store:
+        record = recording_of(store)
+        await committed(record, record.ledger)
+        os.truncate(store.path, 0)
+        with pytest.raises(TurnNotStoredError, match=r"truncated .*0 bytes.*store\.append"):
+            await record.begin(None)
+        with pytest.raises(TurnNotStoredError, match="truncated"):
+            await committed(record, record.ledger)
+        assert (len(record.ledger), store.path.read_bytes()) == (1, b"")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_conversation_without_its_ledger_is_named_in_the_log(
+    stored: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LedgerFile(tmp_path / "a.tito", "a") as store:
+        record = recording_of(store if stored else None)
+        old = Ledger().uuid
+        await record.begin({"tito": {"ledger": old, "turn": 0}})
+        (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        cause = f"which {store.path} does not hold" if stored else "this policy has no store"
+        assert [
+            part for part in (old, record.ledger.uuid, cause, "not trained", "store=PATH") if part not in warning
+        ] == []
+        caplog.clear()
+        again = recording_of(store if stored else None)
+        await again.begin({"tito": {"ledger": again.ledger.uuid, "turn": 0}})  # the agent's own ledger
+        assert caplog.records == []

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from strands import tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.hooks import AfterModelCallEvent
+from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.testing import THROTTLED, at
 from support.histories import ObservedRollout, observe
 from support.scripted import BACKENDS, call
 from tito_core.backend import ThrottledError
+from tito_core.ledger.turn import Finish
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
@@ -116,6 +119,23 @@ async def test_summarising_is_a_side_call_and_a_summary(kind: str, keep: int) ->
         await agent.invoke_async(f"{i} " + "word " * 70)
     assert rollout.parents == [None, 0, 1, 2, None, None]
     assert rollout.branches == {4: ("SIDE_CALL", None, None), 5: ("SUMMARY", 3, 0)}
+    rollout.check()
+
+
+@pytest.mark.parametrize("proactive", [False, True])
+async def test_only_proactive_compression_leaves_room_for_an_answer_near_the_limit(proactive: bool, kind: str) -> None:
+    """A reactive manager waits for an overflow; until then an answer is cut off where the context ends."""
+    rollout = observe(kind, *["word " * 30] * 30, max_model_len=420, sampling={"max_new_tokens": 60})
+    options: Any = {"proactive_compression": {"compression_threshold": 0.6}} if proactive else {}
+    manager = SummarizingConversationManager(
+        summary_ratio=0.7, preserve_recent_messages=2, summarization_system_prompt="Sum up.", **options
+    )
+    agent = rollout.agent(tools=[], conversation_manager=manager)
+    with suppress(MaxTokensReachedException):
+        for i in range(8):
+            await agent.invoke_async(f"{i} " + "word " * 40)
+    cut_off = [turn.draft.finish is Finish.LENGTH for turn in rollout.model.ledger]
+    assert any(cut_off) != proactive
     rollout.check()
 
 

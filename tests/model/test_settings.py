@@ -21,6 +21,7 @@ from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
+from tito_core.policy import PolicyOptions
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.turn.inputs import refuse_reserved_name, system_text
 from tito_core.turn.read import MalformedCallError, malformed_of
@@ -240,3 +241,58 @@ def test_a_backends_option_is_not_a_rollouts(name: str) -> None:
     wrong: Any = {name: 1}
     with pytest.raises(ValueError, match=name):
         Settings.of(**wrong)
+
+
+CONNECT: dict[str, Any] = {"backend": "vllm", "base_url": "http://127.0.0.1:9", "tokenizer": "none"}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_tokens", "sampling={'max_new_tokens': ...}"),
+        ("max_completion_tokens", "sampling={'max_new_tokens': ...}"),
+        ("max_length", "sampling={'max_new_tokens': ...}"),
+        ("max_new_tokens", "sampling={'max_new_tokens': ...}"),
+        ("temperature", "sampling={'temperature': ...}"),
+        ("min_tokens", "sampling={'min_new_tokens': ...}"),
+        ("sampling_seed", "sampling={'seed': ...}"),
+        ("stop_sequences", "sampling={'stop': ...}"),
+        ("eos_token_id", "sampling={'stop_token_ids': ...}"),
+        ("do_sample", "sampling={'temperature': ...}"),
+        ("json_schema", "sampling={'grammar': ...}"),
+        ("guided_json", "sampling={'grammar': ...}"),
+        ("response_format", "sampling={'grammar': ...}"),
+        ("logit_bias", "sampling={'extra': {'logit_bias': ...}}"),
+        ("top_logprobs", "optional_outputs={'top_logprobs': ...}"),
+        ("top_logprobs_num", "optional_outputs={'top_logprobs': ...}"),
+        ("prompt_logprobs", "optional_outputs={'prompt_logprobs': ...}"),
+        ("return_routed_experts", "optional_outputs={'routed_experts': ...}"),
+        ("logprobs", "is always on"),
+        ("n", "for n samples, run n rollouts"),
+        ("num_return_sequences", "for n samples, run n rollouts"),
+    ],
+)
+def test_a_sampling_field_of_any_library_says_where_it_belongs(name: str, hint: str) -> None:
+    policy, given = policy_of("vllm"), {name: 1}
+    for take in (
+        lambda: TITOModel(**CONNECT, **given),
+        lambda: type(policy).connect(**CONNECT, **given),
+        lambda: policy.model(**given),
+        lambda: Settings.of(**given),
+    ):
+        with pytest.raises(InvalidValueError, match=f"^{name} .*{re.escape(hint)}"):
+            take()
+
+
+def test_an_option_of_the_other_function_names_it() -> None:
+    policy = policy_of("vllm")
+    for name in RolloutOptions.__annotations__:
+        with pytest.raises(
+            InvalidValueError, match=rf"{name} is an option of a rollout.*policy\.model\({name}=\.\.\.\)"
+        ):
+            type(policy).connect(**CONNECT, **{name: None})  # type: ignore[arg-type]
+    for name in (*PolicyOptions.__annotations__, "backend", "base_url", "tokenizer"):
+        with pytest.raises(
+            InvalidValueError, match=rf"{name} is an option of a policy.*Policy\.connect\({name}=\.\.\.\)"
+        ):
+            policy.model(**{name: None})  # type: ignore[arg-type]

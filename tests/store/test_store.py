@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from support.drafts import engine_record, make_draft
@@ -104,6 +104,101 @@ def test_what_would_be_lost_is_not_written(gone: str, tmp_path: Path) -> None:
         assert caught.value.filename == str(path)
     assert (len(made), made.annotations) == (turns, ())
     file.close()
+
+
+@pytest.mark.parametrize("how", ["emptied", "cut", "another file", "older copy and another writer"])
+def test_a_file_that_another_program_shortened_takes_no_more_records(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    older = path.read_bytes()
+    with store.LedgerFile(path, "a") as file, store.LedgerFile(path) as reader:
+        made = file.attach(ledger(2))
+        assert len(reader) == 2
+        whole = path.read_bytes()
+        os.truncate(path, {"emptied": 0, "cut": len(whole) - 5}.get(how, len(older)))  # the same file, not a new one
+        if how == "another file":
+            path.write_bytes(bytes(len(whole)))
+        elif how.startswith("older"):
+            store.append(path, [ledger(3), ledger(4)])
+        changed = path.read_bytes()
+        for use in (file.check_open, lambda: made.annotate("reward", 1.0), lambda: file.append(ledger(5))):
+            with pytest.raises(OSError, match=f"truncated it or wrote over it: it has {len(changed)} bytes"):
+                use()
+        with pytest.raises(SchemaError, match="changed while it was open"):
+            reader.load(ledger(2).uuid)
+        assert (made.annotations, path.read_bytes()) == ((), changed), "nothing is filled with zeros"
+        path.write_bytes(whole)
+        made.annotate("reward", 1.0)  # restored from a copy
+    assert [len(each.annotations) for each in store.read(path)] == [0, 1]
+
+
+def test_a_file_that_shrinks_while_it_is_written_is_not_extended(tmp_path: Path) -> None:
+    with store.LedgerFile(tmp_path / "rollouts", "a") as file:
+        made = file.attach(ledger(1))
+
+        class Shrinks:
+            def __init__(self, inner: Any) -> None:
+                self.inner = inner
+
+            def write(self, _: bytes) -> int:
+                os.truncate(file.path, 3)
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.inner, name)
+
+        file._file = Shrinks(file._file)  # type: ignore[assignment]
+        with pytest.raises(OSError, match="No space left"):
+            made.annotate("reward", 1.0)
+        assert file.path.stat().st_size == 3
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_that_lost_bytes_in_its_middle_is_damaged(tmp_path: Path, data: st.DataObject) -> None:
+    """What cannot be a torn tail is damage: a whole record follows the missing bytes."""
+    path = tmp_path / "rollouts.tito"
+    path.unlink(missing_ok=True)
+    store.append(path, [ledger(1), ledger(2)])
+    whole = path.read_bytes()
+    *_, last = frames(io.BytesIO(whole), len(PREAMBLE), path)
+    start = data.draw(st.integers(len(PREAMBLE), last.offset - HEAD_BYTES - 1))
+    stop = data.draw(st.integers(start + 1, last.offset - HEAD_BYTES))
+    starts = [frame.offset - HEAD_BYTES for frame in frames(io.BytesIO(whole), len(PREAMBLE), path)]
+    assume(not {start, stop} <= {*starts})  # whole records are missing: the ledger's own checks find it
+    path.write_bytes(whole[:start] + whole[stop:])
+    with pytest.raises(SchemaError, match=r"damaged|unknown kind"):
+        store.read(path)
+
+
+@pytest.mark.parametrize("tail", [b"# a line of text\n", b"\x10\0\0\0abcd\x09", bytes(28) + b"\x01"])
+def test_an_end_that_no_writer_began_is_damage(tail: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    whole = path.read_bytes() + tail
+    path.write_bytes(whole)
+    for use in (lambda: store.read(path), lambda: store.append(path, [ledger(2)])):
+        with pytest.raises(SchemaError, match="is damaged"):
+            use()
+    assert path.read_bytes() == whole
+
+
+def test_the_bytes_of_a_torn_tail_are_counted_and_its_cut_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    with store.LedgerFile(path) as file:
+        assert (file.torn_bytes, file.end) == (0, path.stat().st_size)
+        os.truncate(path, path.stat().st_size - 7)
+    with store.LedgerFile(path) as file:
+        torn = path.stat().st_size - file.end
+        assert file.torn_bytes == torn > 0
+    store.append(path, [ledger(2)])
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert f"bytes=<{torn}>" in line
+    with store.LedgerFile(path) as file:
+        assert file.torn_bytes == 0
 
 
 def test_forked_processes_append_to_one_file(tmp_path: Path) -> None:

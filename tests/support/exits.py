@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 
@@ -45,6 +46,16 @@ def loop_dropped() -> None:
     del task
 
 
+def loop_closed() -> None:
+    """Close a loop with the task in it, keep the task, and wait for another line on stdin."""
+    loop = asyncio.new_event_loop()
+    task = loop.run_until_complete(working())
+    loop.close()
+    sys.stdin.readline()
+    assert not task.done()
+    os._exit(0)  # without the aborts at exit
+
+
 async def exits() -> None:
     """Call `sys.exit` in a coroutine."""
     await working()
@@ -59,7 +70,7 @@ async def raises() -> None:
 
 if WAY == "thread":
     in_a_thread()
-elif WAY == "loop":
-    loop_dropped()
+elif WAY in ("loop", "closed"):
+    {"loop": loop_dropped, "closed": loop_closed}[WAY]()
 else:
     asyncio.run({"exit": exits, "error": raises}[WAY]())

@@ -25,8 +25,8 @@ from tito_core.store import LedgerFile, SchemaError
 from tito_core.termination import Termination
 
 
-def ledger_of(reward: float = 0.5) -> Ledger:
-    ledger = Ledger(task_id="sum-1")
+def ledger_of(reward: float = 0.5, task: str = "sum-1") -> Ledger:
+    ledger = Ledger(task_id=task)
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
     ledger.annotate("reward", reward)
     ledger.annotate("termination", "completed")
@@ -39,7 +39,7 @@ def collected(folder: Path, count: int) -> Path:
         for number in range(count):
             task = Task(f"sum-{number // 2}", {}, f"{number // 2:016x}")
             rollout = Rollout(run, task, number % 2)
-            opened.append(RolloutResult(rollout, ledger_of(float(number)), Termination.COMPLETED))
+            opened.append(RolloutResult(rollout, ledger_of(float(number), task.id), Termination.COMPLETED))
     return folder
 
 
@@ -183,20 +183,16 @@ def test_images_are_found_by_the_digest_of_their_bytes(tmp_path: Path) -> None:
     assert Pictures().of(rich()) == {}
 
 
-def test_ten_thousand_rollouts_are_listed_within_two_seconds(tmp_path: Path) -> None:
+def test_ten_thousand_rollouts_are_listed_within_two_seconds_of_cpu(tmp_path: Path) -> None:
     folder = collected(tmp_path / "c", 2)
     start, *lines = (folder / "index.jsonl").read_text().splitlines(keepends=True)
     many = [lines[0].replace('"sum-0"', f'"sum-{n}"').replace(f'"{0:016x}"', f'"{n:016x}"') for n in range(10_000)]
     first = Rollouts([folder]).place(1).ledger
     named = [line.replace(first, str(uuid.UUID(int=n + 1, version=4))) for n, line in enumerate(many)]
     (folder / "index.jsonl").write_text(start + "".join(named))
-    seconds = 2.0
-    for _ in range(3):  # other processes share the machine
-        began = time.perf_counter()
-        page = site(Rollouts([folder])).collection()
-        seconds = min(seconds, time.perf_counter() - began)
-        if seconds < 2:
-            break
+    began = time.process_time()
+    page = site(Rollouts([folder])).collection()
+    seconds = time.process_time() - began
     assert len(data_of(page)["rows"]) == 10_000
     assert seconds < 2
 

@@ -42,6 +42,13 @@ def collect(
     sampling: Annotated[
         list[str] | None, typer.Option(help="Sampling parameter, such as temperature=0.7; repeatable.")
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Any other option of a rollout or policy, as name=value, such as thinking=as-template, "
+            "tool_calls=lenient or 'optional_outputs={\"top_logprobs\": 5}'; repeatable."
+        ),
+    ] = None,
     max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Limit on the tokens of a trajectory.")] = None,
     turn_timeout: Annotated[float | None, typer.Option(help="Timeout for one turn, in seconds.")] = None,
     verify_echo: Annotated[
@@ -68,13 +75,16 @@ def collect(
 
         # Strands logs an error for each malformed call, because no tool has the call's name.
         logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
-        options = {"model": model} if model else {}
+        more, policy_options = further_options(option or [])
+        options = ({"model": model} if model else {}) | policy_options
         url = base_url[0] if len(base_url) == 1 else tuple(base_url)
         connection = Connection(backend, url, tokenizer, parser, options)
         rollout_options: Any = {"sampling": sampling_parameters(sampling or []), "verify_echo": verify_echo}
-        rollout_options |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
+        rollout_options |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout, **more}
         check_options(rollout_options)
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": rollout_options["sampling"]}
+        if recorded := recorded_options(more | policy_options):
+            about["options"] = recorded
         try:
             with (
                 stages_shown(console),
@@ -163,24 +173,80 @@ def sampling_parameters(assignments: list[str]) -> dict[str, Any]:
     Raises:
         typer.BadParameter: An assignment has another form, an unknown name or an invalid value.
     """
-    import msgspec
-
     from tito_core.backend.sampling import SamplingParams
-    from tito_core.store.records import UNREADABLE
 
-    parameters: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--sampling {assignment}: write name=value, such as temperature=0.7.")
-        try:
-            parameters[name] = msgspec.json.decode(text)
-        except RecursionError as error:
-            raise typer.BadParameter(f"--sampling {name}: the value is nested too deeply.") from error
-        except UNREADABLE:
-            parameters[name] = text
+    parameters = _assignments("--sampling", assignments, "temperature=0.7")
     try:
         SamplingParams(**parameters)
     except ValueError as error:
         raise typer.BadParameter(f"--sampling: {error}") from error
     return parameters
+
+
+OWN_FLAGS = {
+    "sampling": "--sampling",
+    "max_total_tokens": "--max-total-tokens",
+    "turn_timeout_s": "--turn-timeout",
+    "verify_echo": "--verify-echo",
+    "model": "--model",
+    "parser": "--parser",
+    "api_key": "the environment variable TITO_API_KEY, which other users of this machine cannot see",
+    "store": "--out",
+}
+"""Options that `--option` refuses, and what sets them."""
+
+
+def further_options(assignments: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parse `--option`, and return the options of rollouts and those of the policy.
+
+    Raises:
+        typer.BadParameter: An assignment has another form, an unknown name, or a name with a flag of its own.
+    """
+    from tito_core.backend.sampling import refuse_unknown_option
+    from tito_core.policy import PolicyOptions
+    from tito_core.settings import RolloutOptions
+
+    given = _assignments("--option", assignments, "thinking=as-template")
+    for name in given:
+        if name in OWN_FLAGS:
+            raise typer.BadParameter(f"--option {name}: use {OWN_FLAGS[name]} instead.")
+    rollout, policy = RolloutOptions.__annotations__, PolicyOptions.__annotations__
+    try:
+        refuse_unknown_option("option", given, [name for name in (*rollout, *policy) if name not in OWN_FLAGS])
+    except ValueError as error:
+        raise typer.BadParameter(f"--option: {error}") from error
+    return (
+        {name: value for name, value in given.items() if name in rollout},
+        {name: value for name, value in given.items() if name in policy},
+    )
+
+
+def recorded_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that change what is collected: a resumed collection must have the same ones."""
+    from tito_core.backend.registry import BackendOptions
+
+    return {name: value for name, value in options.items() if name not in BackendOptions.__annotations__}
+
+
+def _assignments(flag: str, assignments: list[str], example: str) -> dict[str, Any]:
+    """Parse assignments of the form name=value. A value is JSON, or else a string.
+
+    Raises:
+        typer.BadParameter: An assignment has another form.
+    """
+    import msgspec
+
+    from tito_core.store.records import UNREADABLE
+
+    found: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{flag} {assignment}: write name=value, such as {example}.")
+        try:
+            found[name] = msgspec.json.decode(text)
+        except RecursionError as error:
+            raise typer.BadParameter(f"{flag} {name}: the value is nested too deeply.") from error
+        except UNREADABLE:
+            found[name] = text
+    return found

@@ -154,9 +154,9 @@ class _Collector:
     async def _one(self, rollout: Rollout) -> None:
         result = await self._workers.run(rollout)
         if result.failure is None:
-            self.tally.add(self._folder.append(result))
+            await self._write(result)
         else:
-            self._folder.log_failure(result)
+            await asyncio.to_thread(self._folder.log_failure, result)
             self.tally.add_failure(result)
         self._on_end(self.tally)
         if self.tally.failed_in_a_row >= self._max_failures:
@@ -164,6 +164,14 @@ class _Collector:
                 f"{self.tally.failed_in_a_row} rollouts failed in a row, the last with: {self.tally.last_error} "
                 "Fix the cause and run the same command again; finished rollouts are kept."
             )
+
+    async def _write(self, result: RolloutResult) -> None:
+        """Write a finished rollout in a thread, since disks and locks block. A cancellation waits for its end."""
+        writing = asyncio.ensure_future(asyncio.to_thread(self._folder.append, result))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            self.tally.add(await writing)
 
 
 def _missing(tasks: Tasks, folder: RolloutFolder, n: int) -> Iterator[Rollout]:

@@ -25,7 +25,7 @@ class Connection:
     base_url: str | tuple[str, ...]
     tokenizer: str
     parser: str = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold the API key
 
     async def connect(self) -> Policy:
         """Connect in this process.

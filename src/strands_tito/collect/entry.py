@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,9 +11,12 @@ from typing import Any
 
 import msgspec
 
+from strands_tito.collect.agent import REWARD
+from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
 from tito_core.store.index import uuid_bytes
 from tito_core.store.records import UNREADABLE
+from tito_core.termination import ANNOTATION
 
 NAME = "index.jsonl"
 FORMAT = "strands-tito/collect"
@@ -85,6 +89,42 @@ class Entry:
             raise ValueError(f"ledger is {self.ledger!r}, expected a canonical UUID")
         if min(self.end, self.turns, self.tokens, self.sampled) < 0:
             raise ValueError("end, turns, tokens and sampled must be 0 or more")
+
+
+def facts_of(ledger: Ledger) -> dict[str, Any]:
+    """Return the fields of an `Entry` that a finished ledger decides; those that it need not record, if it does."""
+    turns, header = list(ledger), ledger.header
+    reward = ledger.annotation(REWARD)
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+    facts = {
+        "ledger": ledger.uuid,
+        "reward": float(reward) if is_number else None,  # an agent may annotate any JSON value
+        "turns": len(turns),
+        "tokens": sum(turn.own_length for turn in turns),
+        "sampled": sum(turn.draft.columns.output for turn in turns),
+    }
+    own = {
+        "task": header.task_id,
+        "sample": header.user.get("sample"),
+        "digest": header.user.get("task_digest"),
+        "termination": ledger.annotation(ANNOTATION),
+    }
+    return facts | {name: value for name, value in own.items() if value is not None}
+
+
+def expect_true(entry: Entry, ledger: Ledger, folder: Path) -> None:
+    """Compare what an index says of a rollout with its ledger.
+
+    Raises:
+        SchemaError: They differ.
+    """
+    facts = facts_of(ledger)
+    if wrong := [name for name, value in facts.items() if getattr(entry, name) != value]:
+        said = ", ".join(f"{name} {getattr(entry, name)!r} (the ledger: {facts[name]!r})" for name in wrong)
+        raise SchemaError(
+            f"{folder / NAME} contradicts ledger {entry.ledger} in {entry.file}: it says {said}. One of them was "
+            "changed: restore both from a copy."
+        )
 
 
 _START, _ENTRY = msgspec.json.Decoder(Start), msgspec.json.Decoder(Entry)

@@ -7,6 +7,7 @@ again, a ledger without a line is cut off, so that each rollout is in the folder
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +17,7 @@ from typing import Any, Self
 import msgspec
 from filelock import FileLock, Timeout
 
-from strands_tito.collect.agent import REWARD
-from strands_tito.collect.entry import NAME, Entry, read_start
+from strands_tito.collect.entry import NAME, Entry, expect_true, facts_of, read_start
 from strands_tito.collect.errors import FolderError
 from strands_tito.collect.index import Index, entries
 from strands_tito.collect.recovery import recover
@@ -54,6 +54,7 @@ class RolloutFolder:
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
         self._index_failed = False
+        self._writing = threading.Lock()
         with ExitStack() as opened:
             self._lock(opened)
             if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
@@ -70,12 +71,16 @@ class RolloutFolder:
         self.close()
 
     def append(self, result: RolloutResult) -> Entry:
-        """Write a finished rollout. After this returns, the rollout survives a crash of the process.
+        """Write a finished rollout. After this returns, the rollout survives a crash of the process. Thread-safe.
 
         Raises:
             OSError: The rollout could not be written.
             FolderError: An earlier rollout could not be written.
         """
+        with self._writing:
+            return self._append(result)
+
+    def _append(self, result: RolloutResult) -> Entry:
         if self._index_failed:
             raise FolderError(f"{self.path} takes no more rollouts: writing to its index failed. Run again to resume.")
         if self._file is None:
@@ -84,21 +89,10 @@ class RolloutFolder:
             _sync(self.path)
         ledger, task = result.ledger, result.rollout.task
         self._file.append(ledger)
-        end = self._file.path.stat().st_size
-        turns = list(ledger)
-        entry = Entry(
-            task=task.id,
-            sample=result.rollout.sample,
-            digest=task.digest,
-            ledger=ledger.uuid,
-            file=self._file.path.name,
-            end=end,
-            termination=result.termination.value,
-            reward=_number(ledger.annotation(REWARD)),
-            turns=len(turns),
-            tokens=sum(turn.own_length for turn in turns),
-            sampled=sum(turn.draft.columns.output for turn in turns),
-        )
+        end = self._file.end
+        rollout = {"task": task.id, "sample": result.rollout.sample, "digest": task.digest}
+        facts = {**facts_of(ledger), **rollout, "termination": result.termination.value}
+        entry = Entry(file=self._file.path.name, end=end, **facts)
         try:
             self.index.append(entry)
         except BaseException:
@@ -118,12 +112,15 @@ class RolloutFolder:
             "error": failure.error if failure else "",
             "traceback": failure.traceback if failure else "",
         }
-        with (self.path / FAILURES).open("ab") as log:
-            log.write(msgspec.json.encode(record) + b"\n")
+        with self._writing, (self.path / FAILURES).open("a+b", buffering=0) as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - 1))
+            torn = log.read(1) not in (b"", b"\n")  # a crash cut the last line: begin a new one
+            log.write(b"\n" * torn + msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:
-        """Flush everything to disk and release the folder."""
-        with self._exit_stack:
+        """Flush everything to disk and release the folder. Waits for a rollout that is being written."""
+        with self._writing, self._exit_stack:
             self._seal()
 
     def _lock(self, opened: ExitStack) -> None:
@@ -196,7 +193,9 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
                 raise SchemaError(
                     f"{file.path} lacks ledger {entry.ledger}, which the index names: restore both from a copy."
                 )
-            yield file.load(entry.ledger)
+            ledger = file.load(entry.ledger)
+            expect_true(entry, ledger, Path(folder))
+            yield ledger
     finally:
         if file is not None:
             file.close()
@@ -207,11 +206,6 @@ def _open_file(path: Path) -> LedgerFile:
         return LedgerFile(path)
     except FileNotFoundError as error:
         raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
-
-
-def _number(reward: Any) -> float | None:
-    """Return a reward as exporters read it, None if it is not a number: the agent may annotate any JSON value."""
-    return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
 
 
 def _sync(folder: Path) -> None:

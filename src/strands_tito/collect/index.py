@@ -71,11 +71,16 @@ class Index:
     def append(self, entry: Entry) -> None:
         """Append a line. The rollout is finished when its last byte is written."""
         data, written = _ENCODER.encode(entry) + b"\n", 0
+        if (size := os.fstat(self._file.fileno()).st_size) != self._size:
+            raise SchemaError(
+                f"{self.path} has {size} bytes, and this collection wrote {self._size}: another program changed it. "
+                "Nothing was written: restore it from a copy."
+            )
         try:
             while written < len(data):
                 written += self._file.write(data[written:])
         except BaseException:
-            self._file.truncate(self._size)
+            os.truncate(self.path, min(self._size, os.fstat(self._file.fileno()).st_size))  # never longer, with zeros
             raise
         self._size += written
         self._add(entry)
@@ -129,7 +134,7 @@ class Index:
         self._finished: dict[bytes, int] = {}
         for _, entry in read_entries(self.path):
             self._add(entry)
-        self._size = _complete_size(self.path)
+        self._size = complete_size(self.path)
         os.truncate(self.path, self._size)
 
     def _add(self, entry: Entry) -> None:
@@ -170,7 +175,7 @@ def _finish(finished: dict[bytes, int], entry: Entry, path: Path) -> None:
     finished[key] = known | bit
 
 
-def _complete_size(path: Path) -> int:
+def complete_size(path: Path) -> int:
     """Return the size in bytes up to the end of the last complete line."""
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -11,6 +11,7 @@ from typing import Protocol, Unpack
 from strands_tito.collect.agent import AgentCode, Factory, Run, RunReturn, annotate
 from strands_tito.collect.errors import AgentError
 from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
+from tito_core.backend.errors import hidden, readable
 from tito_core.model import Policy, TITOModel
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.termination import Outcome, Termination, record_termination, termination_of
@@ -129,7 +130,8 @@ def _context(model: TITOModel) -> int | None:
 def failure_of(error: BaseException) -> Failure:
     """Return the message of an error and the end of its traceback."""
     text = "".join(traceback.format_exception(error))
-    return Failure(_writable(f"{type(error).__name__}: {_text(error)}"), _writable(text[-LONGEST_TRACEBACK:]))
+    message = readable(_text(error))
+    return Failure(_writable(f"{type(error).__name__}: {message}"), _writable(hidden(text)[-LONGEST_TRACEBACK:]))
 
 
 def _text(error: BaseException) -> str:

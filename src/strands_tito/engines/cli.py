@@ -85,15 +85,17 @@ def start(
         with FileLock(state_dir() / f".{name}.lock"):
             engine = state.load(name)
             if engine is None:
+                if (ended := state.ended(name)) is not None:
+                    typer.echo(f"The last server {_how_it_ended(ended)}", err=True)
                 engine = bring_up(
                     spec, model, port=port, torch_index=torch_index, timeout_s=timeout, dev_mode=dev_mode,
                     server_args=arg or (), detached=True, on_progress=report,
                 )  # fmt: skip
                 state.save(engine)
-            elif engine.model not in (model, Path(model).name) or port not in (None, engine.port):
+            elif differences := _differences(engine, model, port, dev_mode, arg):
                 raise StartFailed(
-                    f"{name} is already running with {engine.model} at {engine.url} (pid {engine.pid}): "
-                    f"run `tito engine stop {name}` first."
+                    f"{name} is already running with {engine.model} at {engine.url} (pid {engine.pid}), with "
+                    f"{' and '.join(differences)}: run `tito engine stop {name}` first."
                 )
     typer.echo(engine.url)
     typer.echo(f"{name} serves {engine.model}. In Python:\n    {_example(engine)}", err=True)
@@ -107,8 +109,12 @@ def stop(name: Name) -> None:
         engine = state.load(name)
         if engine is not None:
             process.stop(engine)
-            state.forget(name)
-    typer.echo(f"{name} is not running." if engine is None else f"{name} (pid {engine.pid}) is stopped.")
+        ended = state.ended(name)
+        state.forget(name)
+    if engine is not None:
+        typer.echo(f"{name} (pid {engine.pid}) is stopped.")
+    else:
+        typer.echo(f"{name} is not running{f': it {_how_it_ended(ended)}' if ended else '.'}")
 
 
 @app.command()
@@ -122,7 +128,10 @@ def status(
         specs = [find(name)] if name is not None else list(installed().values())
     for spec in specs:
         engine = state.load(spec.name)
+        ended = state.ended(spec.name)
         typer.echo(f"{spec.name}: {_describe(engine) if engine else 'not running'}; {_installation(spec)}")
+        if ended is not None:
+            typer.echo(f"    The last server {_how_it_ended(ended)}")
         if engine:
             typer.echo(f"    {_example(engine)}")
     if name is not None and state.load(name) is None:
@@ -145,6 +154,31 @@ def logs(
         typer.echo(visible(line))
     if follow:
         _follow(log, len(written), lambda: engine is not None and process.is_running(engine))
+
+
+def _differences(
+    engine: RunningEngine, model: str, port: int | None, dev_mode: bool, arg: list[str] | None
+) -> list[str]:
+    """Return the options of a start that the running server does not have, each with both values."""
+    found = []
+    if engine.model not in (model, Path(model).name):
+        found.append(f"--model {engine.model} and not {model}")
+    if port not in (None, engine.port):
+        found.append(f"--port {engine.port} and not {port}")
+    if dev_mode and not engine.dev_mode:
+        found.append("no --dev-mode")
+    if arg is not None and tuple(arg) != engine.server_args:
+        running = " ".join(f"--arg={each}" for each in engine.server_args) or "no --arg"
+        found.append(f"{running} and not {' '.join(f'--arg={each}' for each in arg)}")
+    return found
+
+
+def _how_it_ended(engine: RunningEngine) -> str:
+    last = process.tail(engine.log, 1).strip()
+    return (
+        f"({engine.model}, pid {engine.pid}) ended without `tito engine stop`: it crashed or was killed. The last line "
+        f"of its log {engine.log}:\n    {visible(last)}"
+    )
 
 
 def _describe(engine: RunningEngine) -> str:

@@ -65,6 +65,10 @@ class RunningEngine:
     """The value of `MARK` in the environment of each of its processes."""
     tokenizer: str = ""
     """Name or folder of the model's tokenizer; empty for a server that an older version started."""
+    server_args: tuple[str, ...] = ()
+    """Extra arguments for the server."""
+    dev_mode: bool = False
+    """Whether the endpoints that pause the server and load weights are enabled."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
 
 
@@ -135,7 +139,8 @@ def _start_on(
     engine = RunningEngine(
         spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
         process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark,
-        str(model_path) if launch.model_name == model_path.name else launch.model_name, process,
+        str(model_path) if launch.model_name == model_path.name else launch.model_name, tuple(server_args), dev_mode,
+        process,
     )  # fmt: skip
     try:
         warm_up = spec.warm_up(launch) if spec.warm_up else None

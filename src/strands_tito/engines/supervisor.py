@@ -73,7 +73,10 @@ class Supervisor:
         """Wait for the end of the command, stop its descendants and return the exit status."""
         while self.status is None and not self.stop_requested and not self._parent_is_gone():
             self._reap()
-        if self.status is None:
+        if self.status is not None:
+            how = f"signal {self.status - 128}" if self.status > 128 else f"status {self.status}"
+            print(f"supervisor: the server ended by itself, with {how}", file=sys.stderr, flush=True)
+        else:
             self._signal(self.child.pid, signal.SIGTERM)  # lets the engine stop its own workers in order
             self._reap_until(time.monotonic() + self.grace_s)
         self._kill_rest()

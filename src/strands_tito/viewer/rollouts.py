@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from strands_tito.collect.entry import Entry
-from strands_tito.collect.index import entries
+from strands_tito.collect.entry import NAME, Entry, expect_true
+from strands_tito.collect.index import complete_size, entries
 from strands_tito.viewer.token_text import TokenTexts
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.tree import count
 from tito_core.parsing.parsed import CallStatus
 from tito_core.store import LedgerFile, SchemaError
 
@@ -40,6 +41,18 @@ class Place(NamedTuple):
     file: Path
     ledger: str
     entry: Entry | None = None
+
+
+class Skipped(NamedTuple):
+    """Bytes or ledgers that are not among the rollouts.
+
+    Attributes:
+        text: What was skipped, in one or two sentences.
+        may_be_lost: Whether it may be a part of a rollout; in a folder it is not, since the index names all rollouts.
+    """
+
+    text: str
+    may_be_lost: bool
 
 
 class Rollouts:
@@ -107,11 +120,36 @@ class Rollouts:
         """
         place = self.place(number)
         try:
-            return self._file(place.file).load(place.ledger, check=check)
+            ledger = self._file(place.file).load(place.ledger, check=check)
         except KeyError as error:
             raise SchemaError(
                 f"{place.file} does not hold ledger {place.ledger}: restore the file from a copy."
             ) from error
+        if place.entry is not None:
+            expect_true(place.entry, ledger, place.file.parent)
+        return ledger
+
+    def skipped(self) -> list[Skipped]:
+        """Return what the files and folders hold besides these rollouts: unfinished records, lines and rollouts."""
+        found: list[Skipped] = []
+        for path in dict.fromkeys([place.file for place in self._places] + [p for p in self._paths if p.is_file()]):
+            file, in_folder = self._file(path), path not in self._paths
+            if torn := file.torn_bytes:
+                text = (
+                    f"{path} ends inside a record: its last {torn:,} bytes, from byte {file.end:,} on, were skipped. A "
+                    "writer was killed there or is writing now, or a copy broke off: compare it with the original."
+                )
+                found.append(Skipped(text, not in_folder))
+            unnamed = [uuid for uuid in file.uuids if (path, uuid) not in self._known] if in_folder else []
+            if unnamed:
+                ledgers = f"{count(len(unnamed), 'ledger')} (the first is {unnamed[0]})"
+                text = f"{path} holds {ledgers} that {NAME} does not name: unfinished, so not among these rollouts."
+                found.append(Skipped(text, False))
+        for index in [path / NAME for path in self._paths if path.is_dir()]:
+            torn = index.stat().st_size - complete_size(index)
+            text = f"{index} ends inside a line: its last {torn:,} bytes were skipped."
+            found += [Skipped(text, False)] if torn else []
+        return found
 
     def name(self, number: int) -> str:
         """Return a short title for a rollout."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
@@ -31,8 +32,81 @@ def printable(text: str) -> str:
     )
 
 
+LONGEST_ERROR = 1000
+"""Maximum length of an error's message in characters."""
+_TAIL = 300
+"""Characters at the end of a long message that are kept: they say what to do."""
+_secrets: dict[str, re.Pattern[str]] = {}
+_SHORT_SECRET, _NO_SECRET = 8, 4
+"""Lengths below which a secret is hidden only as a whole word, such as "EMPTY", and not at all, such as "x"."""
+_NAMED = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
+
+
+def keep_secret(secret: str) -> None:
+    """Hide a text, such as an API key, in all errors of this process, however a server's answer escapes it."""
+    if secret not in _secrets and len(secret) >= _NO_SECRET:
+        spelled = "".join(map(_spellings, secret))
+        before = r"(?:(?<![\w-])|(?<=\\u[0-9a-fA-F]{4})|(?<=\\[nrtbf]))"
+        _secrets[secret] = re.compile(spelled if len(secret) >= _SHORT_SECRET else rf"{before}{spelled}(?![\w-])")
+
+
+def _spellings(character: str) -> str:
+    """Return a pattern for a character as it is, or escaped for JSON, a program, a URL or HTML."""
+    code = ord(character)
+    escaped = rf"\\+(?i:u00|x){code:02x}|%{code:02x}|&#0*{code};|&#x0*{code:x};"
+    if character in _NAMED:
+        escaped += f"|&{_NAMED[character]};"
+    return rf"(?:\\*{re.escape(character)}|(?i:{escaped}))"
+
+
+def hidden(text: str) -> str:
+    """Return a text with `<API key>` in place of each secret. Hide before cutting, which could leave half of one."""
+    for pattern in list(_secrets.values()):
+        text = pattern.sub("<API key>", text)
+    return text
+
+
+class HiddenError(Exception):
+    """Stands for a cause that holds a secret, such as the headers of a request. Its text is the cause's."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def hide_causes(error: E) -> E:
+    """Replace the causes and contexts of an error that show a secret by a `HiddenError`, and return the error."""
+    reached: list[BaseException] = [error]
+    for each in reached if _secrets else ():
+        for link in ("__cause__", "__context__"):
+            inner = getattr(each, link)
+            if inner is None or any(inner is one for one in reached):
+                continue
+            if _shows_secret(inner):
+                inner = HiddenError(f"{type(inner).__name__}: {hidden(str(inner))}").with_traceback(inner.__traceback__)
+                suppresses = each.__suppress_context__
+                setattr(each, link, inner)
+                each.__suppress_context__ = suppresses
+            reached.append(inner)
+    return error
+
+
+def _shows_secret(error: BaseException) -> bool:
+    text = f"{error!r} {error}"
+    return hidden(text) != text
+
+
+def readable(sentence: str) -> str:
+    """Return a message without secrets and control characters, at most `LONGEST_ERROR` long: its start and its end."""
+    text = printable(hidden(sentence))
+    if len(text) <= LONGEST_ERROR:
+        return text
+    left_out = f" [... {len(text) - LONGEST_ERROR:,} more characters ...] "
+    return text[: LONGEST_ERROR - _TAIL - len(left_out)] + left_out + text[-_TAIL:]
+
+
 class BackendError(EventLoopException):
-    """A request to an engine failed. Control characters in its message, which may quote the server, are escaped.
+    """A request to an engine failed. In its message, which may quote the server, the API key is hidden, control
+    characters are escaped, and what exceeds 1,000 characters is left out.
 
     It is an `EventLoopException`, which Strands raises from an agent unchanged. Strands wraps other errors in one, but
     only after an invocation's first model call, so users would need two `except` clauses.
@@ -58,13 +132,17 @@ class BackendError(EventLoopException):
         body: str = "",
         request_id: str | None = None,
     ) -> None:
-        Exception.__init__(self, printable(sentence))
+        Exception.__init__(self, readable(sentence))
         self.request_state: Any = {}
         self.backend = backend
         self.status = status
-        self.body = body[:2000]
+        self.body = hidden(body)[:2000]
         self.request_id = request_id
         self.add_note(place_in_docs(self))
+
+    def advise(self, sentence: str) -> None:
+        """Add a sentence to the message."""
+        self.args = (readable(f"{self} {sentence}"), *self.args[1:])
 
     @property
     def original_exception(self) -> Exception:  # type: ignore[override]  # an attribute of Strands' class

@@ -41,6 +41,23 @@ _OPTIONAL_OUTPUT_NAMES = {
     "cache_salt": "cache_salt",
 }
 """Engine names of fields of `OptionalOutputs`."""
+_ALIASES = {
+    **_OTHER_NAMES,
+    **dict.fromkeys(("max_completion_tokens", "max_output_tokens", "max_length", "max_new_token"), "max_new_tokens"),
+    "min_length": "min_new_tokens",
+    **dict.fromkeys(("random_seed", "seed_everything"), "seed"),
+    **dict.fromkeys(("stop_sequences", "stop_strings", "stop_words"), "stop"),
+    **dict.fromkeys(("eos_token_id", "stop_tokens"), "stop_token_ids"),
+    **dict.fromkeys(("do_sample", "temp"), "temperature"),
+    "rep_penalty": "repetition_penalty",
+}
+"""Names that users of other libraries give as arguments, and the field of `SamplingParams` that they mean."""
+_ENGINE_FIELDS = ("logit_bias", "stop_regex")
+_SEVERAL = ("n", "best_of", "num_return_sequences", "num_beams", "use_beam_search")
+_BY_OUTPUT = {
+    **_OPTIONAL_OUTPUT_NAMES,
+    **{name: name for name in ("prompt_logprobs", *_OPTIONAL_OUTPUT_NAMES.values())},
+}
 OWNED_FIELDS = frozenset([*_RESPONSE_FIELDS, *_PROMPT_FIELDS])
 """Fields that a backend sets itself; not allowed in `extra`."""
 LOWEST_TEMPERATURE = 0.01
@@ -99,6 +116,9 @@ class SamplingParams(TypedValues):
     @model_validator(mode="before")
     @classmethod
     def _suggest(cls, data: Any) -> Any:
+        for name in data if isinstance(data, dict) else ():
+            if name not in cls.model_fields and name in _ALIASES:
+                raise InvalidValueError(f"Unknown sampling parameter {name!r}. Did you mean {_ALIASES[name]!r}?")
         refuse_unknown("sampling parameter", data, cls.model_fields)
         return data
 
@@ -220,11 +240,28 @@ def refuse_unknown_option(
     for name in given:
         if name in known or name in allowed:
             continue
-        if name in SamplingParams.model_fields:
-            raise InvalidValueError(f"{name} is a sampling parameter: pass it as sampling={{{name!r}: ...}}.")
+        if hint := _where(name):
+            raise InvalidValueError(f"{name} {hint}")
         if not nearest(name, known) and (sampling := nearest(name, SamplingParams.model_fields)):
             raise InvalidValueError(
                 f"Unknown {what} {short_repr(name)}. Did you mean the sampling parameter "
                 f"sampling={{{sampling!r}: ...}}?"
             )
     refuse_unknown(what, {name: value for name, value in given.items() if name not in allowed}, known)
+
+
+def _where(name: str) -> str | None:
+    """Return where a sampling field belongs that OpenAI, vLLM, SGLang or transformers take as an argument, or None."""
+    if name in SamplingParams.model_fields:
+        return f"is a sampling parameter: pass it as sampling={{{name!r}: ...}}."
+    if name in _ALIASES:
+        return f"is the sampling parameter {_ALIASES[name]!r} here: pass sampling={{{_ALIASES[name]!r}: ...}}."
+    if name in _ENGINE_FIELDS:
+        return f"is a sampling field of the engine: pass sampling={{'extra': {{{name!r}: ...}}}}."
+    if name in _BY_OUTPUT:
+        return f"is an optional output: pass optional_outputs={{{_BY_OUTPUT[name]!r}: ...}}."
+    if name in _SEVERAL:
+        return "asks for several answers to one request, and a rollout has one: for n samples, run n rollouts."
+    if name in ("logprobs", "return_logprob"):
+        return "is always on: each sampled token is recorded with its logprob. Leave it out."
+    return None

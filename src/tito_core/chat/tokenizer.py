@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -58,8 +59,20 @@ def load_tokenizer(
     except TokenizerError:
         if local_files_only:
             raise
+    try:
         _check_hub(name)
         return _load(name, local_files_only=False)
+    except TokenizerError as error:
+        if "/" in name:
+            raise
+        raise TokenizerError(f"{error} {_known(name)}".strip()) from error.__cause__
+
+
+def _known(name: str) -> str:
+    """Return a sentence with the names that installed packages offer."""
+    known = sorted({point.name for point in entry_points(group=GROUP)})
+    near = "".join(f" Did you mean {each!r}?" for each in difflib.get_close_matches(name.lower(), known, n=1))
+    return f"Built-in names: {', '.join(known)}.{near}" if known else ""
 
 
 def _cached(name: str) -> PreTrainedTokenizerBase:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
@@ -27,6 +30,61 @@ from tito_core.store.index import Index, uuid_bytes
 from tito_core.store.records import UNREADABLE, expect_readable, image_record, load, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
+_log = logging.getLogger(__name__)
+LOCK_WAIT_S = 30.0
+"""Longest wait for a lock that another process holds, in seconds."""
+_wait_s: ContextVar[float] = ContextVar("wait_s", default=LOCK_WAIT_S)
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
+"""Pauses between two tries to take the lock, in seconds; each is twice as long as the one before."""
+
+
+class FileLockedError(BlockingIOError):
+    """Another process holds the lock of the file. Nothing was written."""
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Raise `FileLockedError` at once where another process holds a file's lock: an event loop must not block."""
+    token = _wait_s.set(0.0)
+    try:
+        yield
+    finally:
+        _wait_s.reset(token)
+
+
+class LockWait:
+    """A bounded wait for a lock: how long to pause before the next try. A first pause of a second is logged.
+
+    Args:
+        path: The locked file.
+        within_s: Longest wait in seconds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], within_s: float = LOCK_WAIT_S) -> None:
+        self._path = path
+        self._began = time.monotonic()
+        self._within_s = within_s
+        self._next_s = _SHORTEST_PAUSE_S
+        self._logged = False
+
+    def pause_s(self) -> float:
+        """Return the seconds until the next try.
+
+        Raises:
+            FileLockedError: The time is up.
+        """
+        waited_s = time.monotonic() - self._began
+        if waited_s >= self._within_s:
+            raise FileLockedError(
+                errno.EAGAIN,
+                f"another process has held the file's lock for {waited_s:.1f} s; `fuser` or `lslocks` shows which",
+                str(self._path),
+            )
+        if waited_s >= 1 and not self._logged:
+            self._logged = True
+            _log.warning("path=<%s> | another process holds the lock of the file, waiting", self._path)
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _LONGEST_PAUSE_S)
+        return min(pause_s, self._within_s - waited_s)
 
 
 class _ImageData(msgspec.Struct):
@@ -40,8 +98,9 @@ class LedgerFile:
     """A file of ledgers, and the sink of ledgers that stream into it.
 
     Opening scans the file once and records the position of each record; `load` decodes a ledger. Several processes may
-    append at the same time: each writes whole records under a file lock. A torn tail, which a crash leaves, is skipped
-    on reading and cut off before the next append. Thread-safe.
+    append at the same time: each writes whole records under a file lock, for which it waits at most `LOCK_WAIT_S` (see
+    `without_waiting`). A torn tail, which a crash leaves, is skipped on reading and cut off before the next append.
+    Thread-safe.
 
     Args:
         path: The file.
@@ -61,6 +120,7 @@ class LedgerFile:
         self._has_preamble = False
         self._scanned: tuple[int, int] | None = None  # size and mtime at the last scan
         self._lock = threading.RLock()
+        self._resuming = threading.Lock()
         self._mode = mode
         self._open()
         try:
@@ -69,7 +129,7 @@ class LedgerFile:
                     pass
             else:
                 expect_preamble(self._file, self.path)
-                self._index.scan(self._file)
+                self._fresh_index()
         except BaseException:
             self._file.close()
             raise
@@ -98,6 +158,18 @@ class LedgerFile:
     def __iter__(self) -> Iterator[Ledger]:
         for uuid in self.uuids:
             yield self.load(uuid)
+
+    @property
+    def end(self) -> int:
+        """Offset after the last whole record."""
+        return self._index.end
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes after the last whole record, which readers skip. A crash leaves them, or a copy that broke off."""
+        with self._lock:
+            end = self._fresh_index().end
+            return max(0, os.fstat(self._file.fileno()).st_size - end)
 
     @property
     def uuids(self) -> list[str]:
@@ -144,7 +216,7 @@ class LedgerFile:
         Raises:
             KeyError, SchemaError, LawViolationError: As `load`.
         """
-        with self._lock:
+        with self._resuming:  # not the file's lock, which `attach` may have to wait for
             attached = self._attached.get(uuid)
             return self.attach(self.load(uuid)) if attached is None else attached
 
@@ -187,7 +259,13 @@ class LedgerFile:
         return ledger
 
     def turn(self, header: Header, turn: Turn, images: Sequence[Image]) -> None:
-        """Write a turn that is about to be committed, after its new images (`Sink`)."""
+        """Write a turn that is about to be committed, after its new images (`Sink`).
+
+        Raises:
+            FileLockedError: Another process holds the lock.
+            SchemaError: Another copy of the ledger was continued.
+            OSError: The disk failed, or the file was closed, removed, truncated or overwritten.
+        """
         self._stream(header, Kind.TURN, turn.index, _payload(turn), [_framed(header, image) for image in images])
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
@@ -207,12 +285,15 @@ class LedgerFile:
         """Check that the file can be written to, as far as that is known before.
 
         Raises:
-            OSError: It was closed or removed. What is written to a removed file is lost.
+            OSError: It was closed or removed, or another program truncated it or wrote over it. What is written to such
+                a file is lost.
         """
         if self._file.closed:
             raise OSError(errno.EBADF, "the file was closed", str(self.path))
         if not os.fstat(self._file.fileno()).st_nlink:
             raise OSError(errno.ENOENT, "the file was removed", str(self.path))
+        if lost := self._index.lost_in(self._file.fileno()):
+            raise OSError(errno.EIO, lost, str(self.path))
 
     def close(self) -> None:
         """Close the file, without `sync`."""
@@ -265,12 +346,19 @@ class LedgerFile:
             while written < len(data):
                 written += self._file.write(data[written:])
         except OSError as error:
-            self._file.truncate(self._index.end)
+            self._cut_tail()
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         except BaseException:
-            self._file.truncate(self._index.end)
+            self._cut_tail()
             raise
         self._index.add(added)
+
+    def _cut_tail(self) -> int:
+        """Cut off what follows the last whole record, and return the number of bytes. Never extends the file."""
+        torn = os.fstat(self._file.fileno()).st_size - self._index.end
+        if torn > 0:
+            self._file.truncate(self._index.end)
+        return torn
 
     def _fresh_index(self) -> Index:
         """Return the index, updated with the whole records that other writers added since."""
@@ -278,6 +366,8 @@ class LedgerFile:
             stat = os.fstat(self._file.fileno())
             state = stat.st_size, stat.st_mtime_ns
             if state != self._scanned:  # otherwise a long torn tail would be read again for every ledger
+                if lost := self._index.lost_in(self._file.fileno()):
+                    raise SchemaError(f"{self.path} changed while it was open: {lost}. Open it again.")
                 self._index.scan(self._file)
                 self._scanned = state
             return self._index
@@ -299,21 +389,40 @@ class LedgerFile:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the file's exclusive lock, with the index up to date and any torn tail cut off."""
+        """Hold the file's exclusive lock, with the index up to date and any torn tail cut off.
+
+        Other threads can use the file during the wait. (`flock` itself would wait without end.)
+        """
+        wait = LockWait(self.path, _wait_s.get())
+        while not self._try_lock():
+            time.sleep(wait.pause_s())
+        try:
+            self._catch_up()
+            yield
+        finally:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
+            self._lock.release()
+
+    def _try_lock(self) -> bool:
+        """Take the lock of this object and of the file, or neither if another process holds the file's."""
         if self._process != os.getpid():  # after a fork: a shared open file would share its lock with the parent
             self._file.close()
-            self._lock = threading.RLock()
+            self._lock, self._resuming = threading.RLock(), threading.Lock()
             self._open()
-        with self._lock:
+        self._lock.acquire()
+        try:
             self.check_open()
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX)
-            try:
-                self._catch_up()
-                yield
-            finally:
-                fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.release()
+            return False
+        except BaseException:
+            self._lock.release()
+            raise
+        return True
 
     def _catch_up(self) -> None:
+        self.check_open()  # again: the file may have changed before it was locked
         size = os.fstat(self._file.fileno()).st_size
         if size < len(PREAMBLE):
             self._file.seek(0)
@@ -327,7 +436,11 @@ class LedgerFile:
             self._has_preamble = True
         if size != self._index.end:
             self._index.scan(self._file)
-            self._file.truncate(self._index.end)
+            if torn := self._cut_tail():
+                _log.warning(
+                    "path=<%s>, bytes=<%d>, at=<%d> | cut off a torn tail, which a crash left",
+                    self.path, torn, self._index.end,
+                )  # fmt: skip
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:

@@ -8,6 +8,7 @@ byte, but a whole Python dict. Nothing in the format is compressed.
 from __future__ import annotations
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ HEAD_BYTES = _HEAD.size
 """Size of a head. It ends with a CRC-32 of its first part, so that a damaged length is not mistaken for a torn tail."""
 BLOCK = 1 << 16
 """Number of bytes that are read at once."""
+_KIND_AT = 8
+"""Offset of the kind in a head."""
 
 
 class SchemaError(ValueError):
@@ -55,6 +58,7 @@ class Kind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+_ANY_KIND = re.compile(b"[" + bytes(_KINDS) + b"]")
 
 
 class Frame(NamedTuple):
@@ -98,27 +102,19 @@ def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> None:
 def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator[Frame]:
     """Yield the whole records from an offset on.
 
-    Stop at a torn tail, which a crash leaves: a record that is cut short, or zeros that were never overwritten.
+    Stop at a torn tail, which a crash leaves: the beginning of one record, up to the end of the file or followed by
+    zeros that were never overwritten.
 
     Raises:
-        SchemaError: A record is damaged, or of an unknown kind. A damaged record was whole once, so nothing is cut off.
+        SchemaError: A record is damaged, or of an unknown kind. What a crash cannot leave is damage.
     """
     window = _Window(file, start)
     while window.hold(HEAD_BYTES):
         at, block = window.at, window.view
         length, checksum, kind, uuid, head_checksum = _HEAD.unpack_from(block, at)
         if zlib.crc32(block[at : at + _FACTS.size]) != head_checksum:
-            if not window.only_zeros_after(HEAD_BYTES):  # else it is a torn tail
-                raise _damaged(path, window.offset)
-            return
-        size = HEAD_BYTES + length
-        if window.stop - at < size:
-            if not window.hold(size):
-                return
-            at, block = window.at, window.view
-        if zlib.crc32(block[at + HEAD_BYTES : at + size]) != checksum:
-            was_whole = block[at + size - 1] != 0  # a power cut leaves zeros up to the end of the file
-            if was_whole or not window.only_zeros_after(size):
+            was_whole = block[at + HEAD_BYTES - 1] != 0  # a torn head has zeros up to its end
+            if was_whole or not window.only_zeros_after(HEAD_BYTES):
                 raise _damaged(path, window.offset)
             return
         if kind not in _KINDS:
@@ -126,8 +122,36 @@ def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator
                 f"{Path(path)} holds a record of unknown kind {kind} at byte {window.offset}: upgrade strands-tito to "
                 "read it."
             )
+        size = HEAD_BYTES + length
+        if window.stop - at < size:
+            if not window.hold(size):
+                if window.has_head_after(HEAD_BYTES):  # bytes are missing in the middle of the file
+                    raise _damaged(path, window.offset)
+                return
+            at, block = window.at, window.view
+        if zlib.crc32(block[at + HEAD_BYTES : at + size]) != checksum:
+            was_whole = block[at + size - 1] != 0  # a power cut leaves zeros up to the end of the file
+            if was_whole or not window.only_zeros_after(size):
+                raise _damaged(path, window.offset)
+            return
         yield Frame(_KINDS[kind], uuid, window.offset + HEAD_BYTES, length)
         window.at = at + size
+    tail = bytes(window.view[window.at : window.stop])
+    if any(tail[_KIND_AT:]) and tail[_KIND_AT] not in _KINDS:  # no beginning of a head, such as a line of text
+        raise _damaged(path, window.offset)
+
+
+def is_at(descriptor: int, frame: Frame) -> bool:
+    """Return whether a file still has the head of a record where it was read or written."""
+    head = os.pread(descriptor, HEAD_BYTES, frame.offset - HEAD_BYTES)
+    if len(head) < HEAD_BYTES:
+        return False
+    length, _, kind, uuid, checksum = _HEAD.unpack(head)
+    return zlib.crc32(head[: _FACTS.size]) == checksum and (kind, uuid, length) == (
+        frame.kind,
+        frame.uuid,
+        frame.length,
+    )
 
 
 class _Window:
@@ -174,6 +198,22 @@ class _Window:
         while chunk.count(0) == len(chunk):
             if not (chunk := self._file.read(1 << 20)):
                 return True
+        return False
+
+    def has_head_after(self, size: int) -> bool:
+        """Return whether a whole head begins `size` bytes or more after the next record's start."""
+        self._file.seek(self._start + self.at + size)
+        block = self._file.read(BLOCK)
+        while len(block) >= HEAD_BYTES:
+            for found in _ANY_KIND.finditer(block, _KIND_AT, len(block) - HEAD_BYTES + _KIND_AT + 1):
+                start = found.start() - _KIND_AT
+                checksum = int.from_bytes(block[start + _FACTS.size : start + HEAD_BYTES], "little")
+                if zlib.crc32(block[start : start + _FACTS.size]) == checksum:
+                    return True
+            more = self._file.read(BLOCK)
+            if not more:
+                return False
+            block = block[-(HEAD_BYTES - 1) :] + more
         return False
 
     def _left(self) -> int:

@@ -7,7 +7,7 @@ import uuid as uuid_module
 from collections.abc import Iterable
 from io import BytesIO
 
-from tito_core.store.frames import PREAMBLE, Frame, Kind, Readable, frames
+from tito_core.store.frames import PREAMBLE, Frame, Kind, Readable, frames, is_at
 
 Records = tuple[list[Frame], ...]
 """The records of one ledger: a list per kind, in the order they were written."""
@@ -18,12 +18,14 @@ class Index:
 
     Attributes:
         end: Offset after the last whole record.
+        last: The last whole record, or None.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self._ledgers: dict[bytes, Records] = {}
         self.end = len(PREAMBLE)
+        self.last: Frame | None = None
 
     def __len__(self) -> int:
         return len(self._ledgers)
@@ -46,6 +48,16 @@ class Index:
         """Add the whole records that the file has after `end`."""
         self.add(frames(file, self.end, self._path))
 
+    def lost_in(self, descriptor: int) -> str | None:
+        """Return what another program did to the file, or None if it still holds the last record of this index."""
+        last = self.last
+        if last is None or (os.fstat(descriptor).st_size >= last.offset + last.length and is_at(descriptor, last)):
+            return None
+        return (
+            f"another program truncated it or wrote over it: it has {os.fstat(descriptor).st_size} bytes, and the "
+            f"record that ended at byte {last.offset + last.length} is gone"
+        )
+
     def parsed(self, data: bytes) -> list[Frame]:
         """Return the frames of records that are about to be appended at `end`."""
         return [frame._replace(offset=frame.offset + self.end) for frame in frames(BytesIO(data), 0, self._path)]
@@ -58,7 +70,7 @@ class Index:
             if records is None:
                 records = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
             records[kind].append(frame)
-            self.end = offset + length
+            self.end, self.last = offset + length, frame
 
 
 def uuid_bytes(uuid: str) -> bytes:

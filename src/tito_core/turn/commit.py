@@ -5,6 +5,8 @@ That is a new ledger or a restored session's; after a reset the next one.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,12 +18,23 @@ from tito_core.ledger.history_index import Match
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Turn
+from tito_core.store.file import LOCK_WAIT_S, FileLockedError, LockWait, without_waiting
 from tito_core.turn.parent import ledger_of
 from tito_core.turn.policy_parts import PolicyParts
+
+_log = logging.getLogger(__name__)
 
 
 class TurnNotStoredError(OSError):
     """The store could not write a turn. Neither the file nor the ledger holds it (law 5)."""
+
+
+def lock_wait_s(turn_timeout_s: float | None, elapsed_s: float) -> float:
+    """Return how long a turn may wait for the store's lock: the rest of its timeout, and at least a second.
+
+    The second is for stores that several processes append to: each holds the lock for a moment.
+    """
+    return LOCK_WAIT_S if turn_timeout_s is None else min(LOCK_WAIT_S, max(1.0, turn_timeout_s - elapsed_s))
 
 
 class Recording:
@@ -48,16 +61,22 @@ class Recording:
         """The current ledger."""
         return self._ledger
 
-    def begin(self, state: Mapping[str, Any] | None) -> Ledger:
+    async def begin(self, state: Mapping[str, Any] | None) -> Ledger:
         """Return the ledger that a turn belongs to, even if the model is reset before the turn ends.
 
         Only the first turn can load a restored agent's ledger, which its key names, from the store: later, other turns
-        may be using the current one.
+        may be using the current one. It is read in a thread.
 
         Raises:
             InvalidValueError: The restored ledger is of another tokenizer, or of inert content and the policy's is not.
             TurnNotStoredError: The store was closed, or its file removed.
         """
+        reads = self._policy.store is not None and self._untouched and ledger_of(state) is not None
+        if reads or self._lock.locked():
+            return await asyncio.to_thread(self._begin, state)
+        return self._begin(state)
+
+    def _begin(self, state: Mapping[str, Any] | None) -> Ledger:
         with self._lock:
             if self._policy.store is not None:
                 try:
@@ -69,17 +88,42 @@ class Recording:
             self._untouched = False
             return self._ledger
 
-    def commit(
-        self, ledger: Ledger, draft: Draft, history: Match, answer: Message, images: Sequence[Image] = ()
+    async def commit(
+        self,
+        ledger: Ledger,
+        draft: Draft,
+        history: Match,
+        answer: Message,
+        images: Sequence[Image] = (),
+        *,
+        within_s: float = LOCK_WAIT_S,
     ) -> Turn:
         """Append a turn to its ledger and to the store, or to neither.
 
+        The event loop runs on while another process holds the store's lock. If this task is cancelled meanwhile, or the
+        time is up, nothing of the turn remains (law 5).
+
+        Args:
+            ledger: The ledger.
+            draft: The turn.
+            history: The history that it answers.
+            answer: The message that follows that history.
+            images: The images of its media.
+            within_s: Longest wait for the store's lock, in seconds.
+
         Raises:
-            TurnNotStoredError: The store cannot write.
+            TurnNotStoredError: The store cannot write, or another process holds its lock.
             LawViolationError: The draft breaks a law.
         """
+        wait: LockWait | None = None
         try:
-            return ledger.commit(draft, history, answer, images)
+            while True:
+                try:
+                    with without_waiting():
+                        return ledger.commit(draft, history, answer, images)
+                except FileLockedError as error:
+                    wait = wait or LockWait(error.filename, within_s)
+                await asyncio.sleep(wait.pause_s())
         except OSError as error:
             raise self._not_stored(ledger, error) from error
 
@@ -88,8 +132,9 @@ class Recording:
         return TurnNotStoredError(
             error.errno,
             f"Law 5: {where} could not write turn {len(ledger)} of ledger {ledger.uuid} ({error}). The turn was not "
-            "committed; earlier turns are kept. Free disk space, or fix the file or its folder, and call the agent "
-            "again.",
+            "committed; model.ledger keeps its earlier turns. Free disk space, or fix the file, its lock or its "
+            "folder, and call the agent again; or write the ledger to another file: "
+            "tito_core.store.append(path, [model.ledger]).",
         )
 
     def next(self) -> Ledger:
@@ -103,9 +148,19 @@ class Recording:
 
     def _restored(self, uuid: str | None) -> Ledger | None:
         store = self._policy.store
-        if store is None or uuid is None or uuid in self._sealed:
+        if uuid is None or uuid == self._ledger.uuid or uuid in self._sealed:
             return None
-        return self._continued(store.resume(uuid)) if uuid in store else None
+        if store is not None and uuid in store:
+            return self._continued(store.resume(uuid))
+        _log.warning(
+            "ledger=<%s>, new_ledger=<%s> | The agent continues a conversation that was recorded in another ledger, "
+            "%s. A new ledger begins: earlier answers are prompt tokens in it, and are not trained. Connect the policy "
+            "with store=PATH, the file that the earlier turns were written to.",
+            uuid,
+            self._ledger.uuid,
+            "and this policy has no store" if store is None else f"which {store.path} does not hold",
+        )
+        return None
 
     def _continued(self, ledger: Ledger) -> Ledger:
         """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from strands.types.streaming import StreamEvent
 
-from tito_core.backend.errors import ContextLengthError
+from tito_core.backend.errors import BackendError, ContextLengthError, hide_causes
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.settings import Settings
-from tito_core.turn.commit import Recording
+from tito_core.turn.commit import Recording, lock_wait_s
 from tito_core.turn.events import StreamedEvents, events, stop_reason, with_ids
 from tito_core.turn.fairness import yield_to_loop
 from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer
@@ -30,7 +31,8 @@ async def run_turn(
     Every check runs before the commit, which is the last step that can fail.
     """
     await yield_to_loop()
-    ledger = recording.begin(turn_input.model_state)
+    began = asyncio.get_running_loop().time()
+    ledger = await recording.begin(turn_input.model_state)
     try:
         match = match_parent(policy, ledger, turn_input, settings)
         prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
@@ -51,10 +53,10 @@ async def run_turn(
         await yield_to_loop()
     except CancelledBySignal:
         return  # without messageStop: so Strands recognises a cancelled provider
-    except ContextLengthError as error:
-        error.args = (
-            f"{error} {how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs)}",
-        )
+    except BackendError as error:
+        if isinstance(error, ContextLengthError):
+            error.advise(how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs))
+        hide_causes(error)
         raise
     with ledger.call_ids.for_turn() as next_call_id:
         answer = read(policy, prepared, response, next_call_id, settings)
@@ -69,8 +71,10 @@ async def run_turn(
         for event in () if refused else events(answer.message, reason, response, answer.arguments, streamed.blocks):
             yield with_ids(event, prompt_ids, response) if settings.reports_ids else event
         # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
-        turn = recording.commit(
-            ledger, answer.draft, match.history, as_shown(answer.message), images.new if images else ()
+        within_s = lock_wait_s(settings.turn_timeout_s, asyncio.get_running_loop().time() - began)
+        new_images = images.new if images else ()
+        turn = await recording.commit(
+            ledger, answer.draft, match.history, as_shown(answer.message), new_images, within_s=within_s
         )
     keep_texts(policy, ledger, turn, texts)
     remember(turn_input.model_state, ledger, turn.index)

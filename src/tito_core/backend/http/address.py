@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 
 from yarl import URL
 
-from tito_core.backend.errors import AuthenticationError, EngineConnectionError
+from tito_core.backend.errors import AuthenticationError, EngineConnectionError, keep_secret
 from tito_core.backend.typed_values import short_repr
 
 API_KEY_VARIABLE = "TITO_API_KEY"
@@ -104,7 +104,7 @@ def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
 
 
 def api_key(given: str | None, *, backend: str) -> str | None:
-    """Return the API key: the argument, else the environment variable TITO_API_KEY, else None. It is never shown.
+    """Return the API key: the argument, else the environment variable TITO_API_KEY, else None. Errors hide it.
 
     Raises:
         AuthenticationError: It contains characters that are not allowed in an HTTP header.
@@ -115,4 +115,6 @@ def api_key(given: str | None, *, backend: str) -> str | None:
             "The API key contains characters that are not allowed in an HTTP header: check api_key or TITO_API_KEY.",
             backend=backend,
         )
+    if key:
+        keep_secret(key)
     return key or None

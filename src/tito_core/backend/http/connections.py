@@ -9,7 +9,7 @@ import socket
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -264,7 +264,7 @@ class BlockingPost:
     socket: str | None
     path: str
     body: bytes
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     tls: Callable[[], ssl.SSLContext]
 
     def send(self, timeout_s: float) -> None:

@@ -29,6 +29,7 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
     ServerError,
     ThrottledError,
+    hidden,
 )
 from tito_core.backend.http.bodies import BodyTooLargeError, UndecodableBodyError
 
@@ -217,8 +218,6 @@ _CONNECT_AGAIN = (
     "If the endpoint worked before, the server may have been restarted without it: connect again with a new Policy "
     "or model."
 )
-_LONGEST_MESSAGE = 1000
-"""Characters of a server's message in an error; its `body` has more."""
 
 
 def error_from_status(
@@ -235,7 +234,7 @@ def error_from_status(
         status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body)
     ):  # a JSON error may quote a prompt
         return wants_tls(backend, url, request_id)
-    message = " ".join(server_message(body).split())[:_LONGEST_MESSAGE] or f"HTTP {status} without a message"
+    message = " ".join(server_message(hidden(body)).split()) or f"HTTP {status} without a message"
     if 300 <= status < 400 and "location" in headers:
         message = f"a redirect to {headers['location']}"
     kind, remedy = _kind(status, message)

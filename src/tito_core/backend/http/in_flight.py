@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,7 +25,9 @@ from tito_core.backend.retries import Attempt
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
-"""Longest time for one abort, and for all aborts at the end of a process, in seconds."""
+"""Longest time for one abort, and for all aborts at the end of a loop or process, in seconds."""
+WATCH_S = 1.0
+"""Seconds between two looks for closed event loops."""
 
 
 class InFlightRequests:
@@ -37,16 +39,22 @@ class InFlightRequests:
 
     def __init__(self, abort_post: Callable[[str], BlockingPost]) -> None:
         self._abort_post = abort_post
-        self._running: set[str] = set()
+        self._running: dict[str, asyncio.AbstractEventLoop | None] = {}
         _instances.add(self)
 
-    def add(self, running: str) -> None:
-        """Register an id as running."""
-        self._running.add(running)
+    def add(self, running: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Register an id as running in an event loop. When the loop is closed, the generation is aborted."""
+        self._running[running] = loop
+        if loop is not None:
+            _watch_loops()
 
     def discard(self, running: str) -> None:
         """Remove an id that was answered, is known not to run, or was aborted."""
-        self._running.discard(running)
+        self._running.pop(running, None)
+
+    def is_watched(self) -> bool:
+        """Return whether a generation runs in an event loop."""
+        return any(loop is not None for loop in list(self._running.values()))
 
     def forget(self) -> None:
         """Drop all ids: they are another process's."""
@@ -54,7 +62,7 @@ class InFlightRequests:
 
     def abort_without_loop(self, running: str) -> None:
         """Abort a generation whose event loop is gone: in a thread if one can still be started, else blocking."""
-        self._running.discard(running)
+        self.discard(running)
         post = self._abort_post(running)
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             threading.Thread(target=_post, args=(post, ABORT_WITHIN_S), name="tito-abort").start()
@@ -63,7 +71,17 @@ class InFlightRequests:
 
     def abort_all(self, until: float) -> None:
         """Abort all running generations, until the time `until` of `time.monotonic`."""
-        for running in list(self._running):
+        self._abort(list(self._running), until)
+
+    def abort_of_closed_loops(self, until: float) -> None:
+        """Abort the generations whose event loop was closed: its tasks never run again, not even to be cancelled."""
+        left = [running for running, loop in list(self._running.items()) if loop is not None and loop.is_closed()]
+        self._abort(left, until)
+        for running in left:
+            self.discard(running)
+
+    def _abort(self, ids: Iterable[str], until: float) -> None:
+        for running in ids:
             if (left := until - time.monotonic()) <= 0:
                 return
             _post(self._abort_post(running), left)
@@ -75,10 +93,38 @@ def _post(post: BlockingPost, timeout_s: float) -> None:
 
 
 _instances: weakref.WeakSet[InFlightRequests] = weakref.WeakSet()
+_watching = threading.Lock()
+_watcher: threading.Thread | None = None
+
+
+def _watch_loops() -> None:
+    """Start the thread that looks for closed event loops, unless it runs."""
+    global _watcher
+    with _watching:
+        if _watcher is None:
+            thread = threading.Thread(target=_watch, name="tito-loops", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+                thread.start()
+                _watcher = thread
+
+
+def _watch() -> None:
+    """Abort what closed event loops left, while any generation runs. Nothing else notices `loop.close()`."""
+    global _watcher
+    while True:
+        time.sleep(WATCH_S)
+        for requests in list(_instances):
+            requests.abort_of_closed_loops(time.monotonic() + ABORT_WITHIN_S)
+        with _watching:
+            if not any(requests.is_watched() for requests in list(_instances)):
+                _watcher = None
+                return
 
 
 def _after_fork() -> None:
     """Leave the parent's generations alone, which the end of this process would abort."""
+    global _watcher, _watching
+    _watcher, _watching = None, threading.Lock()  # threads do not survive a fork
     for requests in list(_instances):
         requests.forget()
 
@@ -143,9 +189,9 @@ class GenerationRunner:
             request = prepare(running)
             reader = None
             if assembler is not None and on_chunk is not None:
-                url, hide = self.http.base_url + request.path, self.http.hide_key
-                reader = StreamReader(assembler, on_chunk, self.http.backend, url, request_id, hide, request.size)
-            self._in_flight.add(running)
+                url = self.http.base_url + request.path
+                reader = StreamReader(assembler, on_chunk, self.http.backend, url, request_id, request.size)
+            self._in_flight.add(running, asyncio.get_running_loop())
             try:
                 if reader is not None:
                     value = await self.http.reading(request, reader, request_id=request_id)

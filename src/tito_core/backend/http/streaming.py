@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
+from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError, hidden
 from tito_core.backend.http.bodies import ERROR_BYTES, AnswerSize, BodyTooLargeError
 from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.http.errors import error_from_status
@@ -133,7 +133,6 @@ class StreamReader(Generic[T]):
         backend: Name for errors.
         url: Address for errors.
         request_id: Our request id, for errors.
-        hide: Removes secrets from a server's text.
         size: Size limits of the response.
         was_streamed: Whether `on_chunk` has been called.
     """
@@ -143,7 +142,6 @@ class StreamReader(Generic[T]):
     backend: str
     url: str
     request_id: str
-    hide: Callable[[str], str]
     size: AnswerSize
     was_streamed: bool = False
 
@@ -189,7 +187,7 @@ class StreamReader(Generic[T]):
             body = msgspec.json.encode({"error": {"message": str(failed)}}).decode()  # as without a stream
             raise self._failure(failed.status, body) from None
         except (*UNREADABLE, StreamError, OverflowError) as error:
-            self._refuse(event[:2000].decode(errors="replace"), str(error), error)
+            self._refuse(event[:ERROR_BYTES].decode(errors="replace"), str(error), error)
 
     def _error_event(self, event: bytes) -> BackendError:
         """Return the error of an error event; the HTTP status of its stream was already 200."""
@@ -201,7 +199,7 @@ class StreamReader(Generic[T]):
 
     def _failure(self, status: int, body: str) -> BackendError:
         known = status if 400 <= status < 600 else 500
-        return error_from_status(self.backend, known, self.hide(body), {}, url=self.url, request_id=self.request_id)
+        return error_from_status(self.backend, known, body, {}, url=self.url, request_id=self.request_id)
 
     def _broken_off(self) -> EngineConnectionError:
         error = EngineConnectionError(
@@ -215,7 +213,7 @@ class StreamReader(Generic[T]):
         return error
 
     def _refuse(self, content: str, problem: str, cause: Exception | None = None) -> NoReturn:
-        shown = self.hide(content[:2000])
+        shown = hidden(content)[:2000]
         error = ProtocolViolationError(
             f"Law 4: {self.backend} at {self.url} answered 200, but {problem}"
             f"{f': {shown[:80]!r}' if shown else ''}. The answer was discarded.",

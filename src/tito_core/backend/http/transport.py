@@ -18,6 +18,8 @@ from tito_core.backend.errors import (
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
+    hidden,
+    hide_causes,
 )
 from tito_core.backend.http import address
 from tito_core.backend.http.bodies import ERROR_BYTES, INFO_BYTES, AnswerSize, BodyTooLargeError, UndecodableBodyError
@@ -37,6 +39,8 @@ from tito_core.backend.typed_values import at_least, positive_seconds
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], HttpTransport]
 """Makes a transport in the event loop that uses it."""
+_AROUND = 4096
+"""Bytes around a part of a body that is shown, in which the API key is hidden first: half of one would not be found."""
 _TLS_WITHIN_S = 1.0
 """Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
@@ -162,17 +166,23 @@ class EngineHttp:
                 finally:
                     await response.aclose()
         except BackendError as error:
-            self._hidden(error)
+            hide_causes(error)
             raise
         except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._timed_out(shown, request_id) from None
-            raise self._hidden(await self._failed(failure, shown, request_id)) from failure
+            failed = await self._failed(failure, shown, request_id)
+            failed.__cause__ = failure
+        else:
+            failed = error_from_status(
+                self.backend, response.status, text, response.headers, url=shown, request_id=request_id
+            )
         finally:
             del deadline  # it refers to the task, whose error refers to this frame
-        headers = {name.lower(): self.hide_key(value) for name, value in response.headers.items()}
-        hidden = self.hide_key(text)  # before it is shortened, which could leave half of a key
-        raise error_from_status(self.backend, response.status, hidden, headers, url=shown, request_id=request_id)
+        try:
+            raise hide_causes(failed)  # here, as a failure of aiohttp would be its context, with the request's headers
+        finally:
+            del failed
 
     def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(
@@ -217,18 +227,6 @@ class EngineHttp:
         where, body = self._where, request.body if isinstance(request.body, bytes) else b"".join(request.body)
         return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 
-    def hide_key(self, text: str) -> str:
-        """Replace the API key in a server's text."""
-        if not self._api_key:
-            return text
-        return re.sub(rf"(?<![\w-]){re.escape(self._api_key)}(?![\w-])", "<API key>", text)
-
-    def _hidden(self, error: BackendError) -> BackendError:
-        """Replace the API key in an error's message and body."""
-        error.args = (self.hide_key(str(error)), *error.args[1:])
-        error.body = self.hide_key(error.body)
-        return error
-
     async def aclose(self) -> None:
         """Close the running loop's transport. A loop that shuts down closes its own."""
         await self._transports.aclose()
@@ -245,15 +243,26 @@ def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str 
             raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
         return msgspec.json.decode(raw.body, type=kind)
     except UNREADABLE as error:
-        problem = f"but {error}" if raw.body else "but its body is empty"
-        at = re.search(r"byte (\d+)", str(error))
-        start = max(0, int(at[1]) - 40) if at else 0
-        shown = http.hide_key(raw.body[start : start + 80].decode(errors="replace"))
-        raise ProtocolViolationError(
-            f"{http.backend} at {http.base_url} answered 200, {http.hide_key(problem)}: {shown!r}. "
-            f"Check that this is a {http.backend} server and not a proxy.",
-            backend=http.backend,
-            status=200,
-            body=http.hide_key(raw.body[:2000].decode(errors="replace")),
-            request_id=request_id,
-        ) from error
+        refused = _undecodable(http, raw, error, request_id)
+    try:
+        raise refused  # here, as `error`, which may quote the API key, would be its context
+    finally:
+        del refused
+
+
+def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_id: str | None) -> BackendError:
+    problem = f"but {error}" if raw.body else "but its body is empty"
+    at = re.search(r"byte (\d+)", str(error))
+    start = max(0, int(at[1]) - 40) if at else 0
+    before = raw.body[max(0, start - _AROUND) : start].decode(errors="replace")
+    shown = hidden(raw.body[max(0, start - _AROUND) : start + 80 + 2 * _AROUND].decode(errors="replace"))
+    refused = ProtocolViolationError(
+        f"{http.backend} at {http.base_url} answered 200, {problem}: {shown[len(before) :][:80]!r}. "
+        f"Check that this is a {http.backend} server and not a proxy.",
+        backend=http.backend,
+        status=200,
+        body=raw.body[:ERROR_BYTES].decode(errors="replace"),
+        request_id=request_id,
+    )
+    refused.__cause__ = error
+    return hide_causes(refused)
