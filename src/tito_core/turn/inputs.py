@@ -64,6 +64,16 @@ class OutputConstraint:
         """Whether a tool has to be called."""
         return self.tool_choice is not None and "auto" not in self.tool_choice
 
+    def tools(self, tools: Tools) -> Tools:
+        """Return the tools, with the answer's own schema for the tool of a structured output.
+
+        Strands' tool leaves references to definitions that it dropped.
+        """
+        tool = None if self.tool_choice is None else cast(Mapping[str, Any], self.tool_choice).get("tool")
+        if self.output_model is None or tool is None or tool["name"] != self.output_model.__name__:
+            return tools
+        return {**tools, tool["name"]: self.output_model.model_json_schema()} if tool["name"] in tools else tools
+
     def sampling(
         self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
     ) -> SamplingParams:
