@@ -161,7 +161,7 @@ PACKAGES = {
                 f"tests/parsing/test_{name}.py"
                 for name in (
                     "arguments_text",
-                    "bounded",
+                    "schema",
                     "damage",
                     "decoding",
                     "detection",

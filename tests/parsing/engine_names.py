@@ -40,7 +40,7 @@ ENGINE_NAMES = {
         "hunyuan_a13b": "hunyuan_a13b",
         "hy_v3": "hy_v3",
         "llama3_json": "llama3_json",
-        "llama4_json": "llama3_json",
+        "llama4_json": "llama4_json",
         "llama4_pythonic": "llama4_pythonic",
         "longcat": "longcat",
         "minimax_m2": "minimax_m2",

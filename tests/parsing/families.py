@@ -173,6 +173,10 @@ def llama3_json(calls: Sequence[Call]) -> str:
     return "; ".join(f'{{"name": {dumps(n)}, "parameters": {dumps(a)}}}' for n, a in calls)
 
 
+def llama4_json(calls: Sequence[Call]) -> str:
+    return "".join(f'{{"name": {dumps(n)}, "parameters": {dumps(a)}}}' for n, a in calls)
+
+
 def array(calls: Sequence[Call]) -> str:
     return "[" + ", ".join(f'{{"name": {dumps(n)}, "arguments": {dumps(a)}}}' for n, a in calls) + "]"
 
@@ -441,6 +445,7 @@ CALL_FAMILIES = {
         Family(
             "llama3_json", ("<|python_tag|>",), llama3_json, text_before=False, think=None, bare_prefix='{"name":  '
         ),
+        Family("llama4_json", PYTHON, llama4_json, text_before=False, think=None, bare_prefix='{"name":  '),
         Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
         Family("granite", ("<|tool_call|>",), prefixed("<|tool_call|>"), think=None),
         Family("phi4_mini", (), prefixed("functools"), text_before=False, think=None, bare_prefix="functools[ "),
@@ -478,7 +483,7 @@ NAMES = sorted(CALL_FAMILIES)
 
 
 PIECES = {
-    "llama3_json": ('{"name": ', ";", "}"),
+    **dict.fromkeys(("llama3_json", "llama4_json"), ('{"name": ', ";", "}")),
     **dict.fromkeys(("pythonic", "llama4_pythonic"), ("[look(", ")]", "'")),
     **dict.fromkeys(("phi4_mini", "xlam"), ('[{"name": "look"', "]")),
 }

@@ -38,6 +38,7 @@ TEMPLATES = {
     "gpt_oss": "<|start|>assistant<|channel|>commentary to=functions.{{ name }}<|message|>{{ arguments }}<|call|>",
     "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.',
     "llama4_pythonic": "<|header_start|>assistant<|header_end|>\n\n<|python_start|>[{{ calls }}]<|python_end|>",
+    "llama4_json": '{"name": function name, "parameters": dictionary}<|python_start|><|header_start|>',
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ name }}">',
     "gemma4": '<|tool_call>call:{{ name }}{at:<|"|>{{ value }}<|"|>}<tool_call|>',
     "dots": '<dots_function_call>\n<invoke name="{{ name }}">',

@@ -148,7 +148,8 @@ def test_drafts_in_reasoning_are_not_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in NAMES if CALL_FAMILIES[n].control and n not in ("llama3_json", "llama4_pythonic")]
+    "name",
+    [n for n in NAMES if CALL_FAMILIES[n].control and n not in ("llama3_json", "llama4_json", "llama4_pythonic")],
 )
 def test_spelled_markup_is_text(name: str) -> None:
     """Not in Llama's formats, whose calls need no tag."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -36,8 +37,11 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 def json_for(schema: Any, draw: st.DrawFn, whole: Any) -> Any:
+    if schema is True or not schema:
+        return None
     if "$ref" in schema:
-        schema = whole["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+        steps = schema["$ref"].split("/")[1:]
+        schema = reduce(lambda found, step: found[step], steps, whole)
     if "enum" in schema:
         return draw(st.sampled_from(schema["enum"]))
     if "anyOf" in schema:
@@ -70,6 +74,9 @@ class Sampler:
     def sequence(self, grammar: Any) -> list[int]:
         return [token for element in grammar["elements"] for token in self.ids(element)]
 
+    def star(self, grammar: Any) -> list[int]:
+        return self.optional(grammar)
+
     def optional(self, grammar: Any) -> list[int]:
         return self.ids(grammar["content"]) if self.draw(st.booleans()) else []
 
@@ -87,7 +94,7 @@ class Sampler:
 
     def json_schema(self, grammar: Any) -> list[int]:
         schema = grammar["json_schema"]
-        assert schema
+        assert isinstance(schema, dict)
         return list(self.spell(json.dumps(json_for(schema, self.draw, schema), ensure_ascii=False)))
 
 
@@ -148,7 +155,7 @@ def test_only_known_tools_can_be_forced() -> None:
         ("hermes", "", []),
         ("hermes", "<think>", ["</think>", "<tool_call>"]),  # a blank line or the call can follow the reasoning
         ("kimi_k2", "", ["<|tool_call_argument_begin|>"]),  # or another digit
-        ("glm45", "", ["</arg_value>", "</tool_call>", "<arg_key>"]),  # or more of the value, or another argument
+        ("glm45", "", ["</arg_value>", "</tool_call>", "<arg_key>", "</arg_key>"]),  # or more of a value or a name
         ("deepseek_v31", "", []),
         ("mistral", "", []),
     ],

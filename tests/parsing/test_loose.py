@@ -131,6 +131,7 @@ LOOSE = [
     ("deepseek_v32", DSML, X),
     ("deepseek_v32", f"{DSML}</｜DSML｜function_calls>", X),
     ("llama4_pythonic", '<|python_start|>[look(at="x")]', X),
+    ("llama4_json", '<|python_start|>{"name": "look", "parameters": {"at": "x"}}<|python_end|>', X),
     ("lfm2", '<|tool_call_start|>[look(at="x")]\n', X),
 ]
 SEVERAL = [

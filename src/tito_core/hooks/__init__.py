@@ -14,7 +14,8 @@ if TYPE_CHECKING:
         MaxToolCallsReachedError,
         MaxToolIterationsReachedError,
     )
-    from tito_core.hooks.tool_call_guard import ToolCallGuard, ToolSchemaError
+    from tito_core.hooks.tool_call_guard import ToolCallGuard
+    from tito_core.parsing.schema import ToolSchemaError
 
 __all__ = [
     "LoopLimitReachedError",

@@ -5,20 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jsonschema import Draft202012Validator, SchemaError
-from jsonschema.exceptions import ValidationError, best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 from strands.hooks import AfterToolsEvent, BeforeInvocationEvent, BeforeToolCallEvent, HookProvider, HookRegistry
 from strands.tools.tools import InvalidToolUseNameException, validate_tool_use_name
 from strands.types.tools import ToolSpec, ToolUse
 
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.parsing.schema import ToolSchema, ToolSchemaError, meaning
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +36,6 @@ class ToolCallGuard(HookProvider):
         self.max_listed_tools = max_listed_tools
         self.unknown_calls: Counter[str] = Counter()
         self.invalid_calls: Counter[str] = Counter()
-        self._schemas: dict[str, tuple[ToolSpec, ArgumentSchema]] = {}
         self._lock = threading.Lock()
 
     def reset(self) -> None:
@@ -59,7 +53,7 @@ class ToolCallGuard(HookProvider):
     def _check_schemas(self, event: BeforeInvocationEvent) -> None:
         """Raise `ToolSchemaError` before the first model call, not in the middle of a rollout."""
         for spec in event.agent.tool_registry.get_all_tool_specs():
-            self._schema(spec)
+            _schema(spec)
 
     def check_call(self, event: BeforeToolCallEvent) -> None:
         """Refuse a call of an unknown tool, or with invalid arguments, by its `cancel_tool`."""
@@ -70,7 +64,7 @@ class ToolCallGuard(HookProvider):
             event.cancel_tool = self._unknown(name, sorted(event.agent.tool_registry.registry))
             return
         try:
-            faults = self._schema(event.selected_tool.tool_spec).faults(event.tool_use["input"])
+            faults = _schema(event.selected_tool.tool_spec).faults(event.tool_use["input"])
         except ToolSchemaError as error:  # if it were raised, the call would have no result
             logger.warning("%s", error)
             event.cancel_tool = str(error)
@@ -96,13 +90,6 @@ class ToolCallGuard(HookProvider):
             self.unknown_calls[name] += 1
         return f"Unknown tool {name!r}. {self._listed(names)}".rstrip()
 
-    def _schema(self, spec: ToolSpec) -> ArgumentSchema:
-        kept, schema = self._schemas.get(spec["name"], (None, None))
-        if schema is None or kept != spec:  # a tool may be replaced by another with its name
-            schema = ArgumentSchema(spec["name"], spec["inputSchema"].get("json", {}))
-            self._schemas[spec["name"]] = spec, schema
-        return schema
-
     def _listed(self, names: Sequence[str]) -> str:
         if self.max_listed_tools is None:
             return ""
@@ -113,63 +100,13 @@ class ToolCallGuard(HookProvider):
         return f"Available tools: {shown}{f' and {more} more' if more > 0 else ''}."
 
 
+def _schema(spec: ToolSpec) -> ToolSchema:
+    return meaning(spec["inputSchema"].get("json", {}), spec["name"])
+
+
 def _is_tool_name(use: ToolUse) -> bool:
     try:
         validate_tool_use_name(use)
     except InvalidToolUseNameException:
         return False
     return True
-
-
-MOST_FAULTS = 5
-"""Maximum faults that the error of one call lists."""
-LONGEST_FAULT = 200
-"""Maximum characters of a fault; it quotes the policy's value, which may be long."""
-
-
-class ToolSchemaError(ValueError):
-    """A tool's input schema is invalid; the tool's author must fix it."""
-
-
-class ArgumentSchema:
-    """One tool's input schema. Threads may share it.
-
-    Args:
-        tool: The tool's name, for errors.
-        schema: The schema, in the draft that its "$schema" names, else 2020-12. Remote references are never fetched.
-
-    Raises:
-        ToolSchemaError: It is not a JSON Schema.
-    """
-
-    def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
-        given = dict(schema)
-        draft: type[Validator] = validator_for(given, default=Draft202012Validator)
-        try:
-            draft.check_schema(given)
-        except SchemaError as error:
-            raise ToolSchemaError(
-                f"The input schema of tool {tool!r} is invalid at {error.json_path}: {error.message}. Fix the schema."
-            ) from error
-        self._tool = tool
-        self._validator = draft(given, registry=Registry())
-
-    def faults(self, arguments: Any) -> list[str]:
-        """Return the faults of arguments, at most `MOST_FAULTS` sentences without a full stop; empty for valid ones.
-
-        Raises:
-            ToolSchemaError: A reference of the schema cannot be resolved, or never ends.
-        """
-        try:
-            errors = sorted(self._validator.iter_errors(arguments), key=lambda error: [*map(str, error.absolute_path)])
-        except (Unresolvable, RecursionError) as error:
-            raise ToolSchemaError(
-                f"The input schema of tool {self._tool!r} cannot be resolved: {error}. Fix the schema."
-            ) from error
-        return [_sentence(error) for error in errors[:MOST_FAULTS]]
-
-
-def _sentence(error: ValidationError) -> str:
-    best = best_match([error]) or error  # among the branches of an anyOf, the closest one
-    message = best.message if len(best.message) <= LONGEST_FAULT else f"{best.message[:LONGEST_FAULT]}..."
-    return f"{best.json_path.removeprefix('$.')}: {message}" if best.absolute_path else message

@@ -14,10 +14,10 @@ from tito_core.parsing.call_text import Malformed, ParsedCallText
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
+from tito_core.parsing.schema import Fit, JsonSchema, meaning, settled
 
 FENCES = ("```", "~~~")
 P = ParamSpec("P")
-JsonSchema = Mapping[str, Any]
 Tools = Mapping[str, JsonSchema]
 """The JSON Schema of each tool's arguments, by the tool's name."""
 
@@ -49,6 +49,7 @@ class Completion:
         truncated: Whether the engine stopped for length.
         tools: JSON Schemas of the arguments, by tool name.
         lenient: Whether a loose call gets the status LENIENT; otherwise it is MALFORMED.
+        in_python: Returns whether the chat template writes lists and objects as Python does.
         calls: The calls read so far, in order.
         uncertain: Whether a call did not end. Later calls may be part of its arguments, so none of them runs.
         markup: The format's tags in this vocabulary.
@@ -61,12 +62,14 @@ class Completion:
         truncated: bool,
         tools: Tools | None = None,
         lenient: bool = False,
+        in_python: Callable[[], bool] = lambda: False,
     ) -> None:
         self.decoded = decoded
         self.text = decoded.text
         self.truncated = truncated
         self.tools: Tools = tools or {}
         self.lenient = lenient
+        self.in_python = in_python
         self.calls: list[ParsedCall] = []
         self.uncertain = False
         self.markup = markup
@@ -161,15 +164,29 @@ class Completion:
             self.add(start, stop, call)
 
     def add(self, start: int, stop: int, call: ParsedCallText) -> None:
-        """Add a valid call. A loose one is LENIENT if the parser is lenient, else MALFORMED."""
+        """Add a valid call, if its arguments fit the tool's schema; a call of an unknown tool needs to fit none.
+
+        A loose call is LENIENT if the parser is lenient, else MALFORMED.
+        """
         if self.uncertain:
             self.add_malformed(start, stop, "The call follows one that did not end, and may be part of it.", call.name)
             return
         if call.loose and not self.lenient:
             self.add_malformed(start, stop, call.loose, call.name)
             return
+        fit = self._fit(call)
+        if fit.arguments is None:
+            reason = f"The arguments do not fit the tool's schema: {'; '.join(fit.faults)}."
+            self.add_malformed(start, stop, reason, call.name)
+            return
         status = CallStatus.LENIENT if call.loose else CallStatus.OK
-        self._add(start, stop, status, call.name, call.arguments, call.loose, call.id, call.text)
+        self._add(start, stop, status, call.name, fit.arguments, call.loose, call.id, call.text)
+
+    def _fit(self, call: ParsedCallText) -> Fit:
+        schema = self.tools.get(call.name)
+        if schema is None:
+            return Fit(settled(call.arguments, {(): -1}, {}))  # plain text stays text
+        return meaning(schema, call.name).fit(call.arguments)
 
     def mark_loose(self, first: int, reason: str) -> None:
         """Mark the valid calls from index `first` on as loose."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tito_core.parsing.call_text import Malformed, is_valid_name, shortened
 from tito_core.parsing.markup import Mark
+from tito_core.parsing.schema import Choice, ToolSchema, meaning
+from tito_core.parsing.typed_value import reading
 
 if TYPE_CHECKING:
     from tito_core.parsing.completion import Completion, Tools
@@ -35,6 +37,24 @@ class Cursor:
     def tools(self) -> Tools:
         """JSON Schemas of the arguments, by tool name."""
         return self._completion.tools
+
+    def reading(self, text: str, in_python: bool = False) -> Choice:
+        """Return what a value written as plain text may be; see `typed_value.reading`.
+
+        `in_python`: the family writes lists and objects as Python does. The chat template may show it, too.
+        """
+        return reading(text, lambda: in_python or self._completion.in_python())
+
+    @property
+    def schema(self) -> ToolSchema | None:
+        """The schema of the called tool; None if the tool is unknown."""
+        schema = None if self.name is None else self.tools.get(self.name)
+        return None if schema is None else meaning(schema, self.name or "")
+
+    def follows(self, text: str) -> bool:
+        """Return whether `text`, which has no tag, comes next."""
+        mark = self._next()
+        return self._completion.text.startswith(text, self._at, self._stop if mark is None else mark.start)
 
     def error(self, reason: str) -> Malformed:
         """Return the error for a reason, to be raised."""

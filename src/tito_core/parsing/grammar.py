@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.parsing.bounded import bounded_by_pattern
-from tito_core.parsing.completion import JsonSchema, Tools
+from tito_core.parsing.completion import Tools
+from tito_core.parsing.grammar_schema import for_grammar
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.typed_value import types_of
+from tito_core.parsing.schema import KINDS, JsonSchema, ToolSchema, meaning
 
 Grammar = dict[str, Any]
 """A "format" object of a structural tag."""
@@ -70,7 +70,7 @@ def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
         return set(), False
     if kind == "json_schema":
         return set(), grammar["json_schema"].get("type") not in _CLOSED_TYPES
-    if kind == "optional":
+    if kind in ("optional", "star"):
         return _firsts(grammar["content"], enders)[0], True
     if kind == "or":
         each = [_firsts(element, enders) for element in grammar["elements"]]
@@ -120,14 +120,24 @@ def either(options: Iterable[Grammar]) -> Grammar:
 
 
 def sequence(*elements: Grammar) -> Grammar:
-    """Match formats one after another."""
-    return {"type": "sequence", "elements": list(elements)}
+    """Match formats one after another. Texts that follow one another become one."""
+    merged: list[Grammar] = []
+    for element in elements:
+        for one in element["elements"] if element["type"] == "sequence" else [element]:
+            if merged and one["type"] == merged[-1]["type"] == "const_string":
+                merged[-1] = text(merged[-1]["value"] + one["value"])
+            else:
+                merged.append(one)
+    return merged[0] if len(merged) == 1 else {"type": "sequence", "elements": merged}
 
 
 def arguments_json(schema: JsonSchema) -> Grammar:
     """Match JSON by a schema. Whitespace is limited, so that it cannot fill the turn."""
-    bounded = bounded_by_pattern(schema) or {"type": "object"}
-    return {"type": "json_schema", "json_schema": bounded, "max_whitespace_cnt": 2}
+    return _json(for_grammar(meaning(schema)))
+
+
+def _json(schema: dict[str, Any]) -> Grammar:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 2}
 
 
 def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", after: str = "") -> Grammar:
@@ -163,36 +173,65 @@ class Parameters:
         end: The tag after the value.
         after: The text after that tag.
         anchor: The control token that is part of these tags, if any.
+        tells_kind: Whether the head says if the value is plain text.
     """
 
-    head: Callable[[str, bool], Grammar]
+    head: Callable[[Grammar, bool], Grammar]
     end: str
     after: str = ""
     anchor: str = ""
+    tells_kind: bool = False
 
     def of(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
-        """Return the formats of all parameters in a tool's schema, in order; one that is not required is optional."""
-        properties, required = schema.get("properties", {}), schema.get("required", ())
-        written = ((key, self._one(markup, key, one, schema)) for key, one in properties.items())
-        return [one if key in required else {"type": "optional", "content": one} for key, one in written]
+        """Return the formats of all parameters that a tool's schema allows, in order.
 
-    def _one(self, markup: Markup, key: str, schema: JsonSchema, whole: JsonSchema) -> Grammar:
-        types = types_of(schema, whole)
-        plain = types is None or "string" in types
+        One that is not required is optional. Last come those that the schema allows without declaring them.
+        """
+        meant = meaning(schema)
+        required = meant.required()
+        names = dict.fromkeys(name for name in (*meant.names(), *sorted(required)) if name)
+        written = [
+            one if name in required else {"type": "optional", "content": one}
+            for name in names
+            for one in [self._one(markup, text(name), meant, name)]
+        ]
+        if not meant.is_closed():
+            other = self._one(markup, {"type": "regex", "pattern": _OTHER_NAME}, meant, None)
+            written.append({"type": "star", "content": other})
+        return written
+
+    def _one(self, markup: Markup, key: Grammar, schema: ToolSchema, name: str | None) -> Grammar:
+        kinds = KINDS if name is None else schema.kinds((name,))
+        wide = {} if name is None else for_grammar(schema, name)
+        options = None if name is None else schema.options(name)
         close = anchored(markup, self.end, self.anchor) if self.anchor else tag(markup, self.end)
         after = [text(self.after)] if self.after else []
-        if not plain:
-            definitions = {name: whole[name] for name in ("$defs", "definitions") if name in whole}
-            return sequence(self.head(key, False), arguments_json({**schema, **definitions}), close, *after)
-        if isinstance(options := schema.get("enum"), list) and options:
-            values = either(text(str(option)) for option in options)
-            return sequence(self.head(key, True), values, close, *after)
+        if "string" not in kinds:
+            return sequence(self.head(key, False), _json(wide), close, *after)
+        if options and all(isinstance(option, str) or not self.tells_kind for option in options):
+            return sequence(self.head(key, True), _one_of(options), close, *after)
         if close["type"] == "const_string":
             excluded = {"type": "any_text", "excludes": list(markup.texts)}
-            value: Grammar = {"type": "tag", "begin": "", "content": excluded, "end": self.end}
-            return sequence(self.head(key, True), value, *after)
-        anything = {"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}
-        return sequence(self.head(key, True), anything, close, *after)
+            anything = sequence({"type": "tag", "begin": "", "content": excluded, "end": self.end}, *after)
+        else:
+            anything = sequence({"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}, close, *after)
+        plain = sequence(self.head(key, True), anything)
+        if not self.tells_kind or kinds == {"string"}:
+            return plain
+        return either([plain, sequence(self.head(key, False), _json(wide), close, *after)])
+
+
+_OTHER_NAME = "{0}+( {0}+)*".format("[!#-&(-;?-~\u00c0-\u024f\u0400-\u0481\u4e00-\u9fff\uac00-\ud7a3]")
+"""Names of parameters that a schema allows without declaring them, without characters that end a name in a format."""
+
+
+def _one_of(options: Iterable[Any]) -> Grammar:
+    """Match one of the values, as plain text."""
+    written = dict.fromkeys(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in options)
+    filled = [text(one) for one in written if one]
+    if not filled:
+        return {"type": "optional", "content": text(" ")}
+    return either(filled) if "" not in written else {"type": "optional", "content": either(filled)}
 
 
 def after_reasoning(markup: Markup, close: str, grammar: Grammar) -> Grammar:

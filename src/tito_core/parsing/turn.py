@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from copy import copy
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.completion import Completion, JsonSchema, Tools
+from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.grammar import CallGrammar, after_reasoning, arguments_json, forced_tools
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Preview
 from tito_core.parsing.reasoning import THINK, ReasoningTags
+from tito_core.parsing.schema import JsonSchema, check_tools
 from tito_core.parsing.suspects import SuspectFinder
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class TurnParser:
         certain = {tag for tag in calls.tags if self.markup.certain(tag)}
         self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
         self.suspect_finder = SuspectFinder(calls.tags)
+        self._tokenizer = tokenizer
         self._reasoning_open: dict[tuple[int, ...], bool] = {}  # by the ids of a prompt's end
 
     def leniently(self) -> TurnParser:
@@ -57,6 +60,19 @@ class TurnParser:
         parser = copy(self)
         parser.lenient = True
         return parser
+
+    @cached_property
+    def template_writes_python(self) -> bool:
+        """Whether the chat template writes a list in arguments as Python does, as the first of Qwen3-Coder."""
+        function = {"name": "look", "arguments": {"at": ["x", True]}}
+        calls = [{"type": "function", "id": "call00000", "function": function}]
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        messages: Any = [{"role": "user", "content": "Go."}, answer]
+        try:
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception:  # whatever a template raises: it shows no list
+            return False
+        return "['x', True]" in str(rendered)
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Start parsing a completion; see `ToolParser.start`."""
@@ -114,6 +130,7 @@ class TurnSession:
         self._parser = parser
         self._in_reasoning = in_reasoning
         self._tools = tools
+        check_tools(tools or {})
         self._ids: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> None:
@@ -124,8 +141,11 @@ class TurnSession:
         """Parse everything that was fed."""
         markup = self._parser.markup
         decoded = DecodedIds(markup.decode, without_stop(self._ids, markup.special))
-        completion = Completion(markup, decoded, truncated, self._tools, self._parser.lenient)
-        return _Reader(self._parser, completion).read(self._in_reasoning)
+        parser = self._parser
+        completion = Completion(
+            markup, decoded, truncated, self._tools, parser.lenient, lambda: parser.template_writes_python
+        )
+        return _Reader(parser, completion).read(self._in_reasoning)
 
 
 def without_stop(ids: Sequence[int], special: Set[int]) -> Sequence[int]:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
@@ -18,10 +19,15 @@ from tito_core.chat.message_check import check_opening, check_system_blocks, sho
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.parsing.schema import check_tools
 from tito_core.parsing.turn import TurnParser
 
 if TYPE_CHECKING:
     from tito_core.parsing.registry import ToolParser
+
+
+_LONGEST_REFUSAL = 500
+"""Maximum characters of the reason why a call cannot be forced; it may list all tools."""
 
 
 class UnsupportedToolChoiceError(ValueError):
@@ -58,6 +64,16 @@ class OutputConstraint:
         """Whether a tool has to be called."""
         return self.tool_choice is not None and "auto" not in self.tool_choice
 
+    def tools(self, tools: Tools) -> Tools:
+        """Return the tools, with the answer's own schema for the tool of a structured output.
+
+        Strands' tool leaves references to definitions that it dropped.
+        """
+        tool = None if self.tool_choice is None else cast(Mapping[str, Any], self.tool_choice).get("tool")
+        if self.output_model is None or tool is None or tool["name"] != self.output_model.__name__:
+            return tools
+        return {**tools, tool["name"]: self.output_model.model_json_schema()} if tool["name"] in tools else tools
+
     def sampling(
         self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
     ) -> SamplingParams:
@@ -89,7 +105,8 @@ class OutputConstraint:
         except NoCallGrammarError as error:
             if (answer := self._answer_grammar(parser, prompt_tail)) is not None:
                 return answer
-            raise UnsupportedToolChoiceError(f"tool_choice: {str(error)[:500]}") from error
+            reason = shorten(str(error), _LONGEST_REFUSAL, placeholder=" ...")
+            raise UnsupportedToolChoiceError(f"tool_choice: {reason}") from error
         return _grammar_of(forced)
 
     def _answer_grammar(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
@@ -136,6 +153,7 @@ class TurnInput:
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
             UnsupportedToolChoiceError, InvalidValueError: Another argument does not.
+            ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
         """
         check_opening(messages, system_prompt, tool_specs)
         if model_state is not None and not isinstance(model_state, dict):
@@ -145,6 +163,7 @@ class TurnInput:
                 f"cancel_signal must be a threading.Event, or None, not of type {type(cancel_signal).__name__}."
             )
         refuse_reserved_name(tool_specs)
+        check_tools({spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()})
         constraint = OutputConstraint(tool_choice, output_model)
         return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal)
 

@@ -65,6 +65,15 @@ def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:
 logger = logging.getLogger(__name__)
 
 
+def _is_not_malformed(record: logging.LogRecord) -> bool:
+    """Return whether a log record of Strands is about a tool: it has none for malformed calls, which is no fault."""
+    return not (isinstance(record.args, tuple) and record.args[:1] == (MALFORMED_CALL,))
+
+
+# A model cannot register hooks with an agent, and Strands reports each call without a tool as an error.
+logging.getLogger("strands.tools.executors._executor").addFilter(_is_not_malformed)
+
+
 class Read(msgspec.Struct, frozen=True, eq=False):
     """A parsed answer.
 

@@ -222,7 +222,9 @@ def prepare(
         text = policy.prompts.text(ledger, match.parent, delta.ids).for_array(input_ids)
     else:
         input_ids, text, _ = prompt
-    tools = {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
+    tools = turn_input.constraint.tools(
+        {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
+    )
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     sampling = turn_input.constraint.sampling(settings.sampling, policy.parser, tools, tail)
     request = TokenRequest(

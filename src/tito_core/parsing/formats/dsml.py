@@ -29,10 +29,10 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.typed_value import parameter_schema, types_of
+from tito_core.parsing.schema import KINDS
 
 ANCHOR = "｜DSML｜"
-_HEAD = re.compile(r' name="([^"<>\n]+)"(?: string="(true|false)")?')
+_HEAD = re.compile(r' name="([^"<\n]+)(?:" string="(true|false))?')
 
 
 class DsmlCalls(CallFormat):
@@ -79,7 +79,9 @@ class DsmlCalls(CallFormat):
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
-        parameters = g.Parameters(lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", ANCHOR)
+        parameters = g.Parameters(
+            lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", ANCHOR, True
+        )
         calls = (
             g.sequence(
                 g.anchored(markup, f'{self.section.call} name="{name}">\n', ANCHOR),
@@ -91,19 +93,18 @@ class DsmlCalls(CallFormat):
         begin = g.anchored(markup, self.section.open + "\n", ANCHOR)
         return g.sequence(begin, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
 
-    def _head(self, markup: Markup, key: str, plain: bool) -> g.Grammar:
-        return g.anchored(markup, f'{self.parameter} name="{key}" string="{str(plain).lower()}">', ANCHOR)
+    def _head(self, markup: Markup, key: g.Grammar, plain: bool) -> g.Grammar:
+        begin = g.anchored(markup, f'{self.parameter} name="', ANCHOR)
+        return g.sequence(begin, key, g.text(f'" string="{str(plain).lower()}">'))
 
     def _invoke(self, cursor: Cursor) -> ParsedCallText:
-        written, call = cursor.until_text(">"), self.section.call
-        name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
-        if name is None:
-            raise cursor.error(f'The call must begin with {call} name="...">, not {(call + written)[:60]!r}.')
-        cursor.tool_name(name)
+        if not cursor.follows(' name="'):
+            raise cursor.error(f'The call must begin with {self.section.call} name="...">.')
+        name = cursor.tool_name(quoted(cursor, " name="))
         arguments: dict[str, Any] = {}
         while cursor.peek() == self.parameter:
             cursor.tag(self.parameter)
-            head = _HEAD.fullmatch(written := cursor.until_text(">"))
+            head = _HEAD.fullmatch(written := cursor.until_text('">'))
             wrong = f'A parameter must have name="..." and string="true" or "false", not {written[:60]!r}.'
             if head is None:
                 raise cursor.error(wrong)
@@ -112,9 +113,9 @@ class DsmlCalls(CallFormat):
                 raise cursor.error(f"The parameter {key!r} appears twice.")
             plain = head[2] == "true"
             if head[2] is None:
-                types = types_of(*parameter_schema(cursor.tools, name, key)) or {"string", "null"}
-                plain = types == {"string"}
-                if ("string" in types and not plain) or value.lstrip().startswith("string="):
+                kinds = KINDS if cursor.schema is None else cursor.schema.kinds((key,))
+                plain = kinds == {"string"}
+                if ("string" in kinds and not plain) or value.lstrip().startswith("string="):
                     raise cursor.error(wrong)  # the value may be a string or JSON, or the attribute is in it
                 cursor.mark_loose(wrong)
             arguments[key] = value if plain else json_value(value, f"value of {key!r}", name)

@@ -16,18 +16,17 @@ reads those that are JSON as JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import ParsedCallText, shortened
-from tito_core.parsing.completion import Completion, JsonSchema
+from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.json_call import DEEPEST, json_value
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.typed_value import resolved, types_of
+from tito_core.parsing.schema import KINDS, Choice, Path
 
 _PREFIX = "call:"
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")
@@ -57,8 +56,7 @@ class Gemma4Calls(CallFormat):
     def _call(self, cursor: Cursor) -> ParsedCallText:
         cursor.expect_blank(cursor.until_text(_PREFIX))
         name = cursor.tool_name(cursor.until_text("{"))
-        schema = cursor.tools.get(name, {})
-        arguments = _Notation(cursor, schema, self.quote).mapping(1, schema)
+        arguments = _Notation(cursor, self.quote).mapping(())
         cursor.expect_end()
         return ParsedCallText(name, arguments, loose=cursor.loose)
 
@@ -66,17 +64,16 @@ class Gemma4Calls(CallFormat):
 class _Notation:
     """Parser of Gemma's notation of values, with optional blanks between all parts."""
 
-    def __init__(self, cursor: Cursor, whole: JsonSchema, quote: str) -> None:
+    def __init__(self, cursor: Cursor, quote: str) -> None:
         self._cursor = cursor
-        self._whole = whole
+        self._schema = cursor.schema
         self._quote = quote
 
-    def mapping(self, deep: int, schema: JsonSchema) -> dict[str, Any]:
-        """Take the rest of a mapping, after its `{`."""
+    def mapping(self, path: Path) -> dict[str, Any]:
+        """Take the rest of a mapping, after its `{`; `path` is its place in the arguments."""
         result: dict[str, Any] = {}
         if self._skip("}"):
             return result
-        properties = schema.get("properties")
         while True:
             self._cursor.skip_blank()
             bare = self._cursor.peek_here() != self._quote
@@ -84,49 +81,48 @@ class _Notation:
             self._expect(":")
             if key in result:
                 raise self._cursor.error(f"The key {key!r} appears twice.")
-            known = properties.get(key) if isinstance(properties, Mapping) else None
-            if bare and known is None and _QUOTES.search(key):
+            if bare and _QUOTES.search(key) and (self._schema is None or key not in self._schema.names(path)):
                 raise self._cursor.error(f"The call has {shortened(key)} where a key belongs: write it without quotes.")
-            result[key] = self._value(deep, known)
+            result[key] = self._value((*path, key))
             if not self._skip(","):
                 self._expect("}")
                 return result
 
-    def _value(self, deep: int, schema: Any) -> Any:
-        if deep >= DEEPEST:
+    def _value(self, path: Path) -> Any:
+        if len(path) >= DEEPEST:
             raise self._cursor.error(f"The call nests more than {DEEPEST} levels deep.")
-        schema = resolved(schema, self._whole) if isinstance(schema, Mapping) else {}
         self._cursor.skip_blank()
         if self._cursor.peek_here() == self._quote:
             return self._string()
         if self._cursor.skip("{"):
-            return self.mapping(deep + 1, schema)
+            return self.mapping(path)
         if self._cursor.skip("["):
-            return self._list(deep + 1, schema.get("items"))
+            return self._list(path)
         word = self._cursor.match(_WORD, "a value")
         if _NUMBER.fullmatch(word):
             return json_value(word, "value", self._cursor.name)
-        return self._word(word, schema)
+        return self._word(word, path)
 
-    def _word(self, word: str, schema: JsonSchema) -> Any:
-        types, options = types_of(schema, self._whole), schema.get("enum")
-        listed = isinstance(options, list) and word in options
-        if listed and (types == {"string"} or word not in _LITERALS):
-            return word
+    def _word(self, word: str, path: Path) -> Any:
+        options = None if self._schema is None else self._schema.enumerated(path)
+        listed = options is not None and word in options
         if word in _LITERALS:
-            return _LITERALS[word]
+            return Choice((_LITERALS[word], word)) if listed else _LITERALS[word]
+        if listed:
+            return word
         wrong = f"The call has {shortened(word)} where a value belongs: write strings between {self._quote} tags."
-        if types != {"string"} or options is not None or _QUOTES.search(word):
+        kinds = KINDS if self._schema is None else self._schema.kinds(path)
+        if kinds != {"string"} or options is not None or _QUOTES.search(word):
             raise self._cursor.error(wrong)
         self._cursor.mark_loose(wrong)
         return word
 
-    def _list(self, deep: int, schema: Any) -> list[Any]:
+    def _list(self, path: Path) -> list[Any]:
         result: list[Any] = []
         if self._skip("]"):
             return result
         while True:
-            result.append(self._value(deep, schema))
+            result.append(self._value((*path, len(result))))
             if not self._skip(","):
                 self._expect("]")
                 return result

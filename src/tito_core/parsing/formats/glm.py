@@ -25,7 +25,6 @@ from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import LONGCAT_THINK, ReasoningTags
 from tito_core.parsing.registry import register_format, register_tool_parser
 from tito_core.parsing.turn import TurnParser
-from tito_core.parsing.typed_value import typed_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,9 +71,9 @@ class GlmCalls(CallFormat):
     def _named(self, markup: Markup, name: str) -> tuple[g.Grammar, ...]:
         return (g.text(name + self.between),)
 
-    def _head(self, markup: Markup, key: str) -> g.Grammar:
+    def _head(self, markup: Markup, key: g.Grammar) -> g.Grammar:
         between = [g.text(self.between)] if self.between else []
-        head = (g.tag(markup, self.key), g.text(key), g.tag(markup, self.end_key))
+        head = (g.tag(markup, self.key), key, g.tag(markup, self.end_key))
         return g.sequence(*head, *between, g.tag(markup, self.value))
 
     def _call(self, cursor: Cursor) -> ParsedCallText:
@@ -87,12 +86,13 @@ class GlmCalls(CallFormat):
         arguments: dict[str, Any] = {}
         while pairs:
             key = cursor.until_tag(self.end_key)
-            if not key or key != key.strip() or set(key) & set("<>"):
+            declared = [] if cursor.schema is None else cursor.schema.names()
+            if not key or key != key.strip() or (set(key) & set("<>") and key not in declared):
                 raise cursor.error(f"The call has no valid argument name: {key[:60]!r}.")
             if key in arguments:
                 raise cursor.error(f"The argument {key!r} appears twice.")
             cursor.tag(self.value)
-            arguments[key] = typed_value(cursor.until_tag(self.end_value), cursor.tools, name, key)
+            arguments[key] = cursor.reading(cursor.until_tag(self.end_value))
             if pairs := cursor.peek() is not None:
                 cursor.tag(self.key)
         cursor.expect_end()

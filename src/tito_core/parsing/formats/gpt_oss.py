@@ -28,6 +28,7 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.registry import register_tool_parser
+from tito_core.parsing.schema import check_tools
 from tito_core.parsing.suspects import SuspectFinder
 from tito_core.parsing.turn import without_stop
 
@@ -98,6 +99,7 @@ class HarmonySession:
         self._header = header
         self._tools = tools
         self._lenient = lenient
+        check_tools(tools or {})
         self._ids = list(header)
 
     def feed(self, ids: Sequence[int]) -> None:
@@ -197,7 +199,9 @@ class _Messages:
             self._closed = not (in_channel and "analysis" in header)
             self._take(self._texts, start, start if in_channel else stop)
         else:
-            self._take(self._texts, start, stop)
+            last = closed_by is not None and stop == len(self._completion.text)
+            ended = last and self._completion.markup.token_of(closed_by or "") is not None
+            self._take(self._texts, start, stop - len(closed_by or "") if ended else stop)
 
     def _body(self, start: int, message: Mark, closing: Mark | None) -> None:
         completion = self._completion

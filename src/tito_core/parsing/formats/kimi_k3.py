@@ -23,7 +23,7 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
 from tito_core.parsing.reasoning import ReasoningTags
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.typed_value import is_of_type
+from tito_core.parsing.schema import kinds_of
 
 ANCHORS = (OPEN, CLOSE, SEPARATOR) = ("<|open|>", "<|close|>", "<|sep|>")
 SECTION = Section(f"{OPEN}tools{SEPARATOR}", f"{CLOSE}tools{SEPARATOR}", f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}")
@@ -66,7 +66,7 @@ def _call(cursor: Cursor) -> ParsedCallText:
         if key in arguments:
             raise cursor.error(f"The argument {key!r} appears twice.")
         arguments[key] = value if match[2] == "string" else json_value(value, f"value of {key!r}", name)
-        if not is_of_type(arguments[key], match[2]):
+        if match[2] not in kinds_of(arguments[key]):
             raise cursor.error(f"The value of {key!r} is not of its type {match[2]}.")
     cursor.expect_end()
     return ParsedCallText(name, arguments, loose=cursor.loose)

@@ -14,7 +14,6 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tito_core.parsing import grammar as g
@@ -26,7 +25,6 @@ from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.typed_value import typed_value
 
 PARAMETER, END_PARAMETER = "<parameter name=", "</parameter>"
 
@@ -49,7 +47,9 @@ class MiniMaxCalls(CallFormat):
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
-        parameters = g.Parameters(lambda key, _: g.text(f'{PARAMETER}"{key}">'), END_PARAMETER, "\n")
+        parameters = g.Parameters(
+            lambda key, _: g.sequence(g.text(f'{PARAMETER}"'), key, g.text('">')), END_PARAMETER, "\n"
+        )
         calls = (
             g.sequence(
                 g.text(f'\n{self.section.call}"{name}">\n'),
@@ -63,30 +63,34 @@ class MiniMaxCalls(CallFormat):
 
 
 def _invoke(cursor: Cursor) -> ParsedCallText:
-    name = cursor.tool_name(quoted(cursor, cursor.until_text(">")))
-    arguments = parameters(cursor, name, PARAMETER, END_PARAMETER)
+    name = cursor.tool_name(quoted(cursor))
+    arguments = parameters(cursor, PARAMETER, END_PARAMETER)
     cursor.expect_end()
     return ParsedCallText(name, arguments)
 
 
-def parameters(
-    cursor: Cursor, name: str, tag: str, end: str, literal: Callable[[str], Any] | None = None
-) -> dict[str, Any]:
-    """Take the parameters of a call, each between the tags `tag` and `end`; their names are in double quotes."""
+def parameters(cursor: Cursor, tag: str, end: str, in_python: bool = False) -> dict[str, Any]:
+    """Take the parameters of a call, each between the tags `tag` and `end`; their names are in double quotes.
+
+    `in_python`: see `Cursor.reading`.
+    """
     arguments: dict[str, Any] = {}
     while cursor.peek() == tag:
         cursor.tag(tag)
-        key = quoted(cursor, cursor.until_text(">"))
+        key = quoted(cursor)
         if key in arguments:
             raise cursor.error(f"The parameter {key!r} appears twice.")
-        arguments[key] = typed_value(cursor.until_tag(end), cursor.tools, name, key, literal)
+        arguments[key] = cursor.reading(cursor.until_tag(end), in_python)
     return arguments
 
 
-def quoted(cursor: Cursor, written: str) -> str:
-    """Return a name without its double quotes."""
-    name = written[1:-1]
-    if written != f'"{name}"' or not name or name != name.strip() or set(name) & set("<\"'\n"):
+def quoted(cursor: Cursor, before: str = "") -> str:
+    """Take a name in double quotes, with the text `before` it and the `>` after it; return the name."""
+    if not cursor.follows(f'{before}"'):
+        raise cursor.error(f"The name must be in double quotes: {cursor.until_text('>')[:60]!r}.")
+    written = cursor.until_text('">')
+    name = written.removeprefix(f'{before}"')
+    if written != f'{before}"{name}' or not name or name != name.strip() or set(name) & set("<\"'\n"):
         raise cursor.error(f"The name must be in double quotes: {written[:60]!r}.")
     return name
 

@@ -90,10 +90,10 @@ class MuseCalls(CallFormat):
 
 
 def _invoke(cursor: Cursor, recipient: str) -> ParsedCallText:
-    name = cursor.tool_name(quoted(cursor, cursor.until_text(">")))
+    name = cursor.tool_name(quoted(cursor))
     if name != recipient:
         cursor.mark_loose(f"The message is to {recipient}, but calls {name}.")
-    arguments = parameters(cursor, name, PARAMETER, END_PARAMETER)
+    arguments = parameters(cursor, PARAMETER, END_PARAMETER)
     cursor.expect_end()
     return ParsedCallText(name, arguments, loose=cursor.loose)
 

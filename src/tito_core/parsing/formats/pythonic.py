@@ -21,13 +21,13 @@ from tito_core.parsing.call_text import Malformed, shortened
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.json_array import read_array
-from tito_core.parsing.formats.python_literals import Calls
 from tito_core.parsing.json_call import json_end
 from tito_core.parsing.markup import Markup
+from tito_core.parsing.python_literals import Calls
 from tito_core.parsing.registry import register_format
 
 _BEGINS_JSON = re.compile(r"\s*\[\s*\{")
-_BEGINS = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
+_BEGINS = re.compile(r"\[\s*[A-Za-z_][\w./-]*\(")
 
 
 class PythonicCalls(CallFormat):
@@ -127,7 +127,7 @@ register_format(
     "llama4_pythonic",
     PythonicCalls("<|python_start|>", "<|python_end|>"),
     reasoning=None,
-    marks=Marks(("<|python_start|>", "<|header_start|>")),
+    marks=Marks(("<|python_start|>", "<|header_start|>"), ('{"name": function name, "parameters": dictionary',)),
 )
 register_format(
     "lfm2",

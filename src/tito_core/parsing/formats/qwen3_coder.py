@@ -19,7 +19,6 @@ a value with a line break on one side only, several functions in one pair of `<t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -29,11 +28,9 @@ from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
-from tito_core.parsing.formats.python_literals import literal
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import ReasoningTags
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.typed_value import typed_value
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
@@ -47,7 +44,7 @@ class Qwen3CoderCalls(CallFormat):
         open: Opens a call.
         close: Closes it.
         frame: The text on both sides of a value.
-        literal: See `value_of`.
+        in_python: Whether lists and objects are always written as Python does; see `Cursor.reading`.
     """
 
     def __init__(
@@ -55,9 +52,9 @@ class Qwen3CoderCalls(CallFormat):
         open: str = "<tool_call>",
         close: str = "</tool_call>",
         frame: str = "\n",
-        literal: Callable[[str], Any] | None = None,
+        in_python: bool = False,
     ) -> None:
-        self.open, self.close, self.frame, self.literal = open, close, frame, literal
+        self.open, self.close, self.frame, self.in_python = open, close, frame, in_python
         self.tags = (open, close, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
         self.opening = frozenset({open, FUNCTION})
         self._steps = {open: 0, close: 0, **_STEPS}
@@ -96,7 +93,9 @@ class Qwen3CoderCalls(CallFormat):
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
         parameters = g.Parameters(
-            lambda key, _: g.text(f"{PARAMETER}{key}>{self.frame}"), f"{self.frame}{END_PARAMETER}", "\n"
+            lambda key, _: g.sequence(g.text(PARAMETER), key, g.text(f">{self.frame}")),
+            f"{self.frame}{END_PARAMETER}",
+            "\n",
         )
         functions = (
             g.sequence(g.text(f"\n{FUNCTION}{name}>\n"), *parameters.of(markup, schema), g.text(f"{END_FUNCTION}\n"))
@@ -140,17 +139,26 @@ class Qwen3CoderCalls(CallFormat):
         arguments: dict[str, Any] = {}
         while cursor.peek() == PARAMETER:
             cursor.tag(PARAMETER)
-            key = _key(cursor)
+            key = _key(cursor, self.frame)
             if key in arguments:
                 raise cursor.error(f"The parameter {key!r} appears twice.")
             value = _unframed(cursor, key) if self.frame else cursor.until_tag(END_PARAMETER)
-            arguments[key] = typed_value(value, cursor.tools, name, key, self.literal)
+            arguments[key] = cursor.reading(value, self.in_python)
         cursor.tag(END_FUNCTION)
         cursor.expect_end()
         return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
-def _key(cursor: Cursor) -> str:
+def _key(cursor: Cursor, frame: str) -> str:
+    """Take a parameter's name and the `>` after it. A name with a `>` is one only if the schema declares it."""
+    declared = [] if cursor.schema is None else cursor.schema.names()
+    if any(">" in name for name in declared):
+        written = [name for name in declared if cursor.follows(f"{name}>{frame}")]
+        if len(written) > 1:
+            raise cursor.error(f"The parameter can be any of {written[:5]}: the names have '>' in them.")
+        if written:
+            cursor.expect(f"{written[0]}>")
+            return written[0]
     key = cursor.until_text(">")
     if not key or key != key.strip() or not key.isprintable() or set(key) & set("<\"'="):
         raise cursor.error(f"The parameter has no valid name: {key[:60]!r}.")
@@ -182,7 +190,7 @@ register_format(
 register_format("mimo", Qwen3CoderCalls(frame=""), marks=Marks(("<tool_call>", "<function=", *_MIMO)))
 register_format(
     "seed_oss",
-    Qwen3CoderCalls("<seed:tool_call>", "</seed:tool_call>", "", literal),
+    Qwen3CoderCalls("<seed:tool_call>", "</seed:tool_call>", "", in_python=True),
     reasoning=ReasoningTags("<seed:think>", "</seed:think>"),
     marks=Marks(("<seed:tool_call>", "<function=")),
 )

@@ -19,7 +19,6 @@ from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.minimax_m2 import parameters, quoted
-from tito_core.parsing.formats.python_literals import literal
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.registry import register_format
 
@@ -55,8 +54,8 @@ def _call(cursor: Cursor) -> ParsedCallText:
     if kind != TYPE:
         raise cursor.error(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
     cursor.tag(INVOKE)
-    name = cursor.tool_name(quoted(cursor, cursor.until_text(">")))
-    arguments = parameters(cursor, name, PARAMETER, END_PARAMETER, literal)
+    name = cursor.tool_name(quoted(cursor))
+    arguments = parameters(cursor, PARAMETER, END_PARAMETER, in_python=True)
     cursor.tag(END_INVOKE)
     cursor.expect_end()
     return ParsedCallText(name, arguments)

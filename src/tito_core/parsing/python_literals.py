@@ -9,7 +9,10 @@ from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.json_call import DEEPEST
 
 _BLANK = re.compile(r"\s*")
-_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_NAME = re.compile(r"\w[\w./-]*")
+"""Templates write the tool's own name, also one that Python does not allow."""
+_KEY = re.compile(r"[^\s()\[\]{}=,'\"]+")
+"""The same for the names of arguments."""
 _KEYWORD = re.compile(r"[^\W\d]\w*")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
 _STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
@@ -88,7 +91,7 @@ class Calls:
         self._expect("(")
         arguments: dict[str, Any] = {}
         while not self._skip(")"):
-            key = self._match(_KEYWORD, "a keyword")
+            key = self._match(_KEY, "a keyword")
             self._expect("=")
             if key in arguments:
                 raise Malformed(f"The keyword {key!r} appears twice.")
