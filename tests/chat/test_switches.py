@@ -121,7 +121,7 @@ def test_templates_of_others_are_right_after_their_switch_words(name: str) -> No
 
 def test_a_template_without_switch_words_renders_no_history() -> None:
     made = made_of(CHATML_TOOLS)
-    assert not made.deltas.switches
+    assert made.deltas.switches is None
     assert made.certificate.switches == made.certificate.system_switches == ()
     assert not any("switches" in line for line in made.certificate.lines())
 
@@ -138,6 +138,7 @@ def test_a_cached_certificate_keeps_the_words() -> None:
     tokenizer = byte_level(template=TEMPLATES["two words, the later one counts"][0])
     for _ in range(2):
         made = ChatTemplate.of(tokenizer)
+        assert made.deltas.switches is not None
         assert set(made.deltas.switches.messages) == {"/quiet", "/loud"}
         text = made.tail(answer("a"), [user("b")], history=[user("x /QUIET")], tool_specs=[])
         assert not text.endswith("<think></think>")  # the template compares the case too, so the whole text decides

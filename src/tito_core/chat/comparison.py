@@ -79,7 +79,10 @@ class Comparisons:
         """
         shape = hash(shape_of(messages, answered, system, tools)) if length <= MAX_COMPARED_TOKENS else None
         is_new = shape is not None and shape not in self._seen
-        if not (self._is_sampled(length, added) or first_delta or is_new or self._differed):
+        with self._lock:
+            self._unspent += added
+            is_sampled = 0 < length * TOKENS_PER_COMPARED_TOKEN <= self._unspent and self._is_next()
+        if not (is_sampled or first_delta or is_new or self._differed):
             return None
         if any(_calls(message, MALFORMED_CALL) for message in messages):
             return None  # a malformed call is rendered with feedback of ours
@@ -107,18 +110,14 @@ class Comparisons:
 
         return compare
 
-    def _is_sampled(self, length: int, added: int) -> bool:
-        """Count a turn's new tokens, and return whether its prompt is compared, for which they pay."""
-        with self._lock:
-            self._unspent += added
-            if not 0 < length * TOKENS_PER_COMPARED_TOKEN <= self._unspent:
-                return False
-            if self._wait:
-                self._wait -= 1
-                return False
-            self._samples += 1
-            self._unspent, self._wait = 0, self._samples % WAITS
-            return True
+    def _is_next(self) -> bool:
+        """Return whether the wait before a sample that is paid for has ended, and begin the next one."""
+        if self._wait:
+            self._wait -= 1
+            return False
+        self._samples += 1
+        self._unspent, self._wait = 0, self._samples % WAITS
+        return True
 
 
 def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: Sequence[Any] | None) -> Shape:

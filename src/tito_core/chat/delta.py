@@ -89,9 +89,6 @@ class Switches:
         self.system, self.messages, self.whole_history = tuple(system), tuple(messages), whole_history
         self._system, self._messages = (tuple(word.lower() for word in words) for words in (system, messages))
 
-    def __bool__(self) -> bool:
-        return bool(self.system or self.messages)
-
     def in_system(self, system: str | None) -> bool:
         """Return whether a system prompt holds a word that matters there, in upper or lower case."""
         return system is not None and _holds(system, self._system)
@@ -139,9 +136,6 @@ def _inner_strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _inner_strings(item)
-
-
-NO_SWITCHES = Switches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +187,7 @@ class DeltaSource:
     """Stop token ids for the engine, the usual one first."""
     opening: list[TemplateMessage]
     """The candidate's messages before the turn, as template messages."""
-    switches: Switches = NO_SWITCHES
+    switches: Switches | None = None
 
     @classmethod
     def of(cls, rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate) -> DeltaSource:
@@ -307,11 +301,13 @@ class DeltaSource:
             before = candidate.before_after_results
         if candidate.mirrors_history:
             before = [_mirror(message) for message in history or ()]
-        own_system = self.switches and self.switches.in_system(system)
-        if self.switches and (needed := self.switches.needed(history or [], answer)):
-            before, shown, own_system = (history or [])[:needed], tools, True
-            if self.switches.in_message({"role": "assistant", "content": [{"text": _spoken(answer)}]}):
-                text = _spoken(answer)
+        own_system = False
+        if self.switches is not None:
+            own_system = self.switches.in_system(system)
+            if needed := self.switches.needed(history or [], answer):
+                before, shown, own_system = (history or [])[:needed], tools, True
+                if self.switches.in_message({"role": "assistant", "content": [{"text": _spoken(answer)}]}):
+                    text = _spoken(answer)
         if own_system or before is not candidate.before:
             prompt = system if own_system else candidate.system
             opening = template_messages(before, prompt, message_format=self.rendering.message_format)
@@ -321,7 +317,7 @@ class DeltaSource:
         return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
 
     def _check_inputs(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
-        looks_back = self.candidate.mirrors_history or self.candidate.before_after_results or self.switches
+        looks_back = self.candidate.mirrors_history or self.candidate.before_after_results or self.switches is not None
         for needed, name in ((self.candidate.tools == "own", "tool_specs"), (looks_back, "history")):
             if needed and {"tool_specs": tools, "history": history}[name] is None:
                 raise TemplateError(

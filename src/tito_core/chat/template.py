@@ -111,10 +111,10 @@ class ChatTemplate:
             store.save(key, certificate)
         else:
             chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
-            delta = replace(
-                DeltaSource.of(rendering, encoder, chosen),
-                switches=Switches(certificate.system_switches, certificate.switches, certificate.whole_history),
-            )
+            delta = DeltaSource.of(rendering, encoder, chosen)
+            if certificate.switches or certificate.system_switches:
+                found = certificate.system_switches, certificate.switches, certificate.whole_history
+                delta = replace(delta, switches=Switches(*found))
         stops = delta.stops
         # The rendered text includes what else a template may write, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
@@ -309,9 +309,9 @@ def _certify(
         images=images.places,
         images_refused=images.refused,
         media_ids=images.media_ids,
-        switches=deltas.switches.messages,
-        system_switches=deltas.switches.system,
-        whole_history=deltas.switches.whole_history,
+        switches=() if deltas.switches is None else deltas.switches.messages,
+        system_switches=() if deltas.switches is None else deltas.switches.system,
+        whole_history=deltas.switches is not None and deltas.switches.whole_history,
     )
     return certificate, deltas
 

@@ -217,21 +217,22 @@ async def prepare_turn(
     except TemplateError as error:
         _refuse_trimmed(turn_input.messages, error)
         raise
-    compare = _comparison(policy, ledger, turn_input, match, len(prepared.request.input_ids))
+    compare = _comparison(policy, ledger, turn_input, prepared)
     if compare is not None:
         await asyncio.to_thread(compare)
     return prepared
 
 
 def _comparison(
-    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, match: ParentMatch, length: int
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, prepared: Prepared
 ) -> Callable[[], None] | None:
-    """Return a function that compares a prompt of `length` tokens with the template's own rendering, if one is due."""
-    answered, added, is_first = 0, length, False
+    """Return a function that compares a turn's prompt with the template's own rendering, if a comparison is due."""
+    match, length, is_first = prepared.match, len(prepared.request.input_ids), False
+    answered, added = 0, length
     if match.parent is not None:
         before = ledger[match.parent].draft
         answered, is_first = match.answered, before.parent is None
-        added -= ledger.path_length(match.parent) - len(before.output_ids)
+        added += len(before.output_ids) - prepared.request.delta_start
     return policy.template.comparison(
         turn_input.messages,
         answered,
