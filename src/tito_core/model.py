@@ -303,14 +303,19 @@ class TITOModel(Model):
         cancel_signal: threading.Event | None = None,
         structured_output_model: type[BaseModel] | None = None,
         model_state: dict[str, Any] | None = None,
+        dynamic_trailing_blocks: int = 0,
         **_: Any,
     ) -> AsyncGenerator[StreamEvent]:
         """Run one turn: prepare, generate, yield its events, and commit it when the consumer has taken all of them.
+
+        The last `dynamic_trailing_blocks` blocks of the last message, which Strands injects for this call only, are in
+        the prompt and stay in the path's tokens. They are not part of the history by which the next turn is found.
 
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
             UnsupportedContentError: A message holds content that cannot become tokens, such as an image.
             ContextLengthError: The history does not fit. It is also Strands' `ContextWindowOverflowException`.
+            TrimmedHistoryError: The chat template cannot show a history of which a message was removed.
             TotalTokensReachedError: No token of `max_total_tokens` is left; nothing was sent.
             ThrottledError: The engine stayed overloaded through every retry. Strands does not retry it.
             TurnNotStoredError: The store could not write the turn.
@@ -326,6 +331,7 @@ class TITOModel(Model):
             structured_output_model,
             model_state,
             cancel_signal,
+            dynamic_trailing_blocks,
         )
         return run_turn(self.policy, self._recording, self._settings, turn_input)
 

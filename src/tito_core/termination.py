@@ -19,7 +19,9 @@ class Termination(StrEnum):
 
     COMPLETED = "completed"  # the agent finished
     TRUNCATED = "truncated"  # an answer or the trajectory reached its token limit
-    CONTEXT = "context"  # the history, or the answer to it, did not fit the context length
+    CONTEXT = (
+        "context"  # the history, or the answer to it, did not fit, or was trimmed to what the template cannot show
+    )
     LIMIT = "limit"  # a limit of the loop, or a deadline; the history is complete
     TOOL_ERROR = "tool_error"  # an error on the agent's side: a tool, a hook, a malformed call, its own code
     ENGINE_ERROR = "engine_error"  # the engine or the store failed
@@ -143,10 +145,14 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from tito_core.ledger.errors import LawViolationError
     from tito_core.store import SchemaError
     from tito_core.turn.commit import TurnNotStoredError
+    from tito_core.turn.request import TrimmedHistoryError
 
     return [
         ((LoopLimitReachedError,), Termination.LIMIT),
-        ((exceptions.ContextWindowOverflowException, errors.ContextLengthError), Termination.CONTEXT),
+        (
+            (exceptions.ContextWindowOverflowException, errors.ContextLengthError, TrimmedHistoryError),
+            Termination.CONTEXT,
+        ),
         ((exceptions.MaxTokensReachedException,), Termination.TRUNCATED),
         ((errors.GenerationAbortedError,), Termination.ABORTED),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,15 +22,21 @@ from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokeni
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
-from tito_core.chat.comparison import MAX_COMPARED_TOKENS, Comparisons, _text_before_delta, shape_of
+from tito_core.chat.comparison import (
+    MAX_COMPARED_TOKENS,
+    TOKENS_PER_COMPARED_TOKEN,
+    Comparisons,
+    _text_before_delta,
+    shape_of,
+)
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import RefusedError
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger import LawViolationError
 
 LATER = "{{- 'Later:' if messages|length > 29 -}}"
-BEGINS = "{{- 'Loud:' if (messages|selectattr('role', 'eq', 'user')|first).content.startswith('!') -}}"
-ACCENT = "{%- for m in messages[:-2] if m.role == 'tool' and 'é' in m.content -%}{{- 'Accent:' -}}{%- endfor -%}"
+BEGINS = "{{- 'Loud:' if (messages|selectattr('role', 'eq', 'user')|first).content|length == 5 -}}"
+ACCENT = "{%- for m in messages[:-2] if m.role == 'tool' and m.content|length == 8 -%}{{- 'Accent:' -}}{%- endfor -%}"
 
 
 @tool
@@ -102,12 +109,73 @@ async def test_the_same_turns_are_sent_with_a_consistent_template(kind: str) -> 
     assert len(run.says.requests) == len(run.model.ledger) == 3
 
 
-async def test_long_conversations_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_the_first_delta_of_every_path_is_compared_also_when_it_is_long(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)
-    run = rollout("vllm", BEGINS, "So.")
-    for question in ("!Why?", "And?"):
+    run = rollout(kind, BEGINS, *["So."] * 4)
+    for question in ("Why?", "And?"):  # a harmless rollout
         await run.agent.invoke_async(question)
-    assert len(run.says.requests) == len(run.model.ledger) == 2
+    agent = Agent(model=run.model.policy.model(), system_prompt="Be brief.", callback_handler=None)
+    await agent.invoke_async("!Why?")
+    with pytest.raises(LawViolationError, match="do not train on it"):
+        await agent.invoke_async("And?")
+    assert len(run.says.requests) == 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 5000)), max_size=60))
+def test_sampled_comparisons_render_a_quarter_of_the_new_tokens_at_most(turns: list[tuple[int, int]]) -> None:
+    """A turn adds tokens to a prompt of any length, as in many rollouts of one policy."""
+    made, added, rendered = fresh(), 0, 0
+    for new, before in turns:
+        length = MAX_COMPARED_TOKENS + before + new
+        added += new
+        due = made.comparison(talked(3), 2, None, None, length, added=new)
+        rendered += length if due is not None else 0
+    assert rendered * TOKENS_PER_COMPARED_TOKEN <= added
+
+
+def test_the_sample_falls_on_every_turn_of_a_conversation_sooner_or_later() -> None:
+    made, rollouts, turns = fresh(), 300, 7
+    compared: Counter[int] = Counter()
+    for _ in range(rollouts):
+        for turn in range(turns):
+            new = 2000 if turn == 0 else 100
+            length = 10_000 + 100 * turn
+            compared[turn] += made.comparison(talked(3), 2, None, None, length, added=new) is not None
+    assert set(compared) == set(range(turns))
+    assert all(compared.values())
+    assert 14 <= sum(compared.values()) <= rollouts * 2600 // 40_000  # 19 would use up all new tokens
+
+
+FAILS = "{%- set ns = namespace(bad=0) -%}{%- for m in messages -%}{%- if m.role == 'tool' -%}" + (
+    "{%- set ns.bad = ns.bad + 1 if m.content|length > 20 else 0 -%}{%- endif -%}{%- endfor -%}"
+    "{{- 'Stop trying. ' if ns.bad >= 2 and messages[-1].role == 'tool' -}}"
+)
+"""After two long results in a row, which no literal shows, the generation prompt differs."""
+
+
+async def test_a_counter_that_no_probe_finds_is_caught_by_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)  # as in a process that saw all shapes
+    look_twice = [call("look", '{"at": "%s"}' % ("x" * 30))] * 2
+    run = rollout("vllm", FAILS, *[*look_twice, "So."] * 40)
+    for _ in range(40):
+        agent = Agent(model=run.model.policy.model(), tools=[look], system_prompt="Be brief.", callback_handler=None)
+        try:
+            await agent.invoke_async("Why?")
+        except Exception as error:
+            cause = error.__cause__ if error.__cause__ is not None else error
+            assert isinstance(cause, LawViolationError)
+            break
+    assert 3 < len(run.says.requests) < 115  # some rollouts passed before
+    leftover = Agent(model=run.model.policy.model(), callback_handler=None)
+    await leftover.invoke_async("Why?")  # takes the answer that the failed rollout left
+    again = Agent(model=run.model.policy.model(), tools=[look], system_prompt="Be brief.", callback_handler=None)
+    sent = len(run.says.requests)
+    with pytest.raises(Exception, match="Law 7"):  # from now on every turn is compared
+        await again.invoke_async("Why?")
+    assert len(run.says.requests) == sent + 2
 
 
 @cache
@@ -175,7 +243,7 @@ def test_concurrent_comparisons_of_one_shape_all_run() -> None:
 
 
 def test_a_wrong_delta_stays_due() -> None:
-    made = fresh("{{- 'Loud:' if messages[0].content == 'Text 0.' -}}")
+    made = fresh("{{- 'Loud:' if messages[0].content|length == 7 -}}")
     for _ in range(2):
         compare = made.comparison(talked(3), 2, None, None, 10)
         assert compare is not None
@@ -188,7 +256,7 @@ def test_a_wrong_delta_stays_due() -> None:
     first()  # a first prompt is the whole rendering
 
 
-def test_only_short_conversations_are_compared() -> None:
+def test_only_shapes_of_short_conversations_are_compared() -> None:
     made = fresh()
     assert made.comparison(talked(3), 2, None, None, MAX_COMPARED_TOKENS + 1) is None
     assert made.comparison(talked(3), 2, None, None, MAX_COMPARED_TOKENS) is not None

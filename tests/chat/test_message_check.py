@@ -64,10 +64,11 @@ thoughts = words.map(lambda value: ({"reasoningContent": {"reasoningText": {"tex
 free = st.sampled_from([({"cachePoint": {"type": "default"}}, 0), ({"reasoningContent": {"redactedContent": b"a"}}, 0)])
 named = words.map(lambda value: ({"text": value, "note": "not a block's kind"}, len(value)))
 simple = st.builds(result_of, st.lists(texts, max_size=3), st.just({"status": "success"}))
+calls = st.dictionaries(words, values, max_size=3).map(call_of)
 messages = st.one_of(
     st.tuples(st.just("user"), st.lists(texts | simple, max_size=3)),
     st.tuples(st.just("user"), st.lists(texts | named | results | free | st.just(({"image": IMAGE}, 0)), max_size=3)),
-    st.tuples(st.just("assistant"), st.lists(texts | named | thoughts | free | values.map(call_of), max_size=3)),
+    st.tuples(st.just("assistant"), st.lists(texts | named | thoughts | free | calls, max_size=3)),
 )
 
 
@@ -146,9 +147,12 @@ ITEM = f"{RESULT}['content'][0]"
         (called(input="-"), f"{USE} has no 'input'", "{}"),
         (called(input={"a": [1, b"x"]}), f"call_7' are not JSON: {USE}['input']['a'][1] is of type bytes", ""),
         (called(input={1: 2}), f"call_7' are not JSON: {USE}['input'] has the key 1", "string"),
-        (called(input=[float("nan")]), f"{USE}['input'][0] is nan", ""),
-        (called(input=[2**64]), f"{USE}['input'][0] is {2**64}", "64 bits"),
-        (called(input=-(2**63) - 1), f"{USE}['input'] is {-(2**63) - 1}", "64 bits"),
+        (called(input={"a": [float("nan")]}), f"{USE}['input']['a'][0] is nan", ""),
+        (called(input={"a": [2**64]}), f"{USE}['input']['a'][0] is {2**64}", "64 bits"),
+        (called(input={"a": -(2**63) - 1}), f"{USE}['input']['a'] is {-(2**63) - 1}", "64 bits"),
+        (called(input='{"a": 1}'), f"{USE}['input'] of tool call 'call_7' is '{{\"a\": 1}}'", "json.loads"),
+        (called(input=[1]), f"{USE}['input'] of tool call 'call_7' is a list", "a dict"),
+        (called(input=None), f"{USE}['input'] of tool call 'call_7' is None", "a dict"),
         (returned(toolUseId=None), f"{RESULT}['toolUseId'] is None", "string"),
         (returned(content="Hi"), f"{RESULT}['content'] is 'Hi'", "[{'text': '5'}]"),
         (returned("Hi"), f"{ITEM} is 'Hi'", "{'text': ...} or {'json': ...}"),
@@ -233,12 +237,12 @@ WRAPS = pytest.mark.parametrize("wrap", [lambda x: [x], lambda x: (x,), lambda x
 def test_values_nest_a_hundred_levels_deep_and_no_deeper(wrap: Callable[[Any], Any]) -> None:
     deepest, deeper = nested(DEEPEST, wrap), nested(DEEPEST + 1, wrap)
     check_bounds(deepest, "state")
-    check_messages([called(input=deepest), returned({"json": deepest})])
+    check_messages([called(input={"a": nested(DEEPEST - 1, wrap)}), returned({"json": deepest})])
     check_schemas([{**SPEC, "inputSchema": {"json": deepest}}])
     with pytest.raises(InvalidMessageError, match="state nests more than 100"):
         check_bounds(deeper, "state")
     with pytest.raises(InvalidMessageError, match=r"'call_7'.* messages\[0\] nests more than 100") as caught:
-        check_messages([called(input=deeper)])
+        check_messages([called(input={"a": deepest})])
     assert len(str(caught.value)) < 300
     with pytest.raises(UnsupportedContentError, match=r"\['json'\] nests more than 100"):
         check_messages([returned({"json": deeper})])
@@ -255,7 +259,7 @@ def test_integers_fit_into_64_bits(number: int, wrap: Callable[[int], Any]) -> N
     value, fits = wrap(number), -(2**63) <= number < 2**64
     checks: list[tuple[Callable[[], object], type[ValueError]]] = [
         (partial(check_bounds, value, "state"), InvalidMessageError),
-        (partial(check_messages, [called(input=value)]), InvalidMessageError),
+        (partial(check_messages, [called(input={"a": value})]), InvalidMessageError),
         (partial(check_messages, [returned({"json": value})]), UnsupportedContentError),
     ]
     for check, error in checks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from typing import Any
 
@@ -280,3 +281,16 @@ def test_a_template_that_needs_tools_is_refused_a_prompt_without_any() -> None:
         with pytest.raises(TemplateError, match="at least one tool"):
             template.first_prompt([user("Hi")], None, tools)
     assert len(template.first_prompt([user("Hi")], None, [LOOK]).ids)
+
+
+def test_tools_that_the_template_does_not_show_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    silent, shows = (ChatTemplate.of(byte_level(template=source)) for source in (plain, CHATML_TOOLS))
+    with caplog.at_level(logging.WARNING):
+        shows.first_prompt([user("look")], None, [LOOK])
+        silent.first_prompt([user("look")], None, None)
+        assert not caplog.records
+        for _ in range(3):
+            silent.first_prompt([user("look")], None, [LOOK])
+    [record] = caplog.records
+    assert "tools=<look> | the chat template shows no tools, so the policy never sees" in record.getMessage()

@@ -135,8 +135,12 @@ def test_content_tokens_has_two_values() -> None:
 )
 def test_a_tokenizer_must_have_one_template(chat_template: Any, has: str) -> None:
     tokenizer: Any = SimpleNamespace(chat_template=chat_template, name_or_path="some/model")
-    with pytest.raises(TemplateError, match=rf"'some/model' has {re.escape(has)}.*Set tokenizer\.chat_template"):
+    message = rf"'some/model' has {re.escape(has)}.*Set tokenizer\.chat_template"
+    with pytest.raises(TemplateError, match=message) as refused:
         ChatTemplate.of(tokenizer)
+    is_missing = has == "no chat template"
+    assert ("DeepSeek V3.2, V4 and V4.1 ship none" in str(refused.value)) is is_missing
+    assert ("tito template check" in str(refused.value)) is is_missing
 
 
 def test_a_parsers_markup_is_a_control_token() -> None:

@@ -66,7 +66,7 @@ def test_a_template_that_counts_beyond_the_probes_is_caught_in_use() -> None:
                 compare()
 
 
-def test_a_system_prompt_that_changes_the_generation_prompt_is_caught_in_use() -> None:
+def test_a_system_prompt_that_changes_the_generation_prompt_is_rendered_with_the_delta() -> None:
     thinking = "{%- if add_generation_prompt -%}{{- header('assistant') -}}{%- endif -%}"
     source = CHATML_TOOLS.replace(
         thinking, thinking + "{{- '<no>' if add_generation_prompt and '/no' in messages[0].content -}}"
@@ -74,15 +74,13 @@ def test_a_system_prompt_that_changes_the_generation_prompt_is_caught_in_use() -
     assert source != CHATML_TOOLS
     template = ChatTemplate.of(of(source))
     history: list[Any] = [user("a"), answer("So."), user("b")]
-    for system, wrong in (("Be kind.", False), ("Be kind. /no", True)):
+    for system in ("Be kind.", "Be kind. /no", "/NO"):
         compare = template.comparison(history, 2, system, None, 100)
         assert compare is not None
-        if wrong:
-            with pytest.raises(LawViolationError) as caught:
-                compare()
-            assert caught.value.law == 7
-        else:
-            compare()
+        compare()
+        assert template.tail(history[1], history[2:], history=[], system_prompt=system).endswith("<no>") is (
+            system == "Be kind. /no"
+        )
 
 
 def test_a_word_in_the_templates_code_is_not_a_control_token() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import pytest
-from strands import tool
+from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.testing import THROTTLED, at
-from support.histories import ObservedRollout, observe
-from support.scripted import BACKENDS, call
+from support.conversations import answer, calls, results, user
+from support.histories import ObservedRollout, add, observe
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
+from tito_core import Policy
 from tito_core.backend import ThrottledError
 from tito_core.ledger.turn import Finish
+from tito_core.termination import Termination, termination_of
+from tito_core.turn.request import TrimmedHistoryError, _missing
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
@@ -67,6 +72,49 @@ async def test_a_pinned_first_message_stays_and_the_trim_is_after_it(kind: str) 
     assert rollout.branches
     assert rollout.branches == {index: ("TRIM", index - 1, 1) for index in rollout.branches}
     rollout.check()
+
+
+NO_QUESTION = (
+    "{%- if not messages|selectattr('role', 'eq', 'user')|list -%}{{- raise_exception('No user query found.') -}}"
+    "{%- endif -%}"
+)
+"""As Qwen3.5's template refuses a history without a question."""
+
+
+@pytest.mark.parametrize("pinned", [None, 1])
+async def test_a_trimmed_history_that_the_template_cannot_show_is_named_and_ends_for_context(
+    kind: str, pinned: int | None
+) -> None:
+    made = copy(tokenizer())
+    made.chat_template = NO_QUESTION + made.chat_template
+    says = Says(*[call("add", f'{{"a": {i}, "b": 1}}') for i in range(6)], "Done.")
+    policy = Policy.connect(backend=backend_of(engine_of(kind, says), kind), tokenizer=made)
+    model = policy.model()
+    manager = SlidingWindowConversationManager(window_size=6, per_turn=True, pin_first=pinned)
+    agent = Agent(model=model, tools=[add], conversation_manager=manager, callback_handler=None)
+    if pinned:
+        await agent.invoke_async("Count.")
+        assert len(model.ledger) == 7
+        return
+    with pytest.raises(Exception) as caught:  # Strands wraps errors of later calls
+        await agent.invoke_async("Count.")
+    error = caught.value if isinstance(caught.value, TrimmedHistoryError) else caught.value.__cause__
+    assert isinstance(error, TrimmedHistoryError)
+    assert "lacks the user's question before message 0 (assistant)" in str(error)
+    assert "No user query found" in str(error)
+    assert "SlidingWindowConversationManager(pin_first=1)" in str(error)
+    assert termination_of(caught.value, model.ledger) is Termination.CONTEXT
+    assert len(says.requests) == len(model.ledger) == 3
+
+
+def test_what_a_history_lacks_is_named(kind: str) -> None:
+    [called], shown = calls(("look", {})), results("a")
+    call_id = called["content"][0]["toolUse"]["toolUseId"]
+    assert _missing([user("a"), called, shown, answer("b"), user("c")]) is None
+    assert _missing([answer("b"), user("c")]) == "the user's question before message 0 (assistant)"
+    assert _missing([shown, answer("b")]) == "the user's question before message 0 (user)"
+    assert _missing([user("a"), shown]) == f"the call of the tool result {call_id!r} in message 1"
+    assert _missing([user("a"), called, user("b")]) == f"the result of the tool call {call_id!r} before message 2"
 
 
 async def test_a_trim_is_linked_to_the_path_of_its_agent(kind: str) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from strands import Agent
 from strands.middleware import InvokeModelStage
+from strands.vended_plugins.context_injector import ContextInjector
 
 from support.conversations import answer, user
-from support.histories import observe
-from support.scripted import BACKENDS
+from support.histories import add, observe
+from support.scripted import BACKENDS, Says, call, model_of, tokenizer
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.ledger import check_ledger
+from tito_core.turn.inputs import TurnInput
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
@@ -30,6 +36,42 @@ async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next(kind: s
     assert rollout.parents == [None, None, None]
     assert rollout.branches == {1: ("TRIM", 0, 1), 2: ("TRIM", 1, 3)}
     rollout.check()
+
+
+@pytest.mark.parametrize("trigger", ["everyTurn", "userTurn"])
+async def test_what_strands_injects_for_one_call_stays_on_the_path_and_is_not_part_of_the_history(
+    kind: str, trigger: Any
+) -> None:
+    rounds = [call("add", f'{{"a": {i}, "b": 1}}') for i in range(3)]
+    model = model_of(kind, Says(*rounds, "Three.", "Fine."), history="error")
+    injector = ContextInjector(lambda context: f"<now>{len(context.messages)}</now>", trigger=trigger)
+    agent = Agent(model=model, tools=[add], callback_handler=None, plugins=[injector])
+    await ask(agent, "Count.", "Well?")
+    assert "<now>" not in str(agent.messages)
+    check_ledger(model.ledger)
+    [trajectory] = model.trajectories
+    assert [turn.parent for turn in model.ledger] == [None, 0, 1, 2, 3]
+    text = tokenizer().decode(trajectory.token_ids.tolist())
+    assert re.findall("<now>(.)</now>", text) == (["1", "3", "5", "7", "9"] if trigger == "everyTurn" else ["1", "9"])
+    assert trajectory.loss_mask.astype(int).sum() == sum(len(turn.draft.output_ids) for turn in model.ledger)
+
+
+async def test_a_question_asked_again_with_another_injection_is_a_retry(kind: str) -> None:
+    model = model_of(kind, Says("One.", "Uno."))
+    for injected in ("a", "b"):
+        messages: Any = [{"role": "user", "content": [{"text": "First?"}, {"text": injected}]}]
+        async for _ in model.stream(messages, dynamic_trailing_blocks=1, model_state={}):
+            pass
+        assert messages[0]["content"][1] == {"text": injected}
+    assert len(model.ledger.leaves()) == 2
+    assert [turn.draft.branch is not None for turn in model.ledger] == [False, True]
+
+
+@pytest.mark.parametrize("count", [-1, True, "1", 0.5])
+def test_a_number_of_injected_blocks_is_checked(kind: str, count: Any) -> None:
+    with pytest.raises(InvalidValueError, match="dynamic_trailing_blocks must be a number of blocks"):
+        model_of(kind, Says("One.")).stream([user("a")], dynamic_trailing_blocks=count)
+    assert TurnInput([user("a")], injected=5).history == [{"role": "user", "content": []}]
 
 
 async def test_a_system_prompt_for_one_call_only_is_a_new_opening(kind: str) -> None:

@@ -260,7 +260,7 @@ async def test_the_bound_of_a_later_turn_is_that_of_its_tail() -> None:
         tokenizer=policy.tokenizer, template=SimpleNamespace(tail=tail, encoder=policy.template.encoder)
     )
     least_length(fake, match, turn_input)
-    assert found == [(messages[1], messages[2:], {"tool_specs": (), "history": messages[:1]})]
+    assert found == [(messages[1], messages[2:], {"tool_specs": (), "history": messages[:1], "system_prompt": None})]
 
 
 def block_of(kind: str, size: int) -> Any:

@@ -80,6 +80,7 @@ async def test_a_turns_cost_does_not_grow_with_its_history(
     kind: str, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "MAX_COMPARED_TOKENS", 0)  # otherwise short ones are rendered whole
+    monkeypatch.setattr(comparison, "TOKENS_PER_COMPARED_TOKEN", 10**9)  # the sample is paid for by new tokens
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
         model = model_of(kind, Says("Yes, indeed."), max_model_len=10**6, store=file, stream=stream)
         messages, state, counts = list[Any](), dict[str, Any](), list[int]()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
@@ -66,15 +66,20 @@ class Verdict:
     refusals: list[str] = field(default_factory=list)
 
 
-def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int = 6) -> Verdict:
-    """Play conversations until `most` differences, with the clock frozen at the time of the template."""
+def judge(
+    template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int = 6, words: Sequence[str] = ()
+) -> Verdict:
+    """Play conversations until `most` differences, with the clock frozen at the time of the template.
+
+    `words` are put into some of their texts. A template may leave them out of its rendering.
+    """
     rendering = getattr(template, "rendering", None)
     clock = datetime if rendering is None else SimpleNamespace(now=lambda: rendering.now)
     with patch("transformers.utils.chat_template_utils.datetime", clock):  # Hunyuan writes seconds
-        return _judged(template, tokenizer, seeds, most)
+        return _judged(template, tokenizer, seeds, most, words)
 
 
-def _judged(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int) -> Verdict:
+def _judged(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int, words: Sequence[str]) -> Verdict:
     plain, verdict = Plain(tokenizer), Verdict()
     if plain.reading is None:
         verdict.differences.append(Difference("the plain rendering shows no question", "", 0, "", ""))
@@ -87,9 +92,9 @@ def _judged(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: 
     stops: set[tuple[str, bool]] = set()
     for seed in seeds:
         random = Random(seed)
-        chat = Writer(random, plain.reading).chat(random.randint(1, 5))
+        chat = Writer(random, plain.reading, words=words).chat(random.randint(1, 5))
         verdict.conversations += 1
-        verdict.differences += _Played(template, plain, chat, seed, verdict, stops).differences()
+        verdict.differences += _Played(template, plain, chat, seed, verdict, stops, words).differences()
         if len(verdict.differences) >= most:
             return verdict
     ours = {tokenizer.convert_ids_to_tokens(stop) for stop in template.stop_ids}
@@ -108,6 +113,7 @@ class _Played:
     seed: str
     verdict: Verdict
     stops: set[tuple[str, bool]]
+    words: Sequence[str]
 
     def differences(self) -> list[Difference]:
         """Play a conversation until its first difference."""
@@ -162,13 +168,15 @@ class _Played:
             delta = self.template.delta(
                 strands_answer(answer, number), [strands_reply(reply, number)], stop,
                 opened=opened, tool_specs=chat.strands_tools(), history=chat.strands(number),
+                system_prompt=chat.system or None,
             ).ids.tolist()  # fmt: skip
         except TemplateError as error:
             self.verdict.refused += 1
             self.verdict.refusals.append(str(error))
             return "", []
         decoded = plain.decoded(delta)
-        wrong = _unshown(reply, decoded) or _repr(decoded)
+        holds_word = any(word in text for text in reply.texts() for word in self.words)
+        wrong = ("" if holds_word else _unshown(reply, decoded)) or _repr(decoded)
         if wrong:
             return Difference(wrong, self.seed, number, whole[-len(decoded) :], decoded)
         if how is None:  # truncated reasoning that is stripped

@@ -7,6 +7,7 @@ in a rendering.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -163,10 +164,14 @@ def _plain(role: str, text: str, reading: Reading) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes random conversations."""
+    """Writes random conversations.
 
-    def __init__(self, random: Random, reading: Reading, *, cuts: float = 0.15) -> None:
-        self.random, self.reading, self.cuts = random, reading, cuts
+    Args:
+        words: Words that every tenth text holds, such as those that switch a template.
+    """
+
+    def __init__(self, random: Random, reading: Reading, *, cuts: float = 0.15, words: Sequence[str] = ()) -> None:
+        self.random, self.reading, self.cuts, self.words = random, reading, cuts, words
         self.count = 0
 
     def chat(self, turns: int) -> Chat:
@@ -216,6 +221,8 @@ class Writer:
         """Return a text of a few words; the last word is unique."""
         self.count += 1
         words = [self.random.choice(_WORDS) for _ in range(self.random.randint(0, 5))]
+        if self.words and self.random.random() < 0.1:
+            words.insert(self.random.randint(0, len(words)), self.random.choice(self.words))
         gaps = _GAPS if lines and self.random.random() < 0.2 else _GAPS[:-2]
         return "".join(word + self.random.choice(gaps) for word in words) + f"zq{self.count}v"
 

@@ -247,6 +247,7 @@ def check(
             opened=turn.opened or Opened.MESSAGE,
             tool_specs=drawn.tools or (),
             history=turn.before,
+            system_prompt=drawn.system,
         ).ids.tolist()
         if truth.delta is not None:
             yield turn, found, truth.delta, truth

@@ -50,6 +50,10 @@ class Certificate:
         images: Places where images are certified: "user messages", "tool results".
         images_refused: The other places, each with the reason.
         media_ids: Ids of the vocabulary's placeholders of images, videos and audio; empty if it takes no images.
+        switches: Words that change what the template writes later if an earlier message holds them, as `/no_think`.
+        system_switches: Such words in the system prompt.
+        whole_history: Whether a delta after a word of `switches` is rendered with the whole history, and not with the
+            history up to that word.
     """
 
     template: str
@@ -67,6 +71,9 @@ class Certificate:
     images: tuple[str, ...] = ()
     images_refused: tuple[tuple[str, str], ...] = ()
     media_ids: tuple[int, ...] = ()
+    switches: tuple[str, ...] = ()
+    system_switches: tuple[str, ...] = ()
+    whole_history: bool = False
 
     def lines(self) -> Iterator[str]:
         """Yield the certificate as `tito template check` prints it."""
@@ -83,6 +90,12 @@ class Certificate:
             yield f"refuses    {probe}: {reason}"
         for rewrite in self.rewrites:
             yield f"rewrites   {rewrite}"
+        for words, place, own in (
+            (self.system_switches, "the system prompt", "the rollout's own system prompt"),
+            (self.switches, "messages", f"the rollout's history{'' if self.whole_history else ' up to the last one'}"),
+        ):
+            if words:
+                yield f"switches   {', '.join(map(repr, words))} in {place}: later deltas are rendered with {own}"
         yield f"reasoning  {self.thinking}"
         yield f"thinking   'keep' {_KEEP[self.thinking]}; 'as-template' {_AS_TEMPLATE[self.thinking]}"
         inert = "no control token comes from content" if self.content_tokens == "inert" else "content may write tokens"
@@ -107,6 +120,8 @@ class Certificate:
             fields["images"], fields["media_ids"] = tuple(fields["images"]), tuple(fields["media_ids"])
             fields["images_refused"] = tuple((place, reason) for place, reason in fields["images_refused"])
             fields["thinking"] = Thinking(fields["thinking"])
+            for name in ("switches", "system_switches"):
+                fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"Not a certificate of a chat template: {error!r}. Delete it to certify again.") from error

@@ -1,7 +1,18 @@
-"""Runtime checks: the first delta of each shape is compared with the plain rendering before it is sent (law 7)."""
+"""Runtime checks: deltas are compared with the plain rendering before they are sent (law 7).
+
+Compared are the first delta of each shape while the conversation is short, the first delta of every path, and a sample
+of all turns. A comparison renders the whole conversation, so the sample is paid for by new tokens (law 14): a turn is
+compared when the turns since the last sample have added four times the tokens of its prompt. The sample depends only on
+the turns' token counts. Since first prompts add most tokens, it then waits for 0 to 31 more turns, one more each time,
+so that over many rollouts it falls on every turn of conversations of any length.
+
+The comparison runs in a thread, and the turn waits for it: a wrong delta is never sent. After a difference, all turns
+under that template are compared.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,14 +25,18 @@ from tito_core.ledger.errors import LawViolationError
 MOVED = "text besides calls"
 """Prefix of the rewrite that marks a template which moves text that was sampled with calls."""
 MAX_COMPARED_TOKENS = 8192
-"""Longest prompt, in tokens, that is rendered again for a comparison."""
+"""Longest prompt, in tokens, that is rendered again because its shape is new."""
+TOKENS_PER_COMPARED_TOKEN = 4
+"""New tokens for each token of a sampled comparison."""
+WAITS = 32
+"""Number of different waits, in turns, between a sample that is paid for and its comparison."""
 
 Shape = tuple[Any, ...]
 """What a template's rendering of a delta may depend on, other than content."""
 
 
 class Comparisons:
-    """Compares the first delta of each shape and remembers the shapes that passed. Thread-safe.
+    """Chooses and compares deltas, and remembers the shapes that passed. Thread-safe.
 
     Args:
         referee: Renders whole conversations.
@@ -31,7 +46,10 @@ class Comparisons:
     def __init__(self, referee: Referee, certificate: Certificate) -> None:
         self._referee = referee
         self._moves_text = any(line.startswith(MOVED) for line in certificate.rewrites)
-        self._seen: set[Shape] = set()
+        self._seen: set[int] = set()  # hashes, since shapes hold whole system prompts
+        self._lock = threading.Lock()
+        self._unspent = self._samples = self._wait = 0
+        self._differed = False
 
     def due(
         self,
@@ -41,6 +59,8 @@ class Comparisons:
         tools: Sequence[Any] | None,
         length: int,
         text: Callable[[], str],
+        added: int,
+        first_delta: bool,
     ) -> Callable[[], None] | None:
         """Return a function that compares a delta, or None if no comparison is due.
 
@@ -49,18 +69,24 @@ class Comparisons:
             answered: Number of leading messages up to and including the parent turn; 0 for a first prompt.
             system: The system prompt.
             tools: The tool specifications.
-            length: Tokens of the whole prompt; prompts above `MAX_COMPARED_TOKENS` are not compared.
+            length: Tokens of the whole prompt.
             text: Renders the delta as text, or the whole of a first prompt.
+            added: Tokens of the prompt that were not in the parent turn's prompt.
+            first_delta: Whether the parent turn begins its path.
 
         Returns:
             A function that may run in a thread. It raises `LawViolationError` (law 7) on a difference.
         """
-        if length > MAX_COMPARED_TOKENS or any(_calls(message, MALFORMED_CALL) for message in messages):
+        shape = hash(shape_of(messages, answered, system, tools)) if length <= MAX_COMPARED_TOKENS else None
+        is_new = shape is not None and shape not in self._seen
+        with self._lock:
+            self._unspent += added
+            is_sampled = 0 < length * TOKENS_PER_COMPARED_TOKEN <= self._unspent and self._is_next()
+        if not (is_sampled or first_delta or is_new or self._differed):
+            return None
+        if any(_calls(message, MALFORMED_CALL) for message in messages):
             return None  # a malformed call is rendered with feedback of ours
         if answered and self._moves_text and {"text", "toolUse"} <= set(_kinds(messages[answered - 1])):
-            return None
-        shape = shape_of(messages, answered, system, tools)
-        if shape in self._seen:
             return None
 
         def compare() -> None:
@@ -71,14 +97,27 @@ class Comparisons:
             found = text()
             expected = whole[len(whole) - len(found) :] if answered else whole
             if expected != found or _text_before_delta(messages[answered:], whole, found):
+                self._differed = True
                 raise LawViolationError(
                     7,
                     "the prompt tokens that this turn adds differ from the chat template's own rendering "
-                    f"{Difference(expected, found)}\nNothing was sent. Use another chat template and report this one.",
+                    f"{Difference(expected, found)}\nNothing was sent. Earlier turns of this rollout may differ too, "
+                    "since only a sample of them was compared: do not train on it. Use another chat template and "
+                    "report this one. Until then every turn under this template is compared.",
                 )
-            self._seen.add(shape)
+            if shape is not None:
+                self._seen.add(shape)
 
         return compare
+
+    def _is_next(self) -> bool:
+        """Return whether the wait before a sample that is paid for has ended, and begin the next one."""
+        if self._wait:
+            self._wait -= 1
+            return False
+        self._samples += 1
+        self._unspent, self._wait = 0, self._samples % WAITS
+        return True
 
 
 def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: Sequence[Any] | None) -> Shape:

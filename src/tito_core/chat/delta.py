@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from strands.types.content import ContentBlock, Message, Messages
+from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
@@ -73,6 +73,71 @@ CANDIDATES = (
 """Ordered by the cost of a delta; the first that is right on all probes is chosen."""
 
 
+class Switches:
+    """Words of earlier content that switch a template, such as `/no_think`; see `switches.find_switches`.
+
+    Args:
+        system: Words that matter in the system prompt. A delta is then rendered with the rollout's own one.
+        messages: Words that matter in messages. A delta after one is rendered with the rollout's history up to the last
+            of them, its system prompt and its tools.
+        whole_history: Whether such a delta needs the whole history.
+    """
+
+    __slots__ = ("_messages", "_system", "messages", "system", "whole_history")
+
+    def __init__(self, system: Sequence[str] = (), messages: Sequence[str] = (), whole_history: bool = False) -> None:
+        self.system, self.messages, self.whole_history = tuple(system), tuple(messages), whole_history
+        self._system, self._messages = (tuple(word.lower() for word in words) for words in (system, messages))
+
+    def in_system(self, system: str | None) -> bool:
+        """Return whether a system prompt holds a word that matters there, in upper or lower case."""
+        return system is not None and _holds(system, self._system)
+
+    def in_message(self, message: Message) -> bool:
+        """Return whether a message holds a word that matters in messages, in upper or lower case."""
+        return any(_holds(text, self._messages) for text in _strings(message["content"]))
+
+    def needed(self, history: Messages, answer: Message) -> int:
+        """Return how many messages of the history a delta after an answer needs; 0 if none."""
+        if not self._messages:
+            return 0
+        last = next((i for i in range(len(history) - 1, -1, -1) if self.in_message(history[i])), None)
+        if last is None and not self.in_message(answer):
+            return 0
+        if self.whole_history:
+            return len(history)
+        users = (i for i in range(last or 0, len(history)) if history[i]["role"] == "user")
+        return next(users, len(history) - 1) + 1
+
+
+def _holds(text: str, words: tuple[str, ...]) -> bool:
+    lowered = text.lower()
+    return any(word in lowered for word in words)
+
+
+def _strings(blocks: Any) -> Iterator[str]:
+    """Yield the strings of content blocks; of a tool's arguments and JSON results also keys."""
+    for block in blocks:
+        if "text" in block:
+            yield block["text"]
+        elif "toolResult" in block:
+            yield from _strings(block["toolResult"]["content"])
+        else:
+            yield from _inner_strings(block)
+
+
+def _inner_strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _inner_strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _inner_strings(item)
+
+
 @dataclass(frozen=True, slots=True)
 class _Placed:
     """A minimal conversation around a turn, as template messages.
@@ -122,6 +187,7 @@ class DeltaSource:
     """Stop token ids for the engine, the usual one first."""
     opening: list[TemplateMessage]
     """The candidate's messages before the turn, as template messages."""
+    switches: Switches | None = None
 
     @classmethod
     def of(cls, rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate) -> DeltaSource:
@@ -181,9 +247,10 @@ class DeltaSource:
         opened: Opened = Opened.MESSAGE,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
+        system: str | None = None,
     ) -> EncodedText:
         """Return the tokens of a delta; see `ChatTemplate.delta`."""
-        tail = self.tail(answer, new, tools, history)
+        tail = self.tail(answer, new, tools, history, system)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
         missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
         if not len(missing) and not tail.ending.openers:
@@ -200,6 +267,7 @@ class DeltaSource:
         new: Messages,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
+        system: str | None = None,
     ) -> Tail:
         """Render a minimal conversation around the answer's calls and locate the end of the answer.
 
@@ -207,46 +275,49 @@ class DeltaSource:
             answer: The assistant message as Strands stores it; some templates quote its calls in the results.
             new: The messages after it.
             tools: The rollout's tools, for a candidate that renders them.
-            history: Messages before the answer, for a candidate that depends on them.
+            history: Messages before the answer, for a candidate that depends on them or a template with switch words.
+            system: The rollout's system prompt, for a template with switch words.
 
         Raises:
-            TemplateError: The template refuses the messages, or the candidate needs `tools` or `history`.
+            TemplateError: The template refuses the messages, or `tools` or `history` is needed.
         """
-        placed = self._placed(answer, new, tools, history)
+        placed = self._placed(answer, new, tools, history, system)
         text = self.rendering.of_translated(placed.messages, placed.tools)
         controls = self.encoder.controls(text)
         end = _end(text, controls, placed.source, placed.ending)
         return Tail(text, placed.source, end, [control for control in controls if control[0] >= end], placed.ending)
 
     def _placed(
-        self,
-        answer: Message,
-        new: Messages,
-        tools: Sequence[ToolSpec] | None = None,
-        history: Messages | None = None,
+        self, answer: Message, new: Messages, tools: Sequence[ToolSpec] | None, history: Messages | None, system: Any
     ) -> _Placed:
         """Return a minimal conversation around the answer's calls; arguments and errors as `tail`."""
         self._check_inputs(tools, history)
         uses = [block for block in answer["content"] if "toolUse" in block]
         candidate = self.candidate
         before, opening = candidate.before, self.opening
+        shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
+        text = candidate.remark if uses else "."
         if candidate.before_after_results is not None and _has_results(history):
             before = candidate.before_after_results
         if candidate.mirrors_history:
             before = [_mirror(message) for message in history or ()]
-        if before is not candidate.before:
-            opening = template_messages(before, candidate.system, message_format=self.rendering.message_format)
-        stand_in = _ANSWER
-        if uses:
-            remark: list[ContentBlock] = [{"text": candidate.remark}] if candidate.remark else []
-            stand_in = {"role": "assistant", "content": [*remark, *uses]}
-        shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
+        own_system = False
+        if self.switches is not None:
+            own_system = self.switches.in_system(system)
+            if needed := self.switches.needed(history or [], answer):
+                before, shown, own_system = (history or [])[:needed], tools, True
+                if self.switches.in_message({"role": "assistant", "content": [{"text": _spoken(answer)}]}):
+                    text = _spoken(answer)
+        if own_system or before is not candidate.before:
+            prompt = system if own_system else candidate.system
+            opening = template_messages(before, prompt, message_format=self.rendering.message_format)
+        stand_in: Message = {"role": "assistant", "content": [{"text": text}, *uses] if text else uses}
         turn = template_messages([stand_in, *new], first=len(before), message_format=self.rendering.message_format)
         ending = self.calls if uses and self.calls is not None else self.answers
         return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
 
     def _check_inputs(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
-        looks_back = self.candidate.mirrors_history or self.candidate.before_after_results
+        looks_back = self.candidate.mirrors_history or self.candidate.before_after_results or self.switches is not None
         for needed, name in ((self.candidate.tools == "own", "tool_specs"), (looks_back, "history")):
             if needed and {"tool_specs": tools, "history": history}[name] is None:
                 raise TemplateError(
@@ -288,6 +359,10 @@ def _mirror(message: Message) -> Message:
         elif "text" in block:
             blocks.append({"text": "." if block["text"].strip() else ""})
     return {"role": message["role"], "content": blocks}
+
+
+def _spoken(answer: Message) -> str:
+    return "\n".join(block["text"] for block in answer["content"] if "text" in block)
 
 
 def _has_results(history: Messages | None) -> bool:

@@ -215,6 +215,11 @@ def _call(use: Mapping[str, Any], where: str) -> int:
     _text(use.get("name"), f"{where}['name']")
     if "input" not in use:
         raise InvalidMessageError(f"{where} has no 'input': give the call's arguments, such as {{}}.")
+    if not isinstance(use["input"], dict):
+        raise InvalidMessageError(
+            f"{where}['input'] of tool call {use['toolUseId']!r} is {shown(use['input'])}: give the arguments as a "
+            "dict, such as {'a': 1}; json.loads() makes one of JSON text."
+        )
     if fault := _fault_of(use["input"], f"{where}['input']", DEEPEST):
         raise InvalidMessageError(f"The arguments of tool call {use['toolUseId']!r} are not JSON: {fault}.")
     return len(json.dumps(use["input"]))

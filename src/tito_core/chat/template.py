@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,21 +17,25 @@ from tito_core.chat.certificate import Certificate, CertificateStore, ContentTok
 from tito_core.chat.certify import attempt, choose, judge_of
 from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
-from tito_core.chat.delta import CANDIDATES, DeltaSource
+from tito_core.chat.delta import CANDIDATES, DeltaSource, Switches
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
 from tito_core.chat.image_certificate import certify_images
 from tito_core.chat.message_check import shown
+from tito_core.chat.messages import TOOLS_SOURCE
 from tito_core.chat.probes import assistant_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
-from tito_core.chat.traced import Traced
+from tito_core.chat.switches import compared_literals, find_switches
+from tito_core.chat.traced import UNKNOWN, Traced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ChatTemplate", "TemplateError"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class ChatTemplate:
     deltas: DeltaSource
     _counting: Counting
     _comparisons: Comparisons
+    _warned: set[str] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -82,11 +88,7 @@ class ChatTemplate:
         """
         source = tokenizer.chat_template
         if not isinstance(source, str):
-            has = f"several chat templates ({', '.join(sorted(source))})" if source else "no chat template"
-            raise TemplateError(
-                f"The tokenizer {tokenizer.name_or_path!r} has {has}; one is needed. "
-                "Set tokenizer.chat_template, or load the tokenizer of the model's instruct version."
-            )
+            raise TemplateError(_without_template(tokenizer))
         if content_tokens not in ("inert", "as-template"):
             raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {shown(content_tokens)}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
@@ -110,6 +112,9 @@ class ChatTemplate:
         else:
             chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
             delta = DeltaSource.of(rendering, encoder, chosen)
+            if certificate.switches or certificate.system_switches:
+                found = certificate.system_switches, certificate.switches, certificate.whole_history
+                delta = replace(delta, switches=Switches(*found))
         stops = delta.stops
         # The rendered text includes what else a template may write, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
@@ -141,7 +146,15 @@ class ChatTemplate:
         """Return the tokens of a whole history with the generation prompt: the delta of a root turn."""
         if self.certificate.needs_tools and not tool_specs:
             raise TemplateError("The chat template works only with tools. Give the agent at least one tool.")
-        return self.encoder.encode(self.rendering.of_messages(messages, system_prompt, tool_specs))
+        text = self.rendering.of_messages(messages, system_prompt, tool_specs)
+        if tool_specs and not self._warned and _SHOWS_TOOLS.isdisjoint(origin for _, _, origin in text.spans):
+            self._warned.add("tools")
+            logger.warning(
+                "tools=<%s> | the chat template shows no tools, so the policy never sees the agent's. Use a template "
+                "that shows them, such as that of the model's instruct version, or describe them in the system prompt",
+                ", ".join(spec["name"] for spec in tool_specs),
+            )
+        return self.encoder.encode(text)
 
     def delta(
         self,
@@ -152,10 +165,12 @@ class ChatTemplate:
         opened: Opened = Opened.MESSAGE,
         tool_specs: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
+        system_prompt: str | None = None,
     ) -> EncodedText:
         """Return the tokens after an assistant turn: missing closers, the new messages, the generation prompt.
 
-        Cost grows with the new messages only (law 14).
+        Cost grows with the new messages only (law 14). After a word that switches the template, the history up to it is
+        rendered too.
 
         Args:
             answer: The assistant message as Strands stores it; some templates quote its calls in the results.
@@ -165,12 +180,13 @@ class ChatTemplate:
             opened: The part that a truncated turn left open.
             tool_specs: The rollout's tools, an empty list for none; required by templates that render them with later
                 messages.
-            history: Messages before the answer; required by templates whose deltas depend on earlier tool results.
+            history: Messages before the answer; required by templates whose deltas depend on earlier messages.
+            system_prompt: The rollout's system prompt, which switches some templates.
 
         Raises:
             TemplateError: The template refuses the messages, or needs `tool_specs` or `history`.
         """
-        return self.deltas.delta(answer, new, last_output_id, opened, tool_specs, history)
+        return self.deltas.delta(answer, new, last_output_id, opened, tool_specs, history, system_prompt)
 
     def tail(
         self,
@@ -179,9 +195,10 @@ class ChatTemplate:
         *,
         tool_specs: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
+        system_prompt: str | None = None,
     ) -> Traced:
         """Return the text of a delta without the turn's closers; arguments and errors as `delta`."""
-        tail = self.deltas.tail(answer, new, tool_specs, history)
+        tail = self.deltas.tail(answer, new, tool_specs, history, system_prompt)
         return cut(tail.text, tail.start)
 
     def comparison(
@@ -191,6 +208,9 @@ class ChatTemplate:
         system_prompt: str | None,
         tool_specs: Sequence[ToolSpec] | None,
         length: int,
+        *,
+        added: int = 0,
+        first_delta: bool = False,
     ) -> Callable[[], None] | None:
         """Return a function that compares a delta with the template's plain rendering; see `Comparisons.due`."""
 
@@ -198,9 +218,12 @@ class ChatTemplate:
             if not answered:
                 return str.__str__(self.rendering.of_messages(messages, system_prompt, tool_specs))
             turn, new, history = messages[answered - 1], messages[answered:], messages[: answered - 1]
-            return str.__str__(self.tail(turn, new, tool_specs=tool_specs or (), history=history))
+            tail = self.tail(turn, new, tool_specs=tool_specs or (), history=history, system_prompt=system_prompt)
+            return str.__str__(tail)
 
-        return self._comparisons.due(messages, answered, system_prompt, tool_specs, length, text)
+        return self._comparisons.due(
+            messages, answered, system_prompt, tool_specs, length, text, added=added, first_delta=first_delta
+        )
 
     def strips_thinking(self, new: Messages) -> bool:
         """Return whether the template strips the reasoning of earlier answers when these messages follow."""
@@ -235,6 +258,26 @@ class ChatTemplate:
         return self.rendering.variables
 
 
+_SHOWS_TOOLS = {TOOLS_SOURCE, UNKNOWN}
+"""Trace sources of a rendering that shows tools."""
+
+
+def _without_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return why a tokenizer has no usable chat template, and what to do."""
+    name, several = tokenizer.name_or_path, tokenizer.chat_template
+    if several:
+        return (
+            f"The tokenizer {name!r} has several chat templates ({', '.join(sorted(several))}); one is needed. Set "
+            "tokenizer.chat_template to the text of one."
+        )
+    return (
+        f"The tokenizer {name!r} has no chat template; one is needed. Load the tokenizer of the model's instruct "
+        "version. DeepSeek V3.2, V4 and V4.1 ship none, since their servers write prompts in Python code. Set "
+        "tokenizer.chat_template to the text of a Jinja template that writes what that code writes, and check it "
+        "first: tito template check FILE.jinja --tokenizer NAME."
+    )
+
+
 def _certify(
     source: str,
     rendering: Rendering,
@@ -247,13 +290,15 @@ def _certify(
     trial = choose(rendering, encoder, judge)
     trying = partial(attempt, trial.source, judge)
     images = certify_images(trial.source, referee, trying, named=image_token, tools=trial.tools)
+    literals = compared_literals(source, rendering.variables)
+    deltas, switched = find_switches(trial.source, referee, literals, tools=trial.tools)
     moved = [f"{MOVED}: it is written in another place ({name})" for name in trial.moved[:1]]
     certificate = Certificate(
         template=hashlib.sha256(source.encode()).hexdigest(),
         tokenizer=encoder.digest,
         arguments=repr(sorted(rendering.variables.items())),
         candidate=trial.source.candidate.name,
-        passed=tuple(case.name for case in trial.passed),
+        passed=(*(case.name for case in trial.passed), *switched),
         refused=tuple(trial.refused),
         rewrites=(*rewrites(source, rendering.variables, rendering, tools=trial.tools), *moved),
         thinking=thinking(rendering),
@@ -264,8 +309,11 @@ def _certify(
         images=images.places,
         images_refused=images.refused,
         media_ids=images.media_ids,
+        switches=() if deltas.switches is None else deltas.switches.messages,
+        system_switches=() if deltas.switches is None else deltas.switches.system,
+        whole_history=deltas.switches is not None and deltas.switches.whole_history,
     )
-    return certificate, trial.source
+    return certificate, deltas
 
 
 def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:

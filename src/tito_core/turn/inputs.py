@@ -122,12 +122,14 @@ class TurnInput:
     """The input of one turn. Build it with `TurnInput.of`, which checks it.
 
     Attributes:
-        messages: The agent's whole history.
+        messages: The agent's whole history, and what was injected into its last message for this call.
         system_prompt: The system prompt as text, or None.
         tool_specs: The agent's tools.
         constraint: A forced tool call, or the schema of the answer.
         model_state: The agent's own state, in which we keep its last turn; None for a call outside any agent.
         cancel_signal: Set when the agent is cancelled; or None.
+        injected: Number of last blocks of the last message that Strands adds for this call only, as `ContextInjector`
+            does. They are in the prompt, and not in the agent's history.
     """
 
     messages: Messages
@@ -136,6 +138,15 @@ class TurnInput:
     constraint: OutputConstraint = OutputConstraint()
     model_state: dict[str, Any] | None = None
     cancel_signal: threading.Event | None = None
+    injected: int = 0
+
+    @property
+    def history(self) -> Messages:
+        """The agent's own history: the messages without what was injected for this call."""
+        if not self.injected:
+            return self.messages
+        last = self.messages[-1]
+        return [*self.messages[:-1], {"role": last["role"], "content": last["content"][: -self.injected]}]
 
     @classmethod
     def of(
@@ -147,6 +158,7 @@ class TurnInput:
         output_model: type[BaseModel] | None,
         model_state: dict[str, Any] | None,
         cancel_signal: threading.Event | None,
+        injected: int = 0,
     ) -> TurnInput:
         """Check everything that can be checked before the parent is known.
 
@@ -162,10 +174,12 @@ class TurnInput:
             raise InvalidValueError(
                 f"cancel_signal must be a threading.Event, or None, not of type {type(cancel_signal).__name__}."
             )
+        if type(injected) is not int or injected < 0:
+            raise InvalidValueError(f"dynamic_trailing_blocks must be a number of blocks, not {shown(injected)}.")
         refuse_reserved_name(tool_specs)
         check_tools({spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()})
         constraint = OutputConstraint(tool_choice, output_model)
-        return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal)
+        return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal, injected)
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:

@@ -66,11 +66,11 @@ def match_parent(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, set
     messages, tools = turn_input.messages, turn_input.tool_specs
     if not messages:
         raise InvalidMessageError("messages is an empty list. Pass at least one message, for example by agent('Hi').")
-    opening = opening_of(turn_input.system_prompt, tools, policy.template.fingerprint)
+    opening, state = opening_of(turn_input.system_prompt, tools, policy.template.fingerprint), turn_input.model_state
     strips = None if settings.thinking == "keep" else policy.template.strips_thinking
     may_branch = settings.history == "fork"
     try:
-        match = find_parent(ledger, opening, messages, turn_input.model_state, may_branch=may_branch, strips=strips)
+        match = find_parent(ledger, opening, turn_input.history, state, may_branch=may_branch, strips=strips)
     except (LookupError, AttributeError, TypeError, ValueError, RecursionError):
         check_messages(messages)  # raises a clear error if they are the reason
         check_schemas(tools)

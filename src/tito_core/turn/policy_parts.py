@@ -185,4 +185,7 @@ def summary(certificate: Certificate) -> Mapping[str, Any]:
     if not certificate.images:
         for name in ("placeholder", "images", "images_refused", "media_ids"):
             del fields[name]
+    for name in ("switches", "system_switches", "whole_history"):
+        if not fields[name]:
+            del fields[name]
     return {**fields, "passed": len(certificate.passed)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from tito_core.backend.request_check import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.least_tokens import LeastTokens
+from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft
@@ -61,6 +62,42 @@ def remaining_tokens(
     return min(max_new_tokens, max_total_tokens - prompt_length)
 
 
+class TrimmedHistoryError(TemplateError):
+    """The chat template cannot show a history of which a message is missing, such as its first question."""
+
+
+def _refuse_trimmed(messages: Messages, error: TemplateError) -> None:
+    """Name the missing message where a template refused a history because of it.
+
+    Raises:
+        TrimmedHistoryError: A message is missing.
+    """
+    missing = _missing(messages)
+    if missing is not None:
+        raise TrimmedHistoryError(
+            f"The agent's history lacks {missing}, as after a conversation manager removed old messages, and the chat "
+            f"template cannot show it. ({error}) Keep the first question with "
+            "SlidingWindowConversationManager(pin_first=1), or use SummarizingConversationManager, which puts a "
+            "summary in its place. Use NullConversationManager to end a rollout when its context is full."
+        ) from error
+
+
+def _missing(messages: Messages) -> str | None:
+    """Return what a history lacks: its first question, or the other half of a call and its result; or None."""
+    first = messages[0]
+    if first["role"] == "assistant" or all("toolResult" in block for block in first["content"]):
+        return f"the user's question before message 0 ({first['role']})"
+    calls: set[str] = set()
+    for index, message in enumerate(messages):
+        results = {block["toolResult"]["toolUseId"] for block in message["content"] if "toolResult" in block}
+        if results - calls:
+            return f"the call of the tool result {min(results - calls)!r} in message {index}"
+        if calls - results:
+            return f"the result of the tool call {min(calls - results)!r} before message {index}"
+        calls = {block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block}
+    return None
+
+
 class _Part(NamedTuple):
     """A part of a prompt: its number of characters, its name, and how to shorten it."""
 
@@ -78,7 +115,9 @@ def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput)
     if match.parent is None:
         text = template.rendering.of_messages(messages, turn_input.system_prompt, tools)
     else:
-        text = template.tail(messages[at - 1], messages[at:], tool_specs=tools or (), history=messages[: at - 1])
+        turn, history = messages[at - 1], messages[: at - 1]
+        system = turn_input.system_prompt
+        text = template.tail(turn, messages[at:], tool_specs=tools or (), history=history, system_prompt=system)
     # Minus 1: the delta does not repeat a sampled stop token that also opens the next message.
     return max(0, bound.of_text(str.__str__(text)) - 1)
 
@@ -161,26 +200,48 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
 async def prepare_turn(
     policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings, match: ParentMatch
 ) -> Prepared:
-    """Build a request, and compare a delta of a new shape with the full rendering (law 7).
+    """Build a request, and compare its delta with the full rendering if that is due (law 7).
 
     Arguments and errors are those of `prepare`. A long text is encoded in a thread, since it would block the event
     loop for seconds.
     """
     new = await new_images(policy, turn_input.messages, 0 if match.parent is None else match.answered)
-    if match.is_long:
-        # The thread renders a copy: the agent's own list may change meanwhile.
-        messages = [*turn_input.messages[: match.answered], *deepcopy(turn_input.messages[match.answered :])]
-        build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
-        prepared = await asyncio.to_thread(build)
-    else:
-        prepared = prepare(policy, ledger, turn_input, settings, match, new)
-    answered, length = (0 if match.parent is None else match.answered), len(prepared.request.input_ids)
-    compare = policy.template.comparison(
-        turn_input.messages, answered, turn_input.system_prompt, turn_input.tool_specs, length
-    )
+    try:
+        if match.is_long:
+            # The thread renders a copy: the agent's own list may change meanwhile.
+            messages = [*turn_input.messages[: match.answered], *deepcopy(turn_input.messages[match.answered :])]
+            build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
+            prepared = await asyncio.to_thread(build)
+        else:
+            prepared = prepare(policy, ledger, turn_input, settings, match, new)
+    except TemplateError as error:
+        _refuse_trimmed(turn_input.messages, error)
+        raise
+    compare = _comparison(policy, ledger, turn_input, prepared)
     if compare is not None:
         await asyncio.to_thread(compare)
     return prepared
+
+
+def _comparison(
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, prepared: Prepared
+) -> Callable[[], None] | None:
+    """Return a function that compares a turn's prompt with the template's own rendering, if a comparison is due."""
+    match, length, is_first = prepared.match, len(prepared.request.input_ids), False
+    answered, added = 0, length
+    if match.parent is not None:
+        before = ledger[match.parent].draft
+        answered, is_first = match.answered, before.parent is None
+        added += len(before.output_ids) - prepared.request.delta_start
+    return policy.template.comparison(
+        turn_input.messages,
+        answered,
+        turn_input.system_prompt,
+        turn_input.tool_specs,
+        length,
+        added=added,
+        first_delta=is_first,
+    )
 
 
 def prepare(
@@ -254,6 +315,7 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: 
         opened=opened(before),
         tool_specs=tools or (),
         history=messages[: match.answered - 1],
+        system_prompt=turn_input.system_prompt,
     )
 
 
