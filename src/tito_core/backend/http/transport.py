@@ -15,6 +15,7 @@ from tito_core.backend.errors import (
     UNREADABLE,
     BackendError,
     BadRequestError,
+    ConnectionFailure,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
@@ -40,6 +41,7 @@ HttpTransportFactory = Callable[[], HttpTransport]
 _TLS_WITHIN_S = 1.0
 """Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
+_INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -68,6 +70,9 @@ class ResponseBody(msgspec.Struct, frozen=True):
 class EngineHttp:
     """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
+    Attributes:
+        interruptions: Number of connections that were refused, reset or closed early so far.
+
     Args:
         backend: Name for errors.
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
@@ -94,6 +99,7 @@ class EngineHttp:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.backend = backend
+        self.interruptions = 0
         where = address.Address.of(base_url, backend=backend)
         self.base_url = where.shown
         self._where = where
@@ -162,17 +168,24 @@ class EngineHttp:
                 finally:
                     await response.aclose()
         except BackendError as error:
+            self._noted(error)
             self._hidden(error)
             raise
         except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._timed_out(shown, request_id) from None
-            raise self._hidden(await self._failed(failure, shown, request_id)) from failure
+            raise self._hidden(self._noted(await self._failed(failure, shown, request_id))) from failure
         finally:
             del deadline  # it refers to the task, whose error refers to this frame
         headers = {name.lower(): self.hide_key(value) for name, value in response.headers.items()}
         hidden = self.hide_key(text)  # before it is shortened, which could leave half of a key
         raise error_from_status(self.backend, response.status, hidden, headers, url=shown, request_id=request_id)
+
+    def _noted(self, error: BackendError) -> BackendError:
+        """Count an error after which the server may be another one."""
+        if isinstance(error, EngineConnectionError) and error.reason in _INTERRUPTIONS:
+            self.interruptions += 1
+        return error
 
     def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(
