@@ -12,7 +12,7 @@ from tito_core.backend.calls import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import ServerChangedError, printable
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.watch import Check
+from tito_core.backend.http.watch import REMEDY, Check
 from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
@@ -180,8 +180,7 @@ def still_as(bound: Bound, found: EngineInfo) -> Check:
             if None not in (before, after) and before != after:
                 raise ServerChangedError(
                     f"Law 11: the {server.name} server was replaced by one whose logprobs have another meaning: "
-                    f"{name} was {before} at connect and is {after}. Nothing was committed. Start the server as it was, "
-                    "or connect a new policy and collect the rollout again.",
+                    f"{name} was {before} at connect and is {after}. {REMEDY}",
                     backend=server.name,
                 )
 

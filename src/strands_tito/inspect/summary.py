@@ -167,8 +167,8 @@ def unordered_line(ledgers: Iterable[Ledger]) -> str:
         return ""
     sampled = sum(len(turn.draft.output_ids) for turn in turns)
     return (
-        f"streamed    {count(len(turns), 'turn')}, {count(sampled, 'sampled token')}: nothing in the events showed their "
-        "order (see docs/streaming.md)"
+        f"streamed    {count(len(turns), 'turn')}, {count(sampled, 'sampled token')}: nothing in the events showed "
+        "their order (see docs/streaming.md)"
     )
 
 

@@ -140,7 +140,7 @@ class AnswerTooLargeError(ProtocolViolationError):
 
 
 class ServerChangedError(BackendError):
-    """The server at the address was replaced by another one: its model, version or logprobs differ from those at connect.
+    """The server was replaced by another one: its model, version or logprobs differ from those at connect.
 
     Rollouts that began before cannot continue on it (laws 11 and 15).
     """

@@ -96,8 +96,8 @@ class RawResponse:
     A backend copies fields and fills nothing in: a missing field stays None. Lists may be NumPy arrays.
 
     Attributes:
-        finish: Why sampling stopped: "stop", "length", "abort", or another word of the server, which becomes the nearest
-            of these and is kept.
+        finish: Why sampling stopped: "stop", "length", "abort", or another word of the server, which is kept and
+            becomes the nearest of these.
         output_ids: Sampled ids, the stop token included.
         logprobs: One per output id, in nats.
         response_id: The id by which the answer itself names its request, as the server wrote it: the id that was sent,
@@ -123,8 +123,8 @@ class RawResponse:
             `unreported` names `media`.
         image_tokens: The server's count of placeholder tokens; None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
-        request_id: Id that the backend sent for the answered try: the request's own, or that with "-" and a suffix for a
-            retry; the request's own when None.
+        request_id: Id that the backend sent for the answered try: the request's own, or that with "-" and a suffix
+            for a retry; the request's own when None.
         unordered: The answer was streamed, and nothing in its events shows their order.
         served_by: What the answer says of the server that made it, such as names of model and version; None if nothing.
             A new value makes the core query the server again.

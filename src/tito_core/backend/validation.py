@@ -251,8 +251,8 @@ class Validation:
         sampling = request.sampling
         if isinstance(stop, str) and stop not in (*sampling.stop, *sampling.stop_patterns):
             raise self.reader.violation(
-                f"Law 4: the server reported that {short_repr(stop)} ended the output, which was not requested as a stop "
-                f"string (stop={list(sampling.stop)}). Its log may say what happened."
+                f"Law 4: the server reported that {short_repr(stop)} ended the output, which was not requested as a "
+                f"stop string ({short_repr(list(sampling.stop))} were). Its log may say what happened."
             )
         if isinstance(stop, int) and output_ids[-1] != stop:
             raise self.reader.violation(
@@ -266,8 +266,8 @@ class Validation:
             )
         if len(output_ids) < sampling.min_new_tokens:
             raise self.reader.violation(
-                f"Law 4: the output stopped after {len(output_ids)} tokens, but min_new_tokens={sampling.min_new_tokens} "
-                "were requested."
+                f"Law 4: the output stopped after {len(output_ids)} tokens, but "
+                f"min_new_tokens={sampling.min_new_tokens} were requested."
             )
 
     def _count(self, name: str, reported: object, expected: int) -> None:

@@ -118,7 +118,7 @@ class ServerWatch:
             now = await discover()
         except BadRequestError as error:
             raise ServerChangedError(
-                f"Law 15: the {server.name} server was interrupted, and is another one now: {error} {_REMEDY}",
+                f"Law 15: the {server.name} server was interrupted, and is another one now: {error} {REMEDY}",
                 backend=server.name,
                 status=error.status,
                 body=error.body,
@@ -128,7 +128,7 @@ class ServerWatch:
             if before != after and name not in _MAY_CHANGE:
                 raise ServerChangedError(
                     f"Law {15 if name in _OF_THE_MODEL else 11}: the {server.name} server is another one than at "
-                    f"connect: its {name} was {short_repr(before)} and is {short_repr(after)}. {_REMEDY}",
+                    f"connect: its {name} was {short_repr(before)} and is {short_repr(after)}. {REMEDY}",
                     backend=server.name,
                 )
         for check in list(self._checks.values()):
@@ -136,4 +136,4 @@ class ServerWatch:
         self._settled, self._renamed = began, False
 
 
-_REMEDY = "Nothing was committed. Start the server as it was, or connect a new policy and collect the rollout again."
+REMEDY = "Nothing was committed. Start the server as it was, or connect a new policy and collect the rollout again."
