@@ -115,10 +115,10 @@ PROOFS = {
         r"(\d+) rollouts",
     ),
     "toxics": Proof(
-        "Rollouts of equal prompts, as in a group, through a proxy that spoils half of the answers: it gives an earlier "
-        "request's answer, swaps, loses and doubles the events of a stream, continues one stream by another, and cuts "
-        "bodies. Every committed turn holds the tokens and logprobs that were sampled for its own request. Streamed and "
-        "not; vLLM's two endpoints count as two wires.",
+        "Rollouts of equal prompts, as in a group, through a proxy that spoils half of the answers: it gives an "
+        "earlier request's answer, swaps, loses and doubles the events of a stream, continues one stream by another, "
+        "and cuts bodies. Every committed turn holds the tokens and logprobs that were sampled for its own request. "
+        "Streamed and not; vLLM's two endpoints count as two wires.",
         "turns on each wire and in each mode",
         5_000,
         1_250,

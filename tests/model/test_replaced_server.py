@@ -189,8 +189,6 @@ def test_only_the_replica_that_was_replaced_is_refused() -> None:
         VLLMBackend("http://scripted", http_transport=lambda address=address: address, max_attempts=1)
         for address in addresses
     ]
-    from tito_core.backend.replicas import replicas_of
-    from tito_core.backend.retries import Retries
 
     backend = replicas_of(members, ["one", "two"], Retries(3, _at_once))
     policy = Policy.connect(backend=backend, tokenizer=tokenizer())
