@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from tito_core.backend.calls import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import ServerChangedError, printable
-from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.watch import REMEDY, Check
+from tito_core.backend.http.watch import REMEDY, Check, Watched
 from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
@@ -163,7 +162,7 @@ async def connect(
     measured = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
     found = common_measurement(measured)
     for server in servers_of(engine):
-        if isinstance(server, HttpBackend):
+        if isinstance(server, Watched):
             server.watch.add(f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found))
     return PolicyParts(engine, found, *bound, file, vocabulary=vocabulary)
 

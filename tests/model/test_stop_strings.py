@@ -54,9 +54,7 @@ async def test_a_reported_stop_string_must_be_in_the_text() -> None:
         return always(Fault(edit=lambda answer: answer["choices"][0].update(stop_reason=stop)))
 
     model = counting(fault=claims("nowhere"), sampling={"stop": ("two", "nowhere")})
-    with pytest.raises(
-        ProtocolViolationError, match=r"Law 4: .*'nowhere' ended the output, but its text is 'one"
-    ):
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*'nowhere' ended the output, but its text is 'one"):
         await ended(model)
     assert len(model.ledger) == 0
     model = counting(fault=claims("one,  two"), sampling={"stop": ("two", "one,  two")})

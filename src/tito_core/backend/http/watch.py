@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import fields
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from tito_core.backend.engine_info import EngineInfo
@@ -134,6 +134,13 @@ class ServerWatch:
         for check in list(self._checks.values()):
             await check(server, now)
         self._settled, self._renamed = began, False
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A backend that watches its server, as those over HTTP do."""
+
+    watch: ServerWatch
 
 
 REMEDY = "Nothing was committed. Start the server as it was, or connect a new policy and collect the rollout again."
