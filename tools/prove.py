@@ -114,6 +114,23 @@ PROOFS = {
         lambda count, seed: f"TITO_ROLLOUTS={count} TITO_SEED={seed} {PYTEST} -s tests/model/test_fault_proxy.py",
         r"(\d+) rollouts",
     ),
+    "toxics": Proof(
+        "Rollouts of equal prompts, as in a group, through a proxy that spoils half of the answers: it gives an "
+        "earlier request's answer, swaps, loses and doubles the events of a stream, continues one stream by another, "
+        "and cuts bodies. Every committed turn holds the tokens and logprobs that were sampled for its own request. "
+        "Streamed and not; vLLM's two endpoints count as two wires.",
+        "turns on each wire and in each mode",
+        5_000,
+        1_250,
+        (
+            "src/tito_core/backend",
+            "src/tito_sglang",
+            "src/tito_vllm",
+            "tests/model/test_toxic_proxy.py",
+        ),
+        lambda count, seed: f"TITO_TURNS={count} TITO_SEED={seed} {PYTEST} -s tests/model/test_toxic_proxy.py",
+        r"(\d+) turns",
+    ),
     "collect": Proof(
         "`tito collect` is killed with SIGKILL at ten random moments, on each wire: in the end the folder has every "
         "rollout once, rollouts finished before a kill are unchanged, and each turn equals the server's answer to its "

@@ -132,6 +132,7 @@ class TransformersBackend:
         stop = output[-1] if output[-1] in ends else self._stop_string(output, sampling.stop)
         finish = "length" if len(output) == sampling.max_new_tokens else "abort"
         return RawResponse(
+            response_id=request.request_id,
             finish=finish if stop is None else "stop",
             stop=stop,
             output_ids=output,

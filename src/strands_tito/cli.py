@@ -21,7 +21,7 @@ from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.optional_dependency import MissingPackageError
 from strands_tito.export.slime import Decode
-from strands_tito.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
+from strands_tito.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line, unordered_line
 from strands_tito.inspect.template_check import app as template_app
 from strands_tito.inspect.tokens import Show, coloured, ids_only, logprob_table
 from strands_tito.inspect.verify import connect_for_scoring, merge, rescore
@@ -220,6 +220,8 @@ def verify(
         ledgers = list(_checked(rollouts))
         turns = sum(len(ledger) for ledger in ledgers)
         console.print(laws_line(len(ledgers), turns))
+        if unordered := unordered_line(ledgers):
+            console.print(unordered, soft_wrap=True)
         is_whole = not _print_skipped(rollouts)
     if base_url:
         name = backend or _backend_of(ledgers)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tito_core.backend.calls import connected
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.errors import printable
+from tito_core.backend.errors import ServerChangedError, printable
+from tito_core.backend.http.watch import REMEDY, Check, Watched
 from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
@@ -20,7 +21,7 @@ from tito_core.backend.registry import (
     create_backend,
     option_names,
 )
-from tito_core.backend.replicas import agreed
+from tito_core.backend.replicas import agreed, servers_of
 from tito_core.backend.sampling import refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, short_repr
 from tito_core.chat.certificate import ContentTokens
@@ -179,7 +180,30 @@ async def connect(
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
     stage("measuring the semantics of the server's logprobs")
     measured = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
-    return PolicyParts(engine, common_measurement(measured), *bound, file, vocabulary=vocabulary)
+    found = common_measurement(measured)
+    for server in servers_of(engine):
+        if isinstance(server, Watched):
+            server.watch.add(f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found))
+    return PolicyParts(engine, found, *bound, file, vocabulary=vocabulary)
+
+
+def still_as(bound: Bound, found: EngineInfo) -> Check:
+    """Return the check that a server still has the vocabulary and the semantics that were found at connect."""
+
+    async def check(server: Backend, info: EngineInfo) -> None:
+        await compare(server, info, bound.tokenizer, bound.template, bound.parser)
+        probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
+        now = await measure(server, info, probe.ids)
+        for name in ("processed_logprobs", "truncated_logprobs"):
+            before, after = getattr(found, name), getattr(now, name)
+            if None not in (before, after) and before != after:
+                raise ServerChangedError(
+                    f"Law 11: the {server.name} server was replaced by one whose logprobs have another meaning: "
+                    f"{name} was {before} at connect and is {after}. {REMEDY}",
+                    backend=server.name,
+                )
+
+    return check
 
 
 class Bound(NamedTuple):

@@ -60,7 +60,7 @@ class SGLangBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.connect(), request.id_text or IdText.of(request.input_ids)
+        info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
         fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.optional_request_fields(request),
@@ -76,11 +76,11 @@ class SGLangBackend(HttpBackend):
             request.request_id, fields, prompt, size, request.session_id, on_chunk, request.echo_text
         )
         meta = answer.value.meta_info
-        reason = meta.finish_reason or wire.FinishReason("none")
+        reason = meta.finish_reason
         entries = meta.output_token_logprobs
-        return RawResponse(
-            finish=reason.type,
-            stop=reason.matched,
+        raw = RawResponse(
+            finish=None if reason is None else reason.type,
+            stop=None if reason is None else reason.matched,
             output_ids=answer.value.output_ids,
             logprobs=None if entries is None else [entry.logprob for entry in entries],
             logprob_ids=[entry.token for entry in entries or ()],
@@ -90,11 +90,14 @@ class SGLangBackend(HttpBackend):
             cached_tokens=meta.cached_tokens,
             image_tokens=meta.image_tokens,
             versions=[(span.start, span.end, span.version) for span in meta.weight_versions],
-            message=None if reason.message is None else hidden(reason.message),
+            message=None if reason is None or reason.message is None else hidden(reason.message),
             latency_s=answer.latency_s,
             request_id=answer.request_id,
+            response_id=meta.id,
+            unordered=answer.unordered,
             **wire.optional_response_fields(meta, request),
         )
+        return await self.counted(raw)
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score with `input_token_logprobs`, which are raw, without generating."""
@@ -110,7 +113,7 @@ class SGLangBackend(HttpBackend):
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **images}
         size = size_of(length, 0, scores=True)
         answer = await self._send(uuid.uuid4().hex, fields, IdText.of(token_ids), size)
-        return wire.raw_scores(answer.value.meta_info.input_token_logprobs, answer.request_id)
+        return wire.raw_scores(answer.value.meta_info, answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Kept generations are recomputed from their tokens."""

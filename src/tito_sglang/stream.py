@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from tito_core.backend.http.bodies import BodyTooLargeError
-from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo
+from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo, same_request
 from tito_core.backend.protocol import NOTHING, TokenRequest
-from tito_sglang.wire import FinishReason, Generation
+from tito_sglang.wire import FinishReason, Generation, WeightVersionSpan
 
 _REPEATED = 1024
 """Maximum number of ids and logprobs that an event may repeat per new token."""
@@ -36,7 +36,9 @@ def stream_events(request: TokenRequest) -> int:
 
 
 class _Meta(msgspec.Struct):
+    id: str
     completion_tokens: int
+    prompt_tokens: int | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -48,12 +50,28 @@ class _Event(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NOTHING
 
 
+class _AbortMeta(msgspec.Struct):
+    finish_reason: FinishReason
+    weight_versions: list[WeightVersionSpan] = []
+
+
+class _Abort(msgspec.Struct):
+    """The end of a request that was aborted while it waited again."""
+
+    meta_info: _AbortMeta
+
+
 class EventAssembler:
     """Assembles one response. The count of tokens in each event reveals lost, duplicated and reordered events.
+
+    A request that is aborted while it waits again after a retraction ends, in both modes, with an event that holds only
+    its last token again, the count of all, and neither prompt nor usage (`_handle_abort_req` of 0.5.23).
 
     Args:
         limit: Maximum number of bytes of the kept events, which hold the answer once.
     """
+
+    unordered = False
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -61,6 +79,8 @@ class EventAssembler:
         self._ids: list[int] = []
         self._kept: list[bytes] = []
         self._echo = NOTHING
+        self._id: str | None = None
+        self._abort: _Abort | None = None
 
     def add(self, event: bytes) -> Sequence[int]:
         """See `StreamAssembler.add`."""
@@ -69,7 +89,15 @@ class EventAssembler:
         if reason is not None and reason.status_code is not None:
             raise FailedAnswerError(reason.status_code, reason.message or "")
         self._echo = same_echo(self._echo, decoded.prompt_token_ids)
+        self._id = same_request(self._id, decoded.meta_info.id)
+        if self._abort is not None:
+            raise StreamError("an event follows the one that aborted the answer")
         count, ids = decoded.meta_info.completion_tokens, decoded.output_ids
+        aborted = reason is not None and reason.type == "abort"
+        repeats = before and count == before and ids == self._ids[-1:]
+        if aborted and repeats and (before > 1 or decoded.meta_info.prompt_tokens is None):
+            self._abort = msgspec.json.decode(event, type=_Abort)
+            return []
         if len(ids) == count and ids[:before] == self._ids:  # cumulative: it replaces the events before
             self._kept, self._length, new = [event], len(event), ids[before:]
         elif before and before + len(ids) == count:
@@ -93,4 +121,7 @@ class EventAssembler:
         first, *more = (msgspec.json.decode(event, type=Generation) for event in self._kept)
         for event in more:
             merge_event(first, event)
+        if self._abort is not None:
+            meta = self._abort.meta_info
+            first.meta_info.finish_reason, first.meta_info.weight_versions = meta.finish_reason, meta.weight_versions
         return first

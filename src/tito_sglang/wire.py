@@ -213,11 +213,11 @@ def _scored(entries: list[LogprobEntry]) -> list[tuple[int, float | None]]:
     return [(entry.token, entry.logprob) for entry in entries]
 
 
-def raw_scores(entries: list[LogprobEntry] | None, request_id: str) -> RawScores:
+def raw_scores(meta: MetaInfo, sent: str) -> RawScores:
     """Return the scores of a prompt."""
-    scored = entries or []
+    scored = meta.input_token_logprobs or []
     logprobs, ids = [entry.logprob for entry in scored], [entry.token for entry in scored]
-    return RawScores(logprobs=logprobs, token_ids=ids, request_id=request_id)
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id)
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

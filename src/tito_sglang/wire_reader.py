@@ -17,6 +17,7 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation = WireGeneration(sent["rid"], list(sent["input_ids"]), sampling)
     answers = documents(exchange)
     meta = answers[-1]["meta_info"]
+    generation.answered_id = meta.get("id")
     generation.images = [data_of(url["url"] if isinstance(url, dict) else url) for url in sent.get("image_data") or ()]
     generation.image_names = sent.get("mm_content_hashes") or [None] * len(generation.images)
     generation.image_tokens = meta.get("image_tokens")

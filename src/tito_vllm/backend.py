@@ -91,13 +91,13 @@ class VLLMBackend(HttpBackend):
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
-        info, prompt = await self.connect(), request.id_text or IdText.of(request.input_ids)
+        info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
         if stream.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None
         if generates or request.images is not None:
-            return await self._generated(info, request, prompt, on_chunk)
-        return await self._completed(info, request, prompt, on_chunk)
+            return await self.counted(await self._generated(info, request, prompt, on_chunk))
+        return await self.counted(await self._completed(info, request, prompt, on_chunk))
 
     async def _generated(
         self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
@@ -137,7 +137,7 @@ class VLLMBackend(HttpBackend):
             media=wire.media_of(answer.value.mm_placeholders),
             versions=[(span.start, span.end, span.version) for span in choice.weight_versions or ()],
             latency_s=answer.latency_s,
-            request_id=answer.request_id,
+            **wire.named(answer.value, answer.request_id, unordered=answer.unordered),
             **wire.counts(answer.value.usage),
             **wire.optional_response_fields(choice, choice.logprobs, answer.value.prompt_logprobs, request),
         )
@@ -175,7 +175,7 @@ class VLLMBackend(HttpBackend):
             logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
             echoed=choice.prompt_token_ids,
             latency_s=answer.latency_s,
-            request_id=answer.request_id,
+            **wire.named(answer.value, answer.request_id, unordered=answer.unordered),
             **wire.counts(answer.value.usage),
             **wire.optional_response_fields(choice, logprobs, choice.prompt_logprobs, request),
         )
@@ -194,7 +194,7 @@ class VLLMBackend(HttpBackend):
             uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
         )
         choices = answer.value.choices
-        return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.request_id)
+        return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.value, answer.request_id)
 
     async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
         """Score over `/inference/v1/generate`: `/v1/completions` ignores images."""
@@ -208,7 +208,7 @@ class VLLMBackend(HttpBackend):
         answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_GENERATE, body, running, size), wire.Generation
         )
-        return wire.raw_scores(answer.value.prompt_logprobs, answer.request_id)
+        return wire.raw_scores(answer.value.prompt_logprobs, answer.value, answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Every mode clears the prefix cache, so that keys and values of older weights are not reused."""

@@ -77,9 +77,12 @@ class Usage(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """Response of `/v1/completions`."""
+    """Response of `/v1/completions`; in a stream only the last event has the fingerprint, of version and settings."""
 
     choices: list[Choice]
+    id: str | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
     usage: Usage | None = None
 
 
@@ -146,9 +149,11 @@ class Placeholders(msgspec.Struct):
 
 
 class Generation(msgspec.Struct):
-    """Response of `/inference/v1/generate`; no `mm_placeholders` in older versions."""
+    """Response of `/inference/v1/generate`; no `mm_placeholders` in older versions, no `model` in a stream."""
 
     choices: list[Generated]
+    request_id: str | None = None
+    model: str | None = None
     usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = NOTHING
     prompt_logprobs: PromptLogprobs = None
@@ -266,6 +271,23 @@ def optional_response_fields(
     }
 
 
+def named(answer: Completion | Generation, sent: str, *, unordered: bool = False) -> dict[str, Any]:
+    """Return what an answer says of its request and its server as fields of `RawResponse`.
+
+    The server's id is `cmpl-<ours>` or `generate-tokens-<ours>`, ours being the header X-Request-Id.
+    """
+    if isinstance(answer, Generation):
+        return {
+            "request_id": sent,
+            "response_id": answer.request_id,
+            "unordered": unordered,
+            "served_by": answer.model,
+        }
+    words = [word for word in (answer.model, answer.system_fingerprint) if word]
+    served_by = " ".join(words) or None
+    return {"request_id": sent, "response_id": answer.id, "unordered": unordered, "served_by": served_by}
+
+
 def counts(usage: Usage | None) -> dict[str, Any]:
     """Return the token counts as fields of `RawResponse`."""
     if usage is None:
@@ -291,11 +313,12 @@ def stop_of(choice: Choice | Generated, sampling: SamplingParams) -> int | str |
     return None if unknown else last
 
 
-def raw_scores(entries: PromptLogprobs, request_id: str) -> RawScores:
+def raw_scores(entries: PromptLogprobs, answer: Completion | Generation, sent: str) -> RawScores:
     """Return the scores of a prompt."""
+    response_id = answer.request_id if isinstance(answer, Generation) else answer.id
     scored = [score_of(entry) for entry in entries or ()]
     logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
-    return RawScores(logprobs=logprobs, token_ids=ids, request_id=request_id)
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=response_id)
 
 
 def token_of(text: str) -> int | str:

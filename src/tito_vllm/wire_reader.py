@@ -24,6 +24,7 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation.images = [data_of(part.get("url")) for part in parts]
     generation.image_names = [part.get("uuid") for part in parts]
     for answer in documents(exchange):
+        generation.answered_id = answer.get("request_id") or answer.get("id") or generation.answered_id
         if placed := (answer.get("mm_placeholders") or {}).get("image"):
             generation.image_spans = [(span["offset"], span["length"]) for span in placed]
         if answer.get("usage"):

@@ -234,7 +234,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "completion_tokens": (set_count("completion_tokens", 3), "completion_tokens=3.* 4"),
     "two answers": (two_choices, "one completion .* 2|Expected `object`, got `array`"),
     "no answer": (no_choice, "one completion .* 0|Expected `object`, got `array`"),
-    "unknown finish": (set_finish("tool_calls"), "reason 'tool_calls'"),
+    "finish without a word": (set_finish(""), "reason ''"),
     "no finish": (set_finish(None), "reason (None|'none')"),
     "stop of another id": (set_finish("stop", 77), "stop token 77.* 2"),
     "stop token dropped": (cut_stop, "stop token 2,.* 23"),

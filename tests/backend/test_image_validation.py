@@ -46,7 +46,14 @@ def request_of(ids: Sequence[int], lengths: Sequence[int] = (), **fields: Any) -
 
 
 def answer(echo: Any, **fields: Any) -> RawResponse:
-    known = {"finish": "stop", "stop": EOS, "output_ids": [9, EOS], "logprobs": [-1.0, -0.5], "completion_tokens": 2}
+    known = {
+        "response_id": "r",
+        "finish": "stop",
+        "stop": EOS,
+        "output_ids": [9, EOS],
+        "logprobs": [-1.0, -0.5],
+        "completion_tokens": 2,
+    }
     length = len(echo) if isinstance(echo, list) else None
     return RawResponse(**{**known, "echoed": echo, "prompt_tokens": length, **fields})
 
@@ -281,7 +288,7 @@ async def test_only_a_response_with_tokens_tells_lengths() -> None:
 
 async def _aborted(request: TokenRequest) -> Any:
     return validated(
-        RawResponse(finish="abort", output_ids=[], logprobs=[], completion_tokens=0),
+        RawResponse(response_id="r", finish="abort", output_ids=[], logprobs=[], completion_tokens=0),
         sendable(request, INFO, backend="t"),
         INFO,
     )

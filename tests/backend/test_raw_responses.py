@@ -80,6 +80,7 @@ def truth(**changes: Any) -> RawResponse:
         "sampling_mask": [[token, 9] for token in OUTPUT],
         "latency_s": 0.5,
         "request_id": "r-try2",
+        "response_id": "generate-r-try2",
     }
     return RawResponse(**{**given, **changes})
 
@@ -151,6 +152,7 @@ def test_an_echo_that_is_an_array_is_compared_as_one(kind: Any) -> None:
 
 def test_optional_fields_may_be_missing() -> None:
     raw = RawResponse(
+        response_id="r",
         finish="stop",
         output_ids=OUTPUT,
         logprobs=[-1.0, -2.0, -3.0],
@@ -246,7 +248,8 @@ def test_any_wrong_field_is_refused(name: str) -> None:
         came.append(garbage)
     if name in ("output_ids", "logprobs", "echoed"):
         assert f"{name} must be a list of" in str(refused(ask, truth(**{name: 5.5})))
-    most = {"message": 5, "stop": 6, "request_id": 6, "cached_tokens": 4, "latency_s": 6, "versions": 4, "finish": 1}
+    most = {"message": 5, "stop": 6, "request_id": 6, "cached_tokens": 4, "latency_s": 6, "versions": 4, "finish": 4}
+    most |= {"response_id": 0, "served_by": 5, "unordered": 2}
     assert len(came) <= most.get(name, 2), came
     assert {error.request_id for error in refusals} <= {"r"}
     assert all(str(error).startswith("Law ") for error in refusals)

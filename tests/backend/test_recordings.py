@@ -100,7 +100,10 @@ class Recorded:
         count = 1 if sampled is None else max(1, len(sampled[0]))
         given = params.get("max_new_tokens", params.get("max_tokens"))
         limit = given if type(given) is int and given >= count else count
-        sampling = SamplingParams(max_new_tokens=limit, ignore_eos=bool(params.get("ignore_eos")))
+        extra = {"extra": {"stop_regex": params["stop_regex"]}} if "stop_regex" in params else {}
+        sampling = SamplingParams(
+            max_new_tokens=limit, ignore_eos=bool(params.get("ignore_eos")), stop=params.get("stop") or (), **extra
+        )
         return replace(TokenRequest(np.array(self.ids, np.int32), sampling, "r"), echo=False)
 
     async def outcome(self, on_chunk: OnChunk | None = None) -> TokenResponse | BackendError:
@@ -145,7 +148,8 @@ async def test_a_recording_is_a_typed_result_or_a_typed_error(recorded: Recorded
     elif isinstance(outcome, TokenResponse):
         assert outcome.output_ids.tolist() == sampled[0]
         assert outcome.logprobs.tolist() == np.array(sampled[1], np.float32).tolist()
-        assert outcome.finish == sampled[2]
+        assert (outcome.finish_word or outcome.finish) == sampled[2]
+        assert outcome.finish == {"repetition": "length"}.get(sampled[2], sampled[2])
     else:
         assert UNLIKE[recorded.name] in str(outcome)
         assert type(outcome) is ProtocolViolationError

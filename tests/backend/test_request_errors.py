@@ -211,6 +211,7 @@ class Aborting:
 
     async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
         return RawResponse(
+            response_id=request.request_id,
             finish="abort",
             output_ids=[7] * self.tokens,
             logprobs=[-1.0] * self.tokens,

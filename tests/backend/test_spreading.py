@@ -62,6 +62,7 @@ class Member:
             prompt_tokens=len(request.input_ids),
             completion_tokens=1,
             request_id=request.request_id,
+            response_id=request.request_id,
         )
 
     async def score(self, token_ids: Any) -> Any:

@@ -131,11 +131,8 @@ def test_lost_duplicated_and_reordered_events_are_refused(kind: Kind, damage: st
     assert count == len(OUTPUT)
     for at in range(count - (damage == "swapped")):
         fault = Fault(edit=lambda events, at=at: DAMAGES[damage](events, at))
-        # SGLang repeats the whole output in each event, so a lost or repeated event is harmless. vLLM's generate
-        # endpoint does not number its events, so only a swap at either end is noticed.
+        # SGLang repeats the whole output in each event, so a lost or repeated event is harmless.
         harmless = kind == "sglang" and (damage == "twice" or (damage == "lost" and at < count - 1))
-        if kind == "vllm" and damage == "swapped" and 0 < at < count - 2:
-            continue
         if harmless:
             assert ask(kind, fault).output_ids.tolist() == list(OUTPUT)
             continue
@@ -143,10 +140,48 @@ def test_lost_duplicated_and_reordered_events_are_refused(kind: Kind, damage: st
             ask(kind, fault)
 
 
+def uncounted(events: Events) -> Events:
+    """Return vLLM's events without their usage."""
+    return [{**event, "usage": None} for event in events[:-1]]
+
+
+def test_an_answer_whose_events_do_not_show_their_order_says_so() -> None:
+    """A server that knows no `continuous_usage_stats`, or a proxy in front of it, sends the usage at the end only."""
+
+    def at_the_end(events: Events) -> Events:
+        return [*uncounted(events), events[-1]]
+
+    def swapped(events: Events) -> Events:
+        return DAMAGES["swapped"](at_the_end(events), 1)
+
+    silent = ask("vllm", Fault(edit=swapped))
+    assert silent.output_ids.tolist() == [21, 23, 22, 24, EOS], "nothing shows it"
+    assert silent.unordered
+    for kind in WIRES:
+        assert not ask(kind).unordered, "counted"
+    assert not ask("vllm-completions", Fault(edit=at_the_end)).unordered, "text_offset"
+    with pytest.raises(ProtocolViolationError, match="text offset"):
+        ask("vllm-completions", Fault(edit=swapped))
+    # The first event has the prompt's ids and the last the reason, which leaves one place for one between them.
+    assert not ask("vllm", Fault(edit=at_the_end), Completion((21, 22, EOS))).unordered
+    assert ask("vllm", Fault(edit=at_the_end), Completion((21, 22, 23, EOS))).unordered
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_an_event_of_another_request_is_refused(kind: Kind) -> None:
+    def edit(events: Events) -> None:
+        named = events[2]["meta_info"] if kind == "sglang" else events[2]
+        name = "request_id" if kind == "vllm" else "id"
+        named[name] = named[name][:-1] + "x"
+
+    with pytest.raises(ProtocolViolationError, match=r"event of request '.*x' follows events of '.*r'"):
+        ask(kind, Fault(edit=edit))
+
+
 @pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
 def test_a_stream_without_its_usage_is_refused(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match="prompt_tokens=None"):
-        ask(kind, Fault(edit=lambda events: events[:-1]))
+        ask(kind, Fault(edit=uncounted))
 
 
 def incremental(events: Events) -> Events:
@@ -170,6 +205,28 @@ def test_sglang_may_stream_incrementally() -> None:
             fault = Fault(edit=lambda events, at=at, change=change: change(incremental(events), at))
             with pytest.raises(ProtocolViolationError):
                 ask("sglang", fault)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("incrementally", [True, False])
+def test_sglangs_abort_of_a_request_that_waits_again_keeps_its_tokens(incrementally: bool, tokens: int) -> None:
+    """It ends with the last token again, the count of all, and neither prompt nor usage (0.5.23)."""
+
+    def edit(events: Events) -> Events:
+        kept = events[:tokens]
+        meta = {name: kept[-1]["meta_info"][name] for name in ("id", "completion_tokens", "output_token_logprobs")}
+        reason = {"type": "abort", "message": "Abort in waiting queue"}
+        spans = [{"version": "default", "start": 0, "end": tokens}]
+        last = {"output_ids": [OUTPUT[tokens - 1]], "meta_info": {**meta, "finish_reason": reason}}
+        last["meta_info"]["weight_versions"] = spans
+        return [*(incremental(kept) if incrementally else kept), last]
+
+    response = ask("sglang", Fault(edit=edit))
+    assert (response.finish, response.message) == (Finish.ABORT, "Abort in waiting queue")
+    assert response.output_ids.tolist() == list(OUTPUT[:tokens])
+    assert [span.version for span in response.versions] == ["default"]
+    with pytest.raises(ProtocolViolationError, match="follows the one that aborted"):
+        ask("sglang", Fault(edit=lambda events: [*edit(events[:]), events[-1]]))
 
 
 def echo_holders(events: Events) -> list[dict[str, Any]]:
@@ -289,7 +346,7 @@ async def test_a_stream_is_requested_only_with_on_chunk(kind: Kind) -> None:
     watched, plain = bodies(engine)
     assert (watched["stream"], plain["stream"]) == (True, False)
     if kind != "sglang":
-        assert watched["stream_options"] == {"include_usage": True}
+        assert watched["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
         assert "stream_options" not in plain
     else:
         assert watched["sampling_params"]["stream_interval"] == 1

@@ -23,7 +23,8 @@ INFO = EngineInfo("sglang", "m", None, None)
 
 
 def validate(response: RawResponse, sent: TokenRequest | None = None) -> Any:
-    return validated(replace(response, latency_s=0.5, request_id="r7-retry1"), sent or request(), INFO)
+    retried = replace(response, latency_s=0.5, request_id="r7-retry1", response_id="cmpl-r7-retry1")
+    return validated(retried, sent or request(), INFO)
 
 
 def test_a_right_answer_is_kept_whole() -> None:
@@ -39,7 +40,9 @@ def test_a_right_answer_is_kept_whole() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"finish": "error"}, "Law 4.*'error'.*'abort'"),
+    ({"finish": "x" * 101}, "Law 4.*'x+.*'abort'"),
+    ({"finish": ""}, "Law 4.*''.*'abort'"),
+    ({"stop": "NaN happened"}, "Law 4.*'NaN happened' ended the output.*not requested"),
     ({"finish": None}, "Law 4.*None"),
     ({"prompt_tokens": None}, "Law 4.*prompt_tokens=None.* 5"),
     ({"prompt_tokens": 4}, "Law 4.*prompt_tokens=4.* 5"),
@@ -100,9 +103,65 @@ def test_values_at_the_edge_are_accepted() -> None:
         validate(reported(output_ids=[0, 2**31 - 1, EOS], logprob_ids=[0, 2**31 - 1, EOS])).output_ids[1] == 2**31 - 1
     )
     assert validate(reported(logprobs=(0.0, -9998.0, -1.0))).logprobs.tolist() == [0.0, -9998.0, -1.0]
-    assert validate(reported(stop="word", output_ids=[21, 22, 23], logprob_ids=[21, 22, 23])).stop == "word"
+    word = reported(stop="word", output_ids=[21, 22, 23], logprob_ids=[21, 22, 23])
+    assert validate(word, request(stop=["word"])).stop == "word"
     assert validate(reported(finish="length", stop=9), request(max_new_tokens=3)).stop is None
     assert validate(reported(versions=[])).versions == (VersionSpan(0, 3, None),)
+
+
+@given(other=st.text(st.sampled_from("r7-ety1_x"), max_size=12), prefix=st.sampled_from(["", "cmpl-", "generate-"]))
+def test_only_an_answer_to_the_try_that_was_sent_is_accepted(other: str, prefix: str) -> None:
+    """A group's rollouts have equal prompts, so that nothing but the id tells their answers apart."""
+    sent, answer = "r7-retry1", reported(response_id=prefix + other)
+    own = (prefix + other).endswith(sent) and not (prefix + other)[: -len(sent)][-1:].isalnum()
+    if own:
+        assert validated(replace(answer, request_id=sent), request(), INFO).request_id == sent
+    else:
+        refused("Law 4.*another request", lambda: validated(replace(answer, request_id=sent), request(), INFO))
+
+
+def test_an_answer_that_names_no_request_is_refused_unless_its_backend_says_so() -> None:
+    nameless = reported(response_id=None)
+    refused("Law 4.*does not name its request", lambda: validated(nameless, request(), INFO))
+    unreported = replace(INFO, unreported=frozenset({"response_id"}))
+    assert validated(nameless, request(), unreported).request_id == "r7"
+    refused("Law 4.*another request", lambda: validated(reported(response_id="r8"), request(), unreported))
+    refused("Law 4.*sent the request as 'r8'", lambda: validated(reported(request_id="r8"), request(), INFO))
+    refused(
+        "Law 4.*another request",
+        lambda: validated_scores(replace(scores([(7, None)]), response_id="cmpl-r8"), np.array([7], np.int32), INFO),
+    )
+
+
+WORDS: list[tuple[str, dict[str, Any], dict[str, Any], Finish]] = [
+    ("repetition", {"stop": "repetition_detected"}, {"stop_token_ids": ()}, Finish.LENGTH),
+    ("tool_calls", {}, {}, Finish.STOP),
+    ("stop_sequence", {"stop": "there"}, {"stop": ["there"], "stop_token_ids": ()}, Finish.STOP),
+    ("max_tokens", {}, {"max_new_tokens": 3, "stop_token_ids": ()}, Finish.LENGTH),
+    ("content_filter", {}, {"ignore_eos": True}, Finish.LENGTH),
+    ("error", {}, {"stop_token_ids": ()}, Finish.ABORT),
+    ("preempted", {"output_ids": [], "logprobs": [], "logprob_ids": [], "completion_tokens": 0}, {}, Finish.ABORT),
+]
+
+
+@pytest.mark.parametrize(("word", "changes", "sampling", "nearest"), WORDS)
+def test_an_unknown_finish_reason_becomes_the_nearest_and_is_kept(
+    word: str, changes: dict[str, Any], sampling: dict[str, Any], nearest: Finish
+) -> None:
+    response = validate(reported(finish=word, **changes), request(**sampling))
+    assert (response.finish, response.finish_word) == (nearest, word)
+    assert validate(reported()).finish_word is None
+
+
+def test_a_stop_is_held_against_what_was_requested() -> None:
+    spoken = reported(stop="there")
+    refused("Law 4.*'there' ended the output.*not requested", lambda: validate(spoken, request(stop=["here"])))
+    assert validate(spoken, request(stop=["here", "there"])).stop == "there"
+    refused("Law 4.*ignore_eos", lambda: validate(reported(), request(ignore_eos=True, stop_token_ids=())))
+    refused("Law 4.*after 3 tokens.*min_new_tokens=4", lambda: validate(reported(), request(min_new_tokens=4)))
+    assert validate(reported(), request(min_new_tokens=3)).stop == EOS
+    grammar = request(ignore_eos=True, stop_token_ids=(), grammar={"kind": "regex", "value": "a"})
+    assert validate(reported(), grammar).stop == EOS
 
 
 def test_more_tokens_than_requested_are_refused() -> None:
@@ -139,7 +198,10 @@ def test_a_request_aborted_in_the_queue_reports_nothing() -> None:
     stopped = reported(finish="abort", stop=9)
     refused("Law 4.*stop token 2 at output offset 2 .* 3 tokens", lambda: validate(stopped))
     assert validate(stopped, request(stop_token_ids=(9,))).stop is None
-    refused(WRONG[2][1], lambda: validate(reported(finish="abort", prompt_tokens=None), request(stop_token_ids=())))
+    refused(
+        "Law 4.*prompt_tokens=None.* 5",
+        lambda: validate(reported(finish="abort", prompt_tokens=None), request(stop_token_ids=())),
+    )
 
 
 SCORES: list[tuple[list[Any], str]] = [
@@ -155,7 +217,10 @@ SCORES: list[tuple[list[Any], str]] = [
 
 def scores(pairs: list[Any]) -> RawScores:
     return RawScores(
-        logprobs=[logprob for _, logprob in pairs], token_ids=[token for token, _ in pairs], request_id="r7"
+        logprobs=[logprob for _, logprob in pairs],
+        token_ids=[token for token, _ in pairs],
+        request_id="r7",
+        response_id="cmpl-r7",
     )
 
 

@@ -246,9 +246,14 @@ def expect_answer(model: TITOModel, exchanged: list[Exchanged], kind: str) -> No
         generation.completion_tokens in (None, len(ids)),
         f"the answer counts {generation.completion_tokens} tokens of {len(ids)}",
     )
+    word = turn.draft.engine.finish_word
     require(
-        generation.finish == turn.draft.finish,
-        f"the ledger has finish {turn.draft.finish}, the answer says {generation.finish}",
+        generation.finish == (word or turn.draft.finish) and word not in ("stop", "length", "abort"),
+        f"the ledger has finish {turn.draft.finish} (the server's word is {word}), the answer says {generation.finish}",
+    )
+    require(
+        generation.answered_id is None or generation.answered_id.endswith(generation.request_id),
+        f"the answer to {generation.request_id} names {generation.answered_id}",
     )
     require(
         generation.cached_tokens == turn.draft.engine.cached_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
@@ -264,6 +265,19 @@ def test_progress_is_shown_on_a_terminal_only(is_terminal: bool) -> None:
     assert list(progress_of(iter("abc"), "checking", 3, console)) == ["a", "b", "c"]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("checking" in shown and "100%" in shown) if is_terminal else shown == ""
+def test_verify_counts_the_streamed_turns_whose_order_nothing_showed(tmp_path: Path) -> None:
+    assert "streamed" not in output_of("verify", _stored(tmp_path / "shown.tito", unordered=False))
+    shown = output_of("verify", _stored(tmp_path / "not-shown.tito", unordered=True))
+    assert "streamed    1 turn, 2 sampled tokens: nothing in the events showed their order" in shown
+
+
+def _stored(path: Path, *, unordered: bool) -> Path:
+    ledger = Ledger("00000003-0000-4000-8000-000000000000")
+    draft = make_draft(None, 0, [101], [201, 202])
+    ledger.commit(replace(draft, engine=replace(draft.engine, unordered=unordered)))
+    ledger.commit(make_draft(0, 3, [102], [203]))
+    store.append(path, [ledger])
+    return path
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[/red]\x9b31m\r\x7f"

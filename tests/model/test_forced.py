@@ -12,6 +12,7 @@ from strands.types.exceptions import StructuredOutputException
 
 from support.byte_level import byte_level
 from support.scripted import BACKENDS, Says, call, model_of, tokenizer, with_parts
+from tito_core.backend import ProtocolViolationError
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.parsing import get_tool_parser
@@ -86,6 +87,27 @@ async def test_a_forced_call_is_sampled_under_the_parsers_grammar(kind: str, nam
     assert set(model.trajectory.provenance[-len(turn.draft.output_ids) :]) == {Provenance.CONSTRAINED}
     assert model.trajectory.loss_mask.sum() == 0
     check_ledger(model.ledger)
+
+
+NO_CALLS = {"text": "I cannot do that.", "another tool": call("write", "{}"), "thoughts": "<think>look</think>look"}
+
+
+@pytest.mark.parametrize("answer", NO_CALLS)
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_forced_call_that_is_no_call_is_refused(kind: str, answer: str) -> None:
+    """A server that ignores the grammar, as vLLM does before `</think>` with a reasoning parser."""
+    model = model_of(kind, Says(NO_CALLS[answer]))
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: a call of look was forced by a grammar, but"):
+        await forced(model, {"tool": {"name": "look"}})
+    assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_forced_call_that_is_cut_off_or_malformed_is_an_answer(kind: str) -> None:
+    for answer in (f"{call('look', '{')[:30]}...", call("look", "{broken")):
+        model = model_of(kind, Says(answer), sampling={"max_new_tokens": 10 if answer.endswith("...") else 60})
+        await forced(model, {"tool": {"name": "look"}})
+        assert len(model.ledger) == 1
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -123,9 +123,10 @@ async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | 
         with pytest.raises(ProtocolViolationError, match="no logprobs"):
             await generate(replaying(answer, echo=request["input_ids"]), request_of(request["input_ids"]))
         return
-    limit = request["sampling_params"]["max_new_tokens"]
+    params = request["sampling_params"]
+    sampling = {"max_new_tokens": params["max_new_tokens"], "stop": params.get("stop") or (), "stop_token_ids": ()}
     backend = replaying(answer, echo=request["input_ids"])
-    response = await generate(backend, request_of(request["input_ids"], max_new_tokens=limit, stop_token_ids=()))
+    response = await generate(backend, request_of(request["input_ids"], **sampling))
     logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
     assert response.output_ids.tolist() == answer["output_ids"]
     assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()

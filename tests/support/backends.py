@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -190,17 +191,32 @@ def http_response(
 def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options: Any) -> HttpBackend:
     """Return a backend whose server is a function from a request to a response, and refuses probes with `refuses`.
 
-    SGLang then does not report its vocabulary, and vLLM has no `/inference/v1/generate` unless it refuses with 400.
+    A recorded answer names the recorded request; here it names the one that was sent, as a server does. SGLang then
+    does not report its vocabulary, and vLLM has no `/inference/v1/generate` unless it refuses with 400.
     """
     refused = refuses or (400 if kind == "sglang" else 404)
 
     def respond(request: Received) -> Any:
         if request.method == "POST" and is_probe(json.loads(request.content)):
             return http_response(refused)
-        return handler(request)
+        response = handler(request)
+        return response if inspect.isawaitable(response) else naming(request, response)
 
     options = {"sleep": Waits(), "http_transport": in_process(Handler(respond)), **options}
     return BACKENDS[kind]("http://scripted", **options)
+
+
+_NAMED = re.compile(rb'("(?:request_)?id" *: *"(?:generate-tokens-|cmpl-)|"meta_info" *: *{ *"id" *: *")[^"]*')
+
+
+def naming(request: Received, response: WireResponse) -> WireResponse:
+    """Return a response whose ids are that of the request."""
+    sent = request.headers.get("x-request-id")
+    if sent is None and request.content:
+        sent = json.loads(request.content).get("rid")
+    if sent is None or response.status != 200 or not isinstance(response.body, bytes):
+        return response
+    return replace(response, body=_NAMED.sub(rb"\g<1>" + sent.encode(), response.body))
 
 
 async def soon(holds: Callable[[], bool]) -> bool:

@@ -58,8 +58,9 @@ def _expect_turn(turn: Turn, expected: PlainTurn) -> None:
     assert [tuple(span) for span in draft.media] == expected.media
     assert text_of(dict(draft.sampling)) == expected.texts["sampling"]
     assert (engine.server.backend, engine.server.model, *_semantics(engine.semantics)) == expected.server
-    observed = (engine.request_id, engine.latency_s, engine.cached_tokens)
-    assert observed == (expected.request, expected.latency_s, expected.cached)
+    observed = (engine.request_id, engine.latency_s, engine.cached_tokens, engine.finish_word, engine.unordered)
+    known = (expected.request, expected.latency_s, expected.cached, expected.word, expected.unordered)
+    assert observed == known
     assert [tuple(span) for span in engine.versions] == expected.versions
     assert _branch(draft.branch) == expected.branch
     assert set(draft.extras) == set(expected.extras)

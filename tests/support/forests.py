@@ -120,6 +120,8 @@ def random_turn(dice: Dice, oracle: Oracle, parent: int | None) -> PlainTurn:
         extras=_extras(dice, middle, stop),
         media=[],
         history=None,
+        word=dice.pick([None, None, "repetition"]),
+        unordered=dice.seldom(),
     )
     if prompt and dice.seldom():
         turn.media.append((start, 1, bytes(32), "", 0, 0))
@@ -198,6 +200,8 @@ def draft_of(turn: PlainTurn) -> Draft:
             turn.latency_s,
             turn.cached,
             tuple(VersionSpan(*span) for span in turn.versions),
+            finish_word=turn.word,
+            unordered=turn.unordered,
         ),
         reasoning_closed=turn.reasoning_closed,
         branch=None if turn.branch is None else Branch(Reason(turn.branch[0]), *turn.branch[1:]),

@@ -34,6 +34,8 @@ class PlainTurn:
     extras: dict[str, tuple[int, list[Any], str]]  # first row's offset, rows, dtype
     media: list[tuple[int, int, bytes, str, int, int]]
     history: list[Any] | None  # opening, messages and answer; None if only the digest is known
+    word: str | None = None  # the server's own finish reason
+    unordered: bool = False
     fingerprint: bytes = b""
     call_ids: int = 0
     texts: dict[str, str] = field(default_factory=dict)  # as JSON: sampling, server, history

@@ -25,6 +25,7 @@ def raw(value: Any) -> msgspec.Raw:
 def reported(**changes: Any) -> RawResponse:
     given = {
         "finish": "stop",
+        "response_id": "cmpl-r7",
         "stop": EOS,
         "output_ids": list(OUTPUT),
         "logprobs": [-1.0, -2.0, -3.0],

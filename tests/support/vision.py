@@ -100,6 +100,7 @@ class VisionEngine:
             on_chunk(TokenChunk(output))
         finished = output[-1] in request.sampling.stop_token_ids
         fields = {
+            "response_id": request.request_id,
             "finish": "stop" if finished else "length",
             "stop": output[-1] if finished else None,
             "output_ids": output,

@@ -90,9 +90,8 @@ async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | 
     record = recorded(name)
     answer, request = record["response"], record["request"]["body"]
     ids, logprobs = answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]["token_logprobs"]
-    response = await generate(
-        replaying(answer), request_of(PROMPT_RECORDED, max_new_tokens=request["max_tokens"], stop_token_ids=())
-    )
+    sampling = {"max_new_tokens": request["max_tokens"], "stop": request.get("stop") or (), "stop_token_ids": ()}
+    response = await generate(replaying(answer), request_of(PROMPT_RECORDED, **sampling))
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
     assert (response.finish, response.stop) == (finish, stop)

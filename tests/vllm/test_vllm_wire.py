@@ -100,7 +100,8 @@ def test_outputs_that_a_stream_lacks() -> None:
         assert stream.must_not_stream(OptionalOutputs(sampling_mask=True), generates=generates)
         assert stream.must_not_stream(OptionalOutputs(routed_experts=True), generates=generates) is not generates
     assert stream.stream_fields(None) == {"stream": False}
-    assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": options}
 
 
 def test_optional_request_fields() -> None:
@@ -196,7 +197,7 @@ async def test_scoring_requests_one_token() -> None:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
         requests.append((request.path, json.loads(request.content), request.headers["x-request-id"]))
-        return http_response(200, json=SCORED)
+        return http_response(200, json={**SCORED, "id": "cmpl-..."})
 
     assert (await score(answering("vllm", handler), [11, 12]))[1] == -1.0
     path, body, name = requests[-1]
@@ -214,7 +215,9 @@ async def test_scoring_requests_one_token() -> None:
 
 async def test_a_score_without_an_answer_is_refused() -> None:
     def handler(request: Received) -> WireResponse:
-        answer = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
+        answer = (
+            {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"id": "cmpl-...", "choices": []}
+        )
         return http_response(200, json=answer)
 
     with pytest.raises(ProtocolViolationError, match=r"2 ids .*scored 0"):

@@ -83,6 +83,8 @@ def _compare_turn(
     turn: OracleTurn, before: list[int], images: list[OracleImage], answer: WireGeneration, stop_ids: set[int]
 ) -> Iterator[Problem]:
     prompt, output = before + turn.delta_ids, answer.output_ids
+    if answer.answered_id is not None and not answer.answered_id.endswith(answer.request_id):
+        yield "answers", f"the answer to {answer.request_id!r} names the request {answer.answered_id!r}."
     sent = collapsed(prompt, images)
     if sent != answer.prompt_ids:
         at = _first_difference(sent, answer.prompt_ids)

@@ -29,6 +29,7 @@ class WireGeneration:
 
     Attributes:
         request_id: The request's id, as the client sent it.
+        answered_id: The id by which the answer names its request, as the server writes it.
         prompt_ids: The prompt as sent, with one placeholder for each picture.
         sampling: Sampling parameters as sent, under the wire's names.
         echoed_ids: The prompt as the server read it.
@@ -53,6 +54,7 @@ class WireGeneration:
     request_id: str
     prompt_ids: list[int]
     sampling: dict[str, Any]
+    answered_id: str | None = None
     images: list[bytes | None] = field(default_factory=list)
     image_names: list[str | None] = field(default_factory=list)
     image_spans: list[tuple[int, int]] | None = None

@@ -160,6 +160,18 @@ def laws_line(ledgers: int, turns: int) -> str:
     return f"laws        1 to 4 and 8 to 10 hold on {count(ledgers, 'ledger')}, {count(turns, 'turn')}"
 
 
+def unordered_line(ledgers: Iterable[Ledger]) -> str:
+    """Return the line about streamed turns whose events did not show their order; empty if there are none."""
+    turns = [turn for ledger in ledgers for turn in ledger if turn.draft.engine.unordered]
+    if not turns:
+        return ""
+    sampled = sum(len(turn.draft.output_ids) for turn in turns)
+    return (
+        f"streamed    {count(len(turns), 'turn')}, {count(sampled, 'sampled token')}: nothing in the events showed "
+        "their order (see docs/streaming.md)"
+    )
+
+
 async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:
     """Print the table of rollouts, check every ledger, re-score it and print the totals.
 

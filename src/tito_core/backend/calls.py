@@ -6,6 +6,8 @@ functions. They never send a request that can crash a server, and never accept a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -14,12 +16,24 @@ import numpy as np
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.images import PromptImages, check_images, expanded
-from tito_core.backend.protocol import Backend, ImageScorer, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import (
+    Backend,
+    ImageScorer,
+    OnChunk,
+    RawResponse,
+    RawScores,
+    TokenChunk,
+    TokenRequest,
+    TokenResponse,
+)
 from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers
 from tito_core.backend.request_check import check_input_ids, clamp_new_tokens, read_only, sendable
 from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
+
+ABORT_WITHIN_S = 5.0
+"""Longest time for the abort of a request that got another one's answer, in seconds."""
 
 
 def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder: int | None = None) -> Logprobs:
@@ -42,6 +56,8 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder:
     with reader.reading(raw):
         if not isinstance(raw, RawScores):
             raise reader.violation(f"Law 4: score() must return a RawScores, not {short_repr(raw)}.")
+        if raw.request_id is not None and (raw.response_id is not None or "response_id" not in info.unreported):
+            reader.same_request(raw.request_id, raw.response_id)
         scored = reader.floats("scores", raw.logprobs)
         if len(scored) != len(sent):
             raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(scored)}.")
@@ -121,7 +137,7 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     info = await connected(backend)
     sent = sendable(request, info, backend=backend.name)
     if on_chunk is None:
-        return validated(await backend.generate(sent), sent, info)
+        return await _own(backend, await backend.generate(sent), sent, info)
 
     reader, seen = RawReader(info.backend, request.request_id), list[int]()
 
@@ -131,7 +147,7 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
         seen.extend(read.output_ids.tolist())
         on_chunk(read)
 
-    response = validated(await backend.generate(sent, show), sent, info)
+    response = await _own(backend, await backend.generate(sent, show), sent, info)
     if response.output_ids[: len(seen)].tolist() != seen:
         raise reader.violation(
             f"Law 4: the streamed chunks hold the ids {short_repr(seen)}, but the whole answer begins with "
@@ -140,6 +156,18 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     if len(seen) < len(response.output_ids):
         on_chunk(TokenChunk(response.output_ids[len(seen) :].astype(np.int64)))
     return response
+
+
+async def _own(backend: Backend, raw: object, sent: TokenRequest, info: EngineInfo) -> TokenResponse:
+    """Validate an answer. Where it is that of another request, abort ours, which the engine may still be running."""
+    try:
+        return validated(raw, sent, info)
+    except ProtocolViolationError as error:
+        if error.sent and isinstance(raw, RawResponse):
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(ABORT_WITHIN_S):
+                    await backend.abort(utf8_or_none(raw.request_id) or sent.request_id)
+        raise
 
 
 async def score(backend: Backend, token_ids: Sequence[int] | TokenIds, images: PromptImages | None = None) -> Logprobs:

@@ -11,7 +11,7 @@ from tito_core.backend.images import NO_IMAGES, ImageSupport
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.typed_values import is_text, short_repr
 
-MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens", "media"})
+MAY_BE_UNREPORTED = frozenset({"response_id", "echoed", "prompt_tokens", "completion_tokens", "media"})
 """Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`. `media`: nor `image_tokens`."""
 
 

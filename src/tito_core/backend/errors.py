@@ -217,6 +217,13 @@ class AnswerTooLargeError(ProtocolViolationError):
     limit: int = 0
 
 
+class ServerChangedError(BackendError):
+    """The server was replaced by another one: its model, version or logprobs differ from those at connect.
+
+    Rollouts that began before cannot continue on it (laws 11 and 15).
+    """
+
+
 class GenerationAbortedError(BackendError):
     """The engine aborted the generation; its partial tokens are discarded."""
 

@@ -96,9 +96,13 @@ class RawResponse:
     A backend copies fields and fills nothing in: a missing field stays None. Lists may be NumPy arrays.
 
     Attributes:
-        finish: Why sampling stopped: "stop", "length" or "abort".
+        finish: Why sampling stopped: "stop", "length", "abort", or another word of the server, which is kept and
+            becomes the nearest of these.
         output_ids: Sampled ids, the stop token included.
         logprobs: One per output id, in nats.
+        response_id: The id by which the answer itself names its request, as the server wrote it: the id that was sent,
+            possibly after a prefix ("cmpl-<id>"). Required, unless `EngineInfo.unreported` names it: without it the
+            answer of another request with the same prompt cannot be recognised.
         echoed: The prompt ids that the server read, or their undecoded JSON. Required, unless `TokenRequest.echo` is
             False or `EngineInfo.unreported` names it.
         prompt_tokens: The server's count of prompt tokens. Required, unless `unreported`.
@@ -119,12 +123,17 @@ class RawResponse:
             `unreported` names `media`.
         image_tokens: The server's count of placeholder tokens; None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
-        request_id: Id under which the server ran the request; the request's own when None.
+        request_id: Id that the backend sent for the answered try: the request's own, or that with "-" and a suffix
+            for a retry; the request's own when None.
+        unordered: The answer was streamed, and nothing in its events shows their order.
+        served_by: What the answer says of the server that made it, such as names of model and version; None if nothing.
+            A new value makes the core query the server again.
     """
 
     finish: str | None
     output_ids: Integers | None
     logprobs: Floats | None
+    response_id: str | None = None
     echoed: Integers | UndecodedIds | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -141,6 +150,8 @@ class RawResponse:
     image_tokens: int | None = None
     latency_s: float = 0.0
     request_id: str | None = None
+    unordered: bool = False
+    served_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -150,12 +161,15 @@ class RawScores:
     Attributes:
         logprobs: One per token; None or NaN for the first.
         token_ids: The ids that the server scored, the first may be None; None if the server does not report ids.
-        request_id: Id under which the server ran the request.
+        request_id: Id that the backend sent; None if it sent none.
+        response_id: The id by which the answer names its request. Required with `request_id`, unless
+            `EngineInfo.unreported` names it.
     """
 
     logprobs: Floats | None
     token_ids: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None = None
     request_id: str | None = None
+    response_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,12 +186,15 @@ class TokenResponse:
         prompt_length: Prompt tokens as the engine counted them, placeholders included.
         cached_tokens: Prompt tokens served from the prefix cache, or None if not reported.
         latency_s: Seconds from sending to the last byte, retries excluded.
-        request_id: Id under which the engine ran the answered attempt.
+        request_id: Id that was sent for the answered try.
         versions: Weight-version spans that tile the output; one span of None if not reported.
         columns: The optional outputs by the name of their column, in offsets of `input_ids`.
         message: The engine's message about an abort, or None.
         responses: The spans of the responses that were joined; empty for a single response.
         media: (offset, length) of the placeholders of each new image, in order, in the expanded prompt.
+        finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
+        unordered: See `RawResponse.unordered`.
+        served_by: See `RawResponse.served_by`.
     """
 
     output_ids: TokenIds
@@ -193,6 +210,9 @@ class TokenResponse:
     message: str | None = None
     responses: tuple[ResponseSpan, ...] = ()
     media: tuple[tuple[int, int], ...] = ()
+    finish_word: str | None = None
+    unordered: bool = False
+    served_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -105,6 +105,27 @@ class RawReader:
             return found
         raise self.violation(f"Law 4: {name} must be a string or None, not {short_repr(value)}.")
 
+    def same_request(self, sent: str, named: object) -> None:
+        """Compare the id by which an answer names its request with the id that was sent.
+
+        A server may put a prefix of its own before it. A suffix makes it another id: that of a retry or a resumed part.
+        """
+        found = self.text("response_id", named)
+        if found is None:
+            raise self.violation(
+                "Law 4: the answer does not name its request (response_id), so it may be another request's answer. Its "
+                "server is too old for token-exact rollouts, or a proxy removed the field: check both."
+            )
+        before = found[: len(found) - len(sent)]
+        if not found.endswith(sent) or before[-1:].isalnum():
+            error = self.violation(
+                f"Law 4: this is the answer to another request: {sent!r} was sent, and the answer names "
+                f"{short_repr(found)}. It was discarded. Check the proxies in front of the server: they must not cache "
+                "answers, and must pass the header X-Request-Id on unchanged (Envoy: preserve_external_request_id)."
+            )
+            error.sent = True
+            raise error
+
     def same_ids(self, sentence: str, expected: list[int], found: Sequence[object]) -> None:
         """Compare two lists of ids of one length; the error formats `sentence` with id, offset and other id."""
         if expected == found:  # fast path

@@ -263,6 +263,11 @@ def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: R
     return (AdminReplicas if administered else Replicas)(members, addresses, retries)
 
 
+def servers_of(backend: Backend) -> tuple[Backend, ...]:
+    """Return the backend of each server."""
+    return backend.members if isinstance(backend, Replicas) else (backend,)
+
+
 async def agreed(
     backend: Backend, ask: Callable[[Backend], Awaitable[T]], facts: Callable[[T], Mapping[str, object]]
 ) -> Sequence[T]:
@@ -273,7 +278,7 @@ async def agreed(
     Raises:
         BadRequestError: The servers differ; the message names the first different fact.
     """
-    members = backend.members if isinstance(backend, Replicas) else (backend,)
+    members = servers_of(backend)
     async with task_group() as group:
         tasks = [group.create_task(_ask(ask, member)) for member in members]
     answers = [task.result() for task in tasks]

@@ -168,6 +168,7 @@ def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
         latency_s=sum(part.latency_s for part in parts),
         versions=_versions(spans),
         columns=_columns(nonempty),
+        unordered=any(part.unordered for part in nonempty),
         responses=tuple(ResponseSpan(a, b, part.request_id) for part, a, b in spans) if several else (),
     )
 

@@ -26,6 +26,10 @@ from tito_core.ledger.turn import Finish, VersionSpan
 
 LONGEST_S = 1e9
 """Bound on a latency, in seconds (thirty years): in milliseconds it must fit an integer."""
+LONGEST_WORD = 100
+"""Longest finish reason of a server, in characters."""
+_FAILURES = frozenset({"aborted", "cancelled", "canceled", "error", "timeout"})
+"""Words of servers for an answer that they gave up."""
 _FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
 
 
@@ -62,8 +66,9 @@ class Validation:
         """See `validated`."""
         if not isinstance(raw, RawResponse):
             raise self.reader.violation(f"Law 4: generate() must return a RawResponse, not {short_repr(raw)}.")
-        finish = self._finish(raw.finish)
+        sent = self._request(raw, request)
         ids = None if raw.output_ids is None else self.reader.integers("output_ids", raw.output_ids)
+        finish, word = self._finish(raw, ids or [], request)
         never_ran = (
             finish == Finish.ABORT and not ids
         )  # SGLang reports nothing for a request that it aborts in its queue
@@ -74,7 +79,7 @@ class Validation:
         output, logprobs = self._output(raw, ids, request, min_tokens=0 if never_ran else 1)
         self._count("completion_tokens", raw.completion_tokens, len(output))
         stop = self._stop(raw.stop) if finish == Finish.STOP else None
-        self._end(finish, ids or [], stop, request)
+        self._end(finish, ids or [], stop, request, known=word is None)
         columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
         return TokenResponse(
@@ -85,20 +90,50 @@ class Validation:
             prompt_length=request.least_length if never_ran else len(request.input_ids),
             cached_tokens=self._cached(raw.cached_tokens),
             latency_s=self._seconds(raw.latency_s),
-            request_id=self.reader.text("request_id", raw.request_id) or request.request_id,
+            request_id=sent,
             versions=self._versions(raw.versions, len(output)),
             message=message if finish == Finish.ABORT else None,
             columns=columns,
             media=media,
+            finish_word=word,
+            unordered=self._unordered(raw.unordered),
+            served_by=self.reader.text("served_by", raw.served_by),
         )
 
-    def _finish(self, reason: object) -> Finish:
-        found = _FINISHES.get(reason) if isinstance(reason, str) else None
-        if found is not None:
-            return found
-        raise self.reader.violation(
-            f"Law 4: the server reported finish reason {short_repr(reason)}; expected 'stop', 'length' or 'abort'."
-        )
+    def _request(self, raw: RawResponse, request: TokenRequest) -> str:
+        """Return the id that was sent for the answered try, after comparing the answer's own with it."""
+        own = request.request_id
+        sent = self.reader.text("request_id", raw.request_id) or own
+        if sent != own and not sent.startswith(f"{own}-"):
+            raise self.reader.violation(
+                f"Law 4: the backend sent the request as {short_repr(sent)}. Its id must be {own!r}, or begin with "
+                f"{own + '-'!r} for a retry."
+            )
+        if raw.response_id is not None or "response_id" not in self.info.unreported:
+            self.reader.same_request(sent, raw.response_id)
+        return sent
+
+    def _finish(self, raw: RawResponse, ids: list[int], request: TokenRequest) -> tuple[Finish, str | None]:
+        """Return the finish reason, and the server's word for it where that is none of ours.
+
+        Servers have more reasons than these (vLLM's "repetition"), and get new ones. The answer's own tokens decide
+        which of ours is the nearest: a stop that was requested, else a cut; without tokens, an abort.
+        """
+        reason, sampling = raw.finish, request.sampling
+        known = _FINISHES.get(reason) if isinstance(reason, str) else None
+        if known is not None:
+            return known, None
+        word = utf8_or_none(reason)
+        if not word or len(word) > LONGEST_WORD:
+            raise self.reader.violation(
+                f"Law 4: the server reported finish reason {short_repr(reason)}; expected 'stop', 'length', 'abort' or "
+                f"another word of at most {LONGEST_WORD} characters."
+            )
+        if word.lower() in _FAILURES:
+            return Finish.ABORT, word
+        stops = () if sampling.ignore_eos else sampling.stop_token_ids
+        ended = (bool(ids) and ids[-1] in stops) or (isinstance(raw.stop, str) and raw.stop in sampling.stop)
+        return (Finish.STOP if ended else Finish.LENGTH if ids else Finish.ABORT), word
 
     def _prompt(self, request: TokenRequest, raw: RawResponse) -> tuple[TokenRequest, tuple[Span, ...]]:
         """Check which prompt the server read; return the request with these ids, and the spans of its new images."""
@@ -183,17 +218,20 @@ class Validation:
             )
         return found
 
-    def _end(self, finish: Finish, output_ids: list[int], stop: int | str | None, request: TokenRequest) -> None:
-        """Check that a stop token is the last id and the only stop, and that a "length" finish used all its tokens."""
+    def _end(
+        self, finish: Finish, output_ids: list[int], stop: int | str | None, request: TokenRequest, *, known: bool
+    ) -> None:
+        """Check the end against the request: the stop was requested, is the last id and the only one.
+
+        A `known` finish of "length" used all its tokens; where the server has another word for it, it may be a cut.
+        """
         sampling = request.sampling
-        if finish == Finish.STOP and isinstance(stop, int) and output_ids[-1] != stop:
-            raise self.reader.violation(
-                f"Law 4: the server reported stop token {stop}, but the last output id is {output_ids[-1]}."
-            )
+        if finish == Finish.STOP:
+            self._stopped(output_ids, stop, request)
         limit, context = sampling.max_new_tokens, self.info.max_model_len
         if request.images is not None and context is not None:  # only the answer tells how long the prompt is
             limit = min(limit, max(context - len(request.input_ids), 1))
-        if finish == Finish.LENGTH and len(output_ids) not in (limit, sampling.max_new_tokens):
+        if known and finish == Finish.LENGTH and len(output_ids) not in (limit, sampling.max_new_tokens):
             raise self.reader.violation(
                 f"Law 4: the output finished with 'length' after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
@@ -206,6 +244,30 @@ class Validation:
             raise self.reader.violation(
                 f"Law 4: stop token {output_ids[at]} at output offset {at} did not end the output of "
                 f"{len(output_ids)} tokens."
+            )
+
+    def _stopped(self, output_ids: list[int], stop: int | str | None, request: TokenRequest) -> None:
+        """Check a reported stop. A token id need not be requested: the model's own configuration has some too."""
+        sampling = request.sampling
+        if isinstance(stop, str) and stop not in (*sampling.stop, *sampling.stop_patterns):
+            raise self.reader.violation(
+                f"Law 4: the server reported that {short_repr(stop)} ended the output, which was not requested as a "
+                f"stop string ({short_repr(list(sampling.stop))} were). Its log may say what happened."
+            )
+        if isinstance(stop, int) and output_ids[-1] != stop:
+            raise self.reader.violation(
+                f"Law 4: the server reported stop token {stop}, but the last output id is {output_ids[-1]}."
+            )
+        if not isinstance(stop, int) or sampling.grammar is not None:  # a grammar ends where its text is complete
+            return
+        if sampling.ignore_eos and stop not in sampling.stop_token_ids:
+            raise self.reader.violation(
+                f"Law 4: stop token {stop} ended the output, but ignore_eos was requested without that stop token."
+            )
+        if len(output_ids) < sampling.min_new_tokens:
+            raise self.reader.violation(
+                f"Law 4: the output stopped after {len(output_ids)} tokens, but "
+                f"min_new_tokens={sampling.min_new_tokens} were requested."
             )
 
     def _count(self, name: str, reported: object, expected: int) -> None:
@@ -227,6 +289,11 @@ class Validation:
                 f"Law 4: the server reported cached_tokens={short_repr(reported)}, which is not a count of tokens."
             )
         return found
+
+    def _unordered(self, value: object) -> bool:
+        if value is True or value is False:
+            return value
+        raise self.reader.violation(f"Law 4: unordered must be True or False, not {short_repr(value)}.")
 
     def _seconds(self, latency: object) -> float:
         [seconds] = floats([latency]) or [None]

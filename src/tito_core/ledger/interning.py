@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_core.ledger.json_equality import strict
-from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Server, Turn, VersionSpan
+from tito_core.ledger.turn import Draft, Sampling, Server, Turn, VersionSpan
 
 
 class CallIds:
@@ -80,9 +80,7 @@ class Interner:
             )
         record, version = draft.engine, self._versions.setdefault
         spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in record.versions]
-        engine = EngineRecord(
-            server, record.request_id, record.latency_s, record.cached_tokens, tuple(spans), tuple(record.responses)
-        )
+        engine = replace(record, server=server, versions=tuple(spans), responses=tuple(record.responses))
         sampling = Sampling(_copy(parameters), index) if known is None else known
         extras = dict(draft.extras)  # the caller may change its own dict
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras)

@@ -170,6 +170,8 @@ class EngineRecord:
         cached_tokens: Prompt tokens found in the engine's prefix cache, or None if the engine did not report them.
         versions: Weight versions that tile the output (law 10).
         responses: The responses that tile the output of a resumed turn; empty if one response holds it all.
+        finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
+        unordered: The answer was streamed, and nothing in its events showed their order.
     """
 
     server: Server
@@ -178,6 +180,8 @@ class EngineRecord:
     cached_tokens: int | None
     versions: tuple[VersionSpan, ...]
     responses: tuple[ResponseSpan, ...] = ()
+    finish_word: str | None = None
+    unordered: bool = False
 
     @property
     def semantics(self) -> Semantics:

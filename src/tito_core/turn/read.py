@@ -11,7 +11,7 @@ import msgspec
 from strands.types.content import ContentBlock, Message
 
 from tito_core.backend.calls import score
-from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.validation import check_output_ids, outside_vocabulary
 from tito_core.chat.messages import MALFORMED_CALL, with_sampled_id
@@ -97,8 +97,13 @@ def read(
     next_call_id: Callable[[], str],
     settings: Settings = Settings(),  # noqa: B008  # frozen
 ) -> Read:
-    """Return the message that Strands will store and the draft of the turn."""
+    """Return the message that Strands will store and the draft of the turn.
+
+    Raises:
+        ProtocolViolationError: A call was forced, and the answer holds none (law 4).
+    """
     parsed = parse(policy, prepared, response)
+    check_forced_call(policy, prepared, response, parsed)
     runs_calls = settings.runs_calls or prepared.forces_call
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
     drafted = draft(policy, prepared, response, message, parsed)
@@ -139,11 +144,25 @@ def with_stop(policy: PolicyParts, request: TokenRequest, response: TokenRespons
     """Return a response with the stop that ended it, where the server did not report one (vLLM up to 0.31).
 
     It is the stop string that the text completes first. Without any, it is the last token id, a stop that only the
-    server's model configuration names.
+    server's model configuration names. A reported stop string must be in the text of the sampled ids. Blanks are not
+    compared, because servers decode the last tokens alone, where some tokenizers drop them; nor are patterns.
+
+    Raises:
+        ProtocolViolationError: It is not (law 4).
     """
-    if response.finish != Finish.STOP or response.stop is not None:
+    stop = response.stop
+    if response.finish != Finish.STOP or isinstance(stop, int) or (stop and stop in request.sampling.stop_patterns):
         return response
     text = str(policy.tokenizer.decode(response.output_ids.tolist()))
+    if stop is not None:
+        if "".join(stop.split()) in "".join(text.split()):
+            return response
+        raise ProtocolViolationError(
+            f"Law 4: {policy.backend.name} reported that the stop string {stop!r} ended the output, but its text is "
+            f"{shortened(text, _SHOWN)}. The answer was discarded. Check the server and any proxy in front of it.",
+            backend=policy.backend.name,
+            request_id=request.request_id,
+        )
     ends = {text.find(stop) + len(stop): stop for stop in request.sampling.stop if stop in text}
     return replace(response, stop=ends[min(ends)] if ends else int(response.output_ids[-1]))
 
@@ -156,6 +175,25 @@ def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> P
     if all(call.name != MALFORMED_CALL for call in parsed.calls):
         return parsed
     return replace(parsed, calls=tuple(map(_refuse_reserved, parsed.calls)))
+
+
+def check_forced_call(policy: PolicyParts, prepared: Prepared, response: TokenResponse, parsed: ParsedTurn) -> None:
+    """Check that an answer that ended by itself holds the call that was forced. One that is malformed is a call too.
+
+    Raises:
+        ProtocolViolationError: It holds none: the server did not apply the grammar of the request (law 4).
+    """
+    forced = prepared.forced
+    if not forced or response.finish.cut_off or any(call.name in (None, *forced) for call in parsed.calls):
+        return
+    text = str(policy.tokenizer.decode(response.output_ids.tolist()))
+    raise ProtocolViolationError(
+        f"Law 4: a call of {' or '.join(forced[:5])} was forced by a grammar, but {policy.backend.name} answered "
+        f"{shortened(text, _SHOWN)}. The answer was discarded: the server did not apply the grammar. Check its grammar "
+        "backend and its reasoning parser.",
+        backend=policy.backend.name,
+        request_id=prepared.request.request_id,
+    )
 
 
 def _refuse_reserved(call: ParsedCall) -> ParsedCall:
@@ -195,6 +233,8 @@ def draft(
             cached_tokens=response.cached_tokens,
             versions=response.versions,
             responses=response.responses,
+            finish_word=response.finish_word,
+            unordered=response.unordered,
         ),
         extras=response.columns,
     )

@@ -186,6 +186,8 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         tools: The JSON Schema of each tool's arguments, by name.
         tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
         forces_call: Whether a tool has to be called.
+        forced: Names of the tools of which the answer must call one; empty if none is forced, and for structured
+            output, which some formats write as the answer itself.
     """
 
     match: ParentMatch
@@ -195,6 +197,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     tools: Mapping[str, Mapping[str, Any]]
     tail: list[int]
     forces_call: bool = False
+    forced: tuple[str, ...] = ()
 
 
 async def prepare_turn(
@@ -299,7 +302,11 @@ def prepare(
         echo=settings.verify_echo == "always" or match.parent is None or prompt is not None,
         images=None if prompt is None else prompt.images,
     )
-    return Prepared(match, delta, request, text, tools, tail, turn_input.constraint.forces_call)
+    constraint, forced = turn_input.constraint, tuple[str, ...]()
+    if constraint.forces_call and constraint.output_model is None:
+        choice: Any = constraint.tool_choice
+        forced = (choice["tool"]["name"],) if "tool" in choice else tuple(tools)
+    return Prepared(match, delta, request, text, tools, tail, constraint.forces_call, forced)
 
 
 def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:

@@ -17,6 +17,7 @@ from tito_vllm.scripted.rows import (
     routed_experts,
     stop_reason,
     usage_of,
+    usage_so_far,
 )
 
 FINGERPRINT = "vllm-0.32.0-scripted"
@@ -117,6 +118,12 @@ class CompletionsAnswer:
                     "token_ids": list(answer.output_ids[n : n + 1]) if echoed else None,
                 }
                 final = last and index == len(answers) - 1 and not options.get("include_usage")
-                yield {**self._head(), "choices": [event], **({"system_fingerprint": FINGERPRINT} if final else {})}
+                so_far = usage_so_far(self.body, answer, min(n + 1, len(answer.output_ids)))
+                yield {
+                    **self._head(),
+                    "choices": [event],
+                    **({"usage": so_far} if so_far else {}),
+                    **({"system_fingerprint": FINGERPRINT} if final else {}),
+                }
         if options.get("include_usage"):
             yield {**self._head(), "choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}

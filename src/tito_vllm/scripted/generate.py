@@ -17,6 +17,7 @@ from tito_vllm.scripted.rows import (
     sampling_mask,
     stop_reason,
     usage_of,
+    usage_so_far,
 )
 
 
@@ -84,9 +85,10 @@ class GenerateAnswer:
             for n in range(max(1, len(answer.output_ids))):
                 last = n >= len(answer.output_ids) - 1
                 echo = bool(self.body.get("return_token_ids")) and n == 0
+                so_far = usage_so_far(self.body, answer, min(n + 1, len(answer.output_ids)))
                 yield {
                     "request_id": self.server_id,
-                    "usage": None,
+                    "usage": so_far and {**so_far, "prompt_tokens_details": None, "completion_tokens_details": None},
                     **({"prompt_token_ids": list(answer.request.prompt_ids)} if echo else {}),
                     **({"mm_placeholders": placed} if echo and placed else {}),
                     "output_mode": "tokens",

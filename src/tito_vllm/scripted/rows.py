@@ -93,6 +93,14 @@ def stop_reason(answer: Settled) -> int | str | None:
     return None if eos and answer.stop == eos[0] and not answer.request.ignore_eos else answer.stop
 
 
+def usage_so_far(body: Mapping[str, Any], answer: Settled, tokens: int) -> dict[str, Any] | None:
+    """Return the usage in an event after `tokens` tokens of an answer, with `continuous_usage_stats`; else None."""
+    options, prompt = body.get("stream_options") or {}, len(answer.request.prompt_ids)
+    if not (options.get("include_usage") and options.get("continuous_usage_stats")):
+        return None
+    return {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
+
+
 def usage_of(
     state: EngineState, body: Mapping[str, Any], answers: Sequence[Settled], samples: int, scored: bool
 ) -> dict[str, Any]:

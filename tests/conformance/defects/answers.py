@@ -42,6 +42,13 @@ def _other_rows(view: View, request: ScriptedRequest) -> None:
     view.row_ids = [(token + 1) % request.vocab_size for token in view.row_ids]
 
 
+def _of_request(view: View, request: ScriptedRequest) -> None:
+    """What a proxy's cache does to the rollouts of a group; all but the id can be right."""
+    holder = view.answer.get("meta_info", view.answer)
+    name = "request_id" if "request_id" in holder else "id"
+    holder[name] = holder[name][: -len(request.request_id)] + "0" * 32
+
+
 def _no_stop(view: View, request: ScriptedRequest) -> None:
     if view.finish == "stop" and len(view.ids) > 1:
         view.ids = view.ids[:-1]
@@ -166,6 +173,7 @@ ANSWERS = (
     Defect("logprob-minus-infinity", 4, "A logprob is minus infinity.", _one(float("-inf"))),
     Defect("logprobs-short", 2, "The last logprob is missing.", _short),
     Defect("logprobs-named-wrong", 4, "Logprobs have other token ids than the output.", _other_rows),
+    Defect("answer-of-another-request", 4, "An answer is that of another request with the same prompt.", _of_request),
     Defect("stop-token-dropped", 4, "The stop token is missing.", _no_stop),
     Defect("stop-token-doubled", 4, "The stop token is repeated.", _stop_twice),
     Defect("stop-token-without-logprob", 2, "The stop token has no logprob.", _stop_in_ids_only),

@@ -42,9 +42,10 @@ class ToyBackend:
             raise BadRequestError("A toy server does not support grammars.", backend=self.name)
         if sampling.extra:
             raise BadRequestError(f"A toy server does not support {sorted(sampling.extra)}.", backend=self.name)
-        body = sampling.model_dump(mode="json") | {"ids": request.input_ids.tolist()}
+        body = sampling.model_dump(mode="json") | {"id": request.request_id, "ids": request.input_ids.tolist()}
         answer = await self._send("POST", "/sample", body)
         return RawResponse(
+            response_id=answer["id"],
             finish=answer["why"],
             stop=answer["stop"],
             output_ids=answer["ids"],

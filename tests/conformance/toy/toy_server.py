@@ -51,6 +51,7 @@ class ToyServer:
         )
         done = settle(self._policy, generation, lambda ids: str(self._tokenizer.decode(list(ids))))
         answer = {
+            "id": fields["id"],
             "ids": list(done.output_ids),
             "logprobs": list(done.logprobs),
             "why": done.finish,

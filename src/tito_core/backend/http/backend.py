@@ -24,6 +24,7 @@ from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.http.in_flight import DecodedResponse, GenerationRunner
 from tito_core.backend.http.streaming import StreamAssembler
 from tito_core.backend.http.transport import EngineHttp, HttpRequest, HttpTransportFactory, decoded
+from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
@@ -101,6 +102,7 @@ class HttpBackend(ABC):
         self._model = model
         self._info: EngineInfo | None = None
         self._runner = GenerationRunner(self.http, self.abort_request)
+        self.watch = ServerWatch(self._interruptions(self.http))
 
     async def connect(self) -> EngineInfo:
         """Query the server's properties; later calls return the first result."""
@@ -108,9 +110,29 @@ class HttpBackend(ABC):
             self._info = await self.discover()
         return self._info
 
+    @staticmethod
+    def _interruptions(http: EngineHttp) -> Callable[[], int]:
+        return lambda: http.interruptions
+
+    async def expected(self) -> EngineInfo:
+        """Return the server's properties before a generation, after a check that they still hold where one is due."""
+        info = await self.connect()
+        if self.watch.due:
+            await self.watch.before(self, info, self.discover)
+        return info
+
+    async def counted(self, raw: RawResponse) -> RawResponse:
+        """Return an answer, after a check that the server is that of `connect` where one is due.
+
+        Raises:
+            ServerChangedError: See `ServerWatch.after`.
+        """
+        await self.watch.after(self, await self.connect(), self.discover, raw.served_by)
+        return raw
+
     @abstractmethod
     async def discover(self) -> EngineInfo:
-        """Query the server's properties; called once."""
+        """Query the server's properties, at connect and when it may have been replaced."""
 
     @abstractmethod
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:

@@ -140,11 +140,12 @@ def _at_exit() -> None:
 
 
 class DecodedResponse(msgspec.Struct, Generic[T], frozen=True):
-    """A decoded response, its latency in seconds, and the id under which the engine ran the request."""
+    """A decoded response, its latency in seconds, the id that was sent, and whether a stream did not show its order."""
 
     value: T
     latency_s: float
     request_id: str
+    unordered: bool = False
 
 
 class GenerationRunner:
@@ -216,7 +217,8 @@ class GenerationRunner:
                     self._in_flight.discard(running)
                 raise
             self._in_flight.discard(running)
-            return DecodedResponse(value, time.perf_counter() - started, running)
+            unordered = reader is not None and reader.unordered
+            return DecodedResponse(value, time.perf_counter() - started, running, unordered)
 
         return await self.http.retrying(one_try)
 

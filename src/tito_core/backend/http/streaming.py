@@ -82,6 +82,8 @@ T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S", bound=msgspec.Struct)
 _NOT_EXTENDED = ("prompt", "input", "weight")
 """Prefixes of the names of lists that each event repeats whole."""
+_REQUEST_IDS = ("id", "request_id")
+"""Names of the field that names the request, on both engines."""
 
 
 TokenArray = npt.NDArray[np.int64]
@@ -105,6 +107,10 @@ class FailedAnswerError(ValueError):
 
 class StreamAssembler(Protocol[T_co]):
     """Assembles one response from its events."""
+
+    @property
+    def unordered(self) -> bool:
+        """Whether two events could have changed places without a trace."""
 
     def add(self, event: bytes) -> Sequence[int]:
         """Add the next event; return the new ids.
@@ -135,6 +141,7 @@ class StreamReader(Generic[T]):
         request_id: Our request id, for errors.
         size: Size limits of the response.
         was_streamed: Whether `on_chunk` has been called.
+        unordered: The assembler's, at the end.
     """
 
     assembler: Callable[[], StreamAssembler[T]]
@@ -144,6 +151,7 @@ class StreamReader(Generic[T]):
     request_id: str
     size: AnswerSize
     was_streamed: bool = False
+    unordered: bool = False
 
     async def __call__(self, response: HttpResponse) -> T:
         """Read a 200 to its end.
@@ -164,9 +172,11 @@ class StreamReader(Generic[T]):
         if not events.done:
             raise self._broken_off()
         try:
-            return assembler.result()
+            value = assembler.result()
         except UNREADABLE as error:
             self._refuse("", str(error), error)
+        self.unordered = assembler.unordered
+        return value
 
     def _show(self, ids: TokenArray) -> None:
         if not len(ids):
@@ -239,11 +249,22 @@ def same_echo(before: msgspec.Raw, echo: msgspec.Raw) -> msgspec.Raw:
     return echo
 
 
+def same_request(before: str | None, named: str | None) -> str | None:
+    """Return the id of the request that a stream's events name; the core compares it with the id sent.
+
+    Raises:
+        StreamError: The event names another request than the previous events.
+    """
+    if before is not None and named is not None and named != before:
+        raise StreamError(f"an event of request {named[:80]!r} follows events of {before[:80]!r}")
+    return before if named is None else named
+
+
 def merge_event(before: S, event: S) -> None:
     """Merge an event into a response of the same type: extend lists, and replace all other fields.
 
     Raises:
-        StreamError: The event echoes another prompt; see `same_echo`.
+        StreamError: The event echoes another prompt or names another request; see `same_echo` and `same_request`.
     """
     for name in before.__struct_fields__:
         old, new = getattr(before, name), getattr(event, name)
@@ -253,6 +274,8 @@ def merge_event(before: S, event: S) -> None:
             merge_event(old, new)
         elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_NOT_EXTENDED):
             old.extend(new)
+        elif name in _REQUEST_IDS:
+            setattr(before, name, same_request(old, new))
         elif isinstance(old, msgspec.Raw):
             setattr(before, name, same_echo(old, new))
         else:

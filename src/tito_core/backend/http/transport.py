@@ -15,6 +15,7 @@ from tito_core.backend.errors import (
     UNREADABLE,
     BackendError,
     BadRequestError,
+    ConnectionFailure,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
@@ -44,6 +45,7 @@ _AROUND = 4096
 _TLS_WITHIN_S = 1.0
 """Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
+_INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -72,6 +74,9 @@ class ResponseBody(msgspec.Struct, frozen=True):
 class EngineHttp:
     """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
+    Attributes:
+        interruptions: Number of connections that were refused, reset or closed early so far.
+
     Args:
         backend: Name for errors.
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
@@ -98,6 +103,7 @@ class EngineHttp:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.backend = backend
+        self.interruptions = 0
         where = address.Address.of(base_url, backend=backend)
         self.base_url = where.shown
         self._where = where
@@ -166,12 +172,12 @@ class EngineHttp:
                 finally:
                     await response.aclose()
         except BackendError as error:
-            hide_causes(error)
+            hide_causes(self._noted(error))
             raise
         except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._timed_out(shown, request_id) from None
-            failed = await self._failed(failure, shown, request_id)
+            failed = self._noted(await self._failed(failure, shown, request_id))
             failed.__cause__ = failure
         else:
             failed = error_from_status(
@@ -183,6 +189,12 @@ class EngineHttp:
             raise hide_causes(failed)  # here, as a failure of aiohttp would be its context, with the request's headers
         finally:
             del failed
+
+    def _noted(self, error: BackendError) -> BackendError:
+        """Count an error after which the server may be another one."""
+        if isinstance(error, EngineConnectionError) and error.reason in _INTERRUPTIONS:
+            self.interruptions += 1
+        return error
 
     def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(

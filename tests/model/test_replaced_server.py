@@ -1,0 +1,205 @@
+"""A server is restarted as another one while rollouts run: they end before another turn is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from strands import Agent
+
+from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
+from support.scripted import END, ids_of, tokenizer
+from tito_core import Policy
+from tito_core.backend import EngineConnectionError, ServerChangedError
+from tito_core.backend.replicas import replicas_of
+from tito_core.backend.retries import Retries
+from tito_core.ledger.errors import LawViolationError
+from tito_sglang.backend import SGLangBackend
+from tito_vllm.backend import VLLMBackend
+
+BACKENDS: dict[str, Any] = {"vllm": VLLMBackend, "vllm-completions": VLLMBackend, "sglang": SGLangBackend}
+
+
+class Policies(HashPolicy):
+    """A distribution whose logprobs can be measured; a turn's answers are given words."""
+
+    def __call__(self, request: Any) -> Completion:
+        if request.scoring or request.ignore_eos:
+            return super().__call__(request)
+        return Completion(ids_of(f"fine{END}"))
+
+
+class Address:
+    """An address at which one server after another listens; nothing listens where `engine` is None."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        self.kind, self.requests = kind, 0
+        self.engine: ScriptedEngine | None = self.started(**options)
+
+    def started(self, **options: Any) -> ScriptedEngine:
+        loaded = tokenizer()
+        settings: dict[str, Any] = {
+            "vocab_size": len(loaded),
+            "eos_ids": [loaded.eos_token_id],
+            "scale_out": self.kind == "vllm",
+            "encode": lambda text, special: loaded.encode(text, add_special_tokens=special),
+            **options,
+        }
+        name: Any = "sglang" if self.kind == "sglang" else "vllm"
+        return scripted_engine(name, Policies(settings["vocab_size"], eos_ids=settings["eos_ids"]), **settings)
+
+    async def send(self, *request: Any) -> Any:
+        self.requests += 1
+        engine = self.engine or self.away
+        return await InProcessTransport(engine).send(*request)
+
+    @property
+    def away(self) -> ScriptedEngine:
+        engine = self.started()
+        engine.state.dead = True
+        return engine
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+async def _at_once(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+def connected(kind: str, **options: Any) -> tuple[Policy, Address]:
+    address = Address(kind, **options)
+    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: address, sleep=_at_once, max_attempts=2)
+    return Policy.connect(backend=backend, tokenizer=tokenizer()), address
+
+
+def restarts_as(address: Address, agent: Agent, **options: Any) -> None:
+    """Restart the server between two turns, one of which finds nothing at the address."""
+    address.engine = None
+    with pytest.raises(EngineConnectionError):
+        agent("Are you there?")
+    agent.messages.pop()
+    address.engine = address.started(**options)
+
+
+def shifted(loaded: Any) -> Callable[[str, bool], list[int]]:
+    return lambda text, special: [token + 1 for token in loaded.encode(text, add_special_tokens=special)]
+
+
+REPLACED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "logprob mode": ({"raw_logprobs": None}, ServerChangedError, "Law 11: .*processed_logprobs was"),
+    "model": ({"model": "another"}, ServerChangedError, "Law 15: .*model was 'scripted' and is 'another'"),
+    "vocabulary": ({"encode": shifted(tokenizer())}, LawViolationError, "Law 15: .*tokenizer"),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_rollout_ends_on_a_server_that_was_restarted_as_another(kind: str, what: str) -> None:
+    policy, address = connected(kind)
+    options, error, sentence = REPLACED[what]
+    if what == "logprob mode":  # the other one than the engine's own
+        options = {"raw_logprobs": kind == "sglang"}
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    restarts_as(address, agent, **options)
+    for _ in range(2):  # it is refused until the server is what it was
+        with pytest.raises(error, match=sentence):
+            agent("And now?")
+        agent.messages.pop()
+    assert len(model.ledger) == 1
+    address.engine = address.started()
+    agent("And now?")
+    assert len(model.ledger) == 2
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_server_that_comes_back_within_a_turn_is_checked_before_the_commit(kind: str) -> None:
+    """The retry of a request that nothing listened to is answered by the other server."""
+    policy, address = connected(kind)
+    model = policy.model()
+    address.engine = None
+
+    async def back(seconds: float) -> None:
+        address.engine = address.started(raw_logprobs=kind == "sglang")
+
+    policy.backend.http._retries._sleep = back  # type: ignore[attr-defined]
+    with pytest.raises(ServerChangedError, match="Law 11"):
+        Agent(model=model, callback_handler=None)("How are you?")
+    assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_restart_of_the_same_server_and_new_weights_change_nothing(kind: str) -> None:
+    policy, address = connected(kind)
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    before = address.requests
+    agent("And now?")
+    assert address.requests - before == 1, "a turn costs one request"
+    engine = address.engine
+    assert engine is not None
+    for step in range(3):  # a trainer's updates; their versions are recorded, and cost no measurement
+        engine.state.set_version(f"step-{step}")
+        before = address.requests
+        agent(f"And after step {step}?")
+        assert address.requests - before == 1
+    restarts_as(address, agent, max_model_len=2048)
+    agent("And after the restart?")
+    before = address.requests
+    agent("And then?")
+    assert address.requests - before == 1, "it was checked once"
+    assert len(model.ledger) == 7
+
+
+async def test_a_check_is_shared_by_the_rollouts_that_wait_for_it() -> None:
+    policy, address = await asyncio.to_thread(connected, "vllm")
+    models = [policy.model() for _ in range(8)]
+    policy.backend.http.interruptions += 1  # type: ignore[attr-defined]
+    before = address.requests
+    await asyncio.gather(*(Agent(model=model, callback_handler=None).invoke_async("How are you?") for model in models))
+    shared = address.requests - before
+    policy.backend.http.interruptions += 1  # type: ignore[attr-defined]
+    before = address.requests
+    await Agent(model=policy.model(), callback_handler=None).invoke_async("How are you?")
+    assert shared == address.requests - before + 7
+
+
+def test_an_answer_that_names_another_model_has_the_server_checked() -> None:
+    """A proxy can move an address to another server without breaking a connection."""
+    policy, address = connected("vllm-completions")
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    assert address.engine is not None
+    address.engine.state.model = "another"
+    address.engine.wire.state.model = "another"
+    with pytest.raises(Exception, match="another"):
+        agent("And now?")
+    assert len(model.ledger) == 1
+
+
+def test_only_the_replica_that_was_replaced_is_refused() -> None:
+    addresses = [Address("vllm"), Address("vllm")]
+    members = [
+        VLLMBackend("http://scripted", http_transport=lambda address=address: address, max_attempts=1)
+        for address in addresses
+    ]
+
+    backend = replicas_of(members, ["one", "two"], Retries(3, _at_once))
+    policy = Policy.connect(backend=backend, tokenizer=tokenizer())
+    addresses[0].engine = addresses[0].started(raw_logprobs=False)
+    members[0].http.interruptions += 1
+    outcomes = []
+    for _ in range(4):
+        model = policy.model()
+        try:
+            Agent(model=model, callback_handler=None)("How are you?")
+        except ServerChangedError:
+            assert len(model.ledger) == 0
+        outcomes.append(len(model.ledger))
+    assert sorted(set(outcomes)) == [0, 1]
