@@ -20,7 +20,7 @@ from tito_core.parsing import UnknownParserError
 
 
 def build(**changes: Any) -> TITOModel:
-    settings = {"backend": "vllm", "base_url": "http://127.0.0.1:9", "tokenizer": tokenizer(), "max_attempts": 1}
+    settings = {"backend": "vllm", "base_url": "http://127.0.0.1:9", "tokenizer": tokenizer(), "patience_s": 0}
     return TITOModel(**{**settings, **changes})
 
 
@@ -68,8 +68,12 @@ BAD_INPUT: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"connect_timeout_s": 0}, InvalidValueError, ("connect_timeout_s", "positive", "0")),
     ({"connect_timeout_s": float("nan")}, InvalidValueError, ("connect_timeout_s", "positive", "nan")),
     ({"turn_timeout_s": 10**5000}, InvalidValueError, ("turn_timeout_s", "int")),
+    ({"model": "a", "model_id": "b"}, InvalidValueError, ("model='a'", "model_id='b'", "one of them")),
+    ({"model": "a", "model_id": "a"}, InvalidValueError, ("model='a'", "model_id='a'")),
+    ({"model": 5}, InvalidValueError, ("model", "name", "5")),
+    ({"patience_s": -1}, InvalidValueError, ("patience_s", "0", "-1")),
     ({"max_connections": -1}, InvalidValueError, ("max_connections", "0", "-1")),
-    ({"max_attempts": "3"}, InvalidValueError, ("max_attempts", "'3'")),
+    ({"patience_s": "3"}, InvalidValueError, ("patience_s", "'3'")),
     ({"api_key": 5}, InvalidValueError, ("api_key", "string")),
     ({"model_id": 5}, InvalidValueError, ("model", "name")),
     # names
@@ -133,7 +137,7 @@ OPTIONS = [
         "api_key",
         "timeout_s",
     ),
-    *("connect_timeout_s", "max_connections", "max_attempts", "unheard_of"),
+    *("connect_timeout_s", "max_connections", "patience_s", "unheard_of"),
 ]
 INSIDE: list[dict[str, Any]] = [
     *(
@@ -157,7 +161,7 @@ def put(place: Any, value: Any) -> Any:
     return value if place == "hostile" else place
 
 
-WHOLE = ("context_window_limit", "max_resumes", "max_total_tokens", "max_connections", "max_attempts", "max_new_tokens")
+WHOLE = ("context_window_limit", "max_resumes", "max_total_tokens", "max_connections", "max_new_tokens")
 """Options that allow any large integer."""
 CASES = [
     pytest.param(place, value, id=f"{place}-{kind}")

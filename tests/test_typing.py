@@ -19,7 +19,7 @@ model = TITOModel(backend="vllm", tokenizer="t", temprature=3)  # error
 TITOModel(backend="vllm", tokenizer="t", verify_echo="never")  # error
 TITOModel(backend="vllm", tokenizer="t", verify_echo="first", parser="hermes", timeout_s=3.0, sampling={"top_k": 1})
 policy = Policy.connect(backend="vllm", bse_url="http://h", tokenizer="t")  # error
-Policy.connect(backend="vllm", base_url="http://h", tokenizer="t", max_attempts=2, store="rollouts.tito")
+Policy.connect(backend="vllm", base_url="http://h", tokenizer="t", patience_s=2, store="rollouts.tito")
 policy.model(histry="fork")  # error
 policy.model(history="error", max_total_tokens=100, stream=True)
 TITOModel.of(policy, None, thinking="strip")  # error

@@ -17,6 +17,7 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core.backend.protocol import Backend
+from tito_core.backend.registry import one_model
 from tito_core.backend.typed_values import InvalidValueError, short_repr
 from tito_core.chat.certificate import Certificate
 from tito_core.chat.message_check import check_messages, check_opening
@@ -29,7 +30,6 @@ from tito_core.policy import (
     check_arguments,
     connect,
     refuse_elsewhere,
-    refuse_ignored,
     run_blocking,
     stage_printer,
 )
@@ -156,11 +156,10 @@ class TITOModel(Model):
         base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of the
             addresses of equal servers, which share the rollouts.
         tokenizer: Name or folder of the model's tokenizer, or the object.
-        model_id: Name of the model on the server. Default: None, the server's first model.
         ledger: The ledger to write to. Default: None, a new ledger, or with a store the one that the first agent's
             restored session names.
         **options: Those of a rollout, such as `sampling` and `history` (`RolloutOptions`), of the policy, such as
-            `parser` and `store` (`PolicyOptions`), and of the backend, such as `api_key` and `timeout_s`
+            `parser` and `store` (`PolicyOptions`), and of the backend, such as `model_id`, `api_key` and `timeout_s`
             (`BackendOptions`).
 
     Raises:
@@ -178,19 +177,14 @@ class TITOModel(Model):
         backend: str | Backend,
         base_url: str | Sequence[str] = "",
         tokenizer: str | PreTrainedTokenizerBase,
-        model_id: str | None = None,
         ledger: Ledger | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
-        known = [*ModelOptions.__annotations__, *CONNECTED_TO, "model_id", "ledger"]
+        known = [*ModelOptions.__annotations__, *CONNECTED_TO, "ledger"]
         check_arguments("TITOModel", options, known, backend)
-        policy_options: dict[str, Any] = dict(options)
+        policy_options = one_model(options)
         rollout: Any = {name: policy_options.pop(name) for name in RolloutOptions.__annotations__ if name in options}
         settings = Settings.of(**rollout)  # before connecting, so that bad input fails at once
-        if model_id is not None:
-            if not isinstance(backend, str):
-                refuse_ignored(backend, {"model_id": model_id})
-            policy_options["model"] = model_id
         policy = Policy.connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **policy_options)
         self._begin(policy, ledger, settings)
 

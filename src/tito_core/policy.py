@@ -19,6 +19,7 @@ from tito_core.backend.registry import (
     BackendOptions,
     check_backend,
     create_backend,
+    one_model,
     option_names,
 )
 from tito_core.backend.replicas import agreed, servers_of
@@ -149,6 +150,7 @@ async def connect(
             on_stage(message % values)
 
     check_backend(backend)
+    options = one_model(options)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
     file = store if isinstance(store, LedgerFile) or store is None else await asyncio.to_thread(_opened, store)

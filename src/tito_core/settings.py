@@ -13,7 +13,7 @@ from strands.models.model import BaseModelConfig
 from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
-from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
+from tito_core.backend.sampling import SamplingParams, check_extra, refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, short_repr
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
@@ -171,9 +171,11 @@ class Settings:
         """Return the settings for a server: its context length is the upper limit.
 
         Raises:
-            UnsupportedByServerError: The server cannot give the optional outputs. The error names the server's option
-                for them.
+            InvalidValueError: The engine does not take a field in `extra`.
+            UnsupportedByServerError: The server cannot give the optional outputs, or apply the grammar. The error names
+                the server's option for them.
         """
+        check_extra(self.sampling, info.extra_fields, backend=info.backend)
         info.capabilities.check(self.optional_outputs, self.sampling, backend=info.backend)
         lengths = [length for length in (self.context_window_limit, info.max_model_len) if length is not None]
         return replace(self, context_window_limit=min(lengths, default=None))

@@ -48,6 +48,7 @@ class SGLangBackend(HttpBackend):
             vocab_size=vocab_size,
             capabilities=wire.capabilities(server_task.result(), vocab_size),
             images=wire.image_support(info, server_task.result()),
+            extra_fields=wire.EXTRA_FIELDS,
         )
 
     async def _vocab_size(self) -> int | None:

@@ -12,11 +12,17 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from strands_tito.compat.shared_policies import SharedPolicies
-from tito_core.backend.errors import UNREADABLE, BackendError, EngineTimeoutError, ProtocolViolationError
+from tito_core.backend.errors import (
+    UNREADABLE,
+    BackendError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ProtocolViolationError,
+)
 from tito_core.backend.http.bodies import AnswerSize, size_of
 from tito_core.backend.http.transport import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, OptionalOutputs
-from tito_core.backend.retries import is_transient
+from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
 from tito_core.backend.typed_values import at_least
 from tito_sglang.backend import SGLangBackend
 from tito_sglang.exceptions import as_sglang_error
@@ -50,22 +56,30 @@ class SlimeArguments(Protocol):
     rollout_num_gpus_per_engine: int
 
 
+class _ClientRetries(Retries):
+    """The retries of strands-sglang's client: a number of them, whatever time they take."""
+
+    def __init__(self, max_retries: int, sleep: Sleep) -> None:
+        super().__init__(sleep=sleep, may_retry=_may_retry)
+        self.max_retries = at_least("max_retries", max_retries, 0)
+
+    def wait_s(self, error: BackendError, failures: Failures) -> float | None:
+        """See `Retries.wait_s`."""
+        return backoff_s(failures.count) if failures.count <= self.max_retries else None
+
+
+def _may_retry(error: BackendError) -> bool:
+    """Return whether a request is sent again: also to a new address, after a timeout, a 408 or a 200 without JSON."""
+    if isinstance(error, ProtocolViolationError):
+        cause = error.__cause__
+        return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
+    if isinstance(error, EngineConnectionError | EngineTimeoutError) or error.status == 408:
+        return not error.was_streamed
+    return is_transient(error)
+
+
 class _ClientHttp(EngineHttp):
-    """HTTP with the retries of strands-sglang's client. JSON is read whatever its content type is."""
-
-    def set_attempts(self, attempts: int) -> None:
-        """Change the number of tries."""
-        self._retries.max_attempts = at_least("max_retries", attempts - 1, 0) + 1
-
-    @staticmethod
-    def may_retry(error: BaseException) -> bool:
-        """Return whether a request is sent again after an error: also after a timeout, a 408 or a 200 without JSON."""
-        if isinstance(error, ProtocolViolationError):
-            cause = error.__cause__
-            return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
-        if isinstance(error, BackendError) and (isinstance(error, EngineTimeoutError) or error.status == 408):
-            return not error.was_streamed
-        return is_transient(error)
+    """HTTP of strands-sglang's client: JSON is read whatever its content type is."""
 
     async def send_once(
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
@@ -119,11 +133,9 @@ class SGLangClient:
             timeout_s=_NO_TIMEOUT_S if timeout is None else timeout,
             connect_timeout_s=connect_timeout,
             max_connections=max_connections,
-            max_attempts=max_retries + 1,
             http_transport=http_transport,
-            sleep=wait,
         )
-        self._max_retries = max_retries
+        self._retries = self.backend.http.retries = _ClientRetries(max_retries, wait)
         self.policies = SharedPolicies()
         self._length: int | None = None
         self._is_length_known = False
@@ -137,12 +149,11 @@ class SGLangClient:
     @property
     def max_retries(self) -> int:
         """Retries of a request; may be changed."""
-        return self._max_retries
+        return self._retries.max_retries
 
     @max_retries.setter
     def max_retries(self, retries: int) -> None:
-        cast(_ClientHttp, self.backend.http).set_attempts(retries + 1)
-        self._max_retries = retries
+        self._retries.max_retries = at_least("max_retries", retries, 0)
 
     async def generate(self, input_ids: Sequence[int], **fields: Any) -> dict[str, Any]:
         """POST `/generate` and return the answer unchecked. No ledger records it.

@@ -14,6 +14,7 @@ from tito_core.backend.optional_outputs import OptionalOutputs
 from tito_core.backend.typed_values import refuse_unknown
 from tito_core.chat.messages import template_tools
 from tito_core.model import Policy
+from tito_core.policy import run_blocking
 from tito_core.settings import RolloutOptions, Settings
 from tito_sglang import message_format
 from tito_sglang.client import SGLangClient
@@ -48,7 +49,7 @@ class SGLangConfig(RolloutOptions, total=False):
         enable_thinking: The chat template's argument of that name, fixed for the rollout. Default: True.
         params: Older name of `sampling_params`.
         return_logprobs: Older name of `return_logprob`.
-        model_id: Ignored: a server has one model.
+        model_id: A name for the model, which is not sent: a server has one model. That of a LoRA adapter is refused.
     """
 
     sampling_params: Mapping[str, Any] | None
@@ -163,11 +164,13 @@ class SGLangModel(LazyModel):
         _check_generate(self.client)
         self._format, self._text_parser = resolve(self.tool_parser)  # its patterns may have been replaced
         loaded = self.tokenizer if isinstance(self.tokenizer, str) else id(self.tokenizer)
-        key = (loaded, self._format, *self._template_arguments.items())
+        key = (loaded, self._format, self._options.get("model_id"), *self._template_arguments.items())
         policy = self.client.policies.get(key, self._connect_policy)
         return policy if self._text_parser is None else with_text_parser(policy, self._text_parser)
 
     def _connect_policy(self) -> Policy:
+        if (name := self._options.get("model_id")) is not None:
+            run_blocking(self.client.backend.refuse_adapter(name))
         return Policy.connect(
             backend=self.client.backend,
             tokenizer=self.tokenizer,

@@ -220,6 +220,10 @@ def raw_scores(meta: MetaInfo, sent: str) -> RawScores:
     return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id)
 
 
+EXTRA_FIELDS = frozenset(("logit_bias", "stop_regex", "stream_interval"))
+"""Fields that `SamplingParams.extra` may have (0.5.23). They ban tokens, end an answer or concern only its stream."""
+
+
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Return all sampling parameters under SGLang's names, so that no server default applies.
 

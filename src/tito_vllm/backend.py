@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError, ServerError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
-from tito_core.backend.http.transport import HttpRequest
+from tito_core.backend.http.transport import HttpRequest, decoded
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.optional_outputs import Capabilities
@@ -39,9 +39,10 @@ class VLLMBackend(HttpBackend):
         async with task_group() as group:
             version_task = group.create_task(self.get_optional("/version", wire.Version))
             weights_task = group.create_task(self.weight_version())
-            is_open = await self._is_open(model.id)
+            is_open, is_told = await self._endpoints(model.id)
             images_task = group.create_task(self._images(model.id, is_open))
-            capabilities = await self._capabilities(model.id, is_open)
+            grammar_task = group.create_task(self._constrains(model.id, is_told))
+            capabilities = await self._capabilities(model.id, is_open, await grammar_task)
         version = version_task.result()
         return EngineInfo(
             self.name,
@@ -53,6 +54,7 @@ class VLLMBackend(HttpBackend):
             capabilities=capabilities,
             images=images_task.result(),
             raw_before_penalties=True,  # of the model's own logits; measured with 0.32.0
+            extra_fields=wire.EXTRA_FIELDS,
         )
 
     async def _images(self, model: str, is_open: bool) -> ImageSupport:
@@ -68,7 +70,26 @@ class VLLMBackend(HttpBackend):
         refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
         return wire.image_support("" if refused is None else refused.body)
 
-    async def _capabilities(self, model: str, is_open: bool) -> Capabilities:
+    async def _constrains(self, model: str, is_told: bool) -> bool | None:
+        """Return whether a grammar constrains answers from their first token; None if unknown.
+
+        With `--reasoning-parser` the engine applies a grammar after the reasoning, unless `reasoning_ended` is sent,
+        which only `/inference/v1/generate` of 0.32 or newer reads.
+        """
+        if is_told:
+            return True
+        refused = await self.refusal(_COMPLETIONS, msgspec.json.encode({"model": model, **wire.BUDGET_PROBE}))
+        if refused is None:
+            return wire.constrains_all(None, None)
+        body = msgspec.json.encode({"model": model, **wire.GRAMMAR_PROBE})
+        try:
+            answer = decoded(self.http, await self.http.send(HttpRequest(_COMPLETIONS, body)), wire.TextCompletion)
+        except (BadRequestError, ProtocolViolationError, ServerError) as error:
+            error.with_traceback(None)
+            answer = None
+        return wire.constrains_all(refused.body, answer)
+
+    async def _capabilities(self, model: str, is_open: bool, grammar: bool | None) -> Capabilities:
         """Read the server's limit of top logprobs from its refusal of too many."""
         excessive = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
         if is_open:
@@ -76,18 +97,20 @@ class VLLMBackend(HttpBackend):
         else:
             probe = {"model": model, "prompt": [0], **excessive}
         refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe))
-        return wire.capabilities(refused.body if refused is not None else "", one_more=is_open)
+        return wire.capabilities(refused.body if refused is not None else "", one_more=is_open, grammar=grammar)
 
-    async def _is_open(self, model: str) -> bool:
-        """Return whether the server has `/inference/v1/generate`, from its refusal of an empty prompt.
+    async def _endpoints(self, model: str) -> tuple[bool, bool]:
+        """Return whether the server has `/inference/v1/generate`, and whether that reads `reasoning_ended`.
 
-        Without `--enable-scale-out` 0.32 answers 403, and 0.30 answers 404.
+        Its refusal of an empty prompt tells: without `--enable-scale-out` 0.32 answers 403, and 0.30 answers 404; from
+        0.32 it also refuses the value of `reasoning_ended`, which older versions ignore.
         """
-        probe = {"model": model, "token_ids": [], "sampling_params": {"max_tokens": 1}}
+        probe = {"model": model, "token_ids": [], "sampling_params": {"max_tokens": 1}, "reasoning_ended": "unknown"}
         refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
         if refused is not None and refused.status == 401:
             raise refused
-        return refused is None or refused.status not in (403, 404, 405)
+        is_open = refused is None or refused.status not in (403, 404, 405)
+        return is_open, is_open and refused is not None and wire.reads_reasoning_ended(refused.body)
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
@@ -114,6 +137,8 @@ class VLLMBackend(HttpBackend):
             **stream.stream_fields(on_chunk),
             "return_token_ids": request.echo,
         }
+        if request.sampling.grammar is not None:  # it covers the policy's reasoning, too
+            fields["reasoning_ended"] = True
         if request.images is not None:
             fields["content_parts"] = wire.image_parts(request.images.images)
         body, size = prompt.body(fields, "token_ids"), answer_size(request)

@@ -160,6 +160,18 @@ class Generation(msgspec.Struct):
     mm_placeholders: Placeholders | None = None
 
 
+class TextChoice(msgspec.Struct):
+    """`choices[]` of `/v1/completions`, as the probe of grammars reads it."""
+
+    text: str | None = None
+
+
+class TextCompletion(msgspec.Struct):
+    """Response of `/v1/completions` to that probe."""
+
+    choices: list[TextChoice]
+
+
 class WeightInfo(msgspec.Struct):
     """`/weight_info`, in development mode."""
 
@@ -172,6 +184,10 @@ class Version(msgspec.Struct):
     version: str
 
 
+EXTRA_FIELDS = frozenset(
+    ("logit_bias", "bad_words", "include_stop_str_in_output", "stream_interval", "repetition_detection")
+)
+"""Fields that `SamplingParams.extra` may have (0.32). They ban tokens, end an answer or concern only its text."""
 _GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 
 
@@ -199,17 +215,47 @@ OPTIONS = {
     "routed_experts": "--enable-return-routed-experts",
     "sampling_mask": "--enable-scale-out --return-sampling-mask --logprobs-mode processed_logprobs",
     "priority": "--scheduling-policy priority",
+    "grammar": "--enable-scale-out",
 }
 TOO_MANY_LOGPROBS = 2**31 - 1
 """Above the limit of any server, which then reports its limit."""
 
 
-def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
+def capabilities(refusal: str, *, one_more: bool, grammar: bool | None) -> Capabilities:
     """Read the limit from a refusal like "... greater than max allowed: 20 ..."; `one_more`: see below."""
     found = re.search(r"max allowed: (\d+)", refusal)
     most = None if found is None else max(int(found[1]) - one_more, 0)
     mask = None if one_more else False  # `/v1/completions` has no field for it
-    return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, options=OPTIONS)
+    return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, grammar=grammar, options=OPTIONS)
+
+
+def reads_reasoning_ended(refusal: str) -> bool:
+    """Return whether a refusal of a wrong `reasoning_ended` names it as a field that the server knows."""
+    return re.search(r"'loc':[^}]*reasoning_ended", refusal) is not None
+
+
+ONLY_TEXT = "qzxqzxqzx"
+"""The only text that the grammar of a probe allows, and that no policy writes unasked."""
+BUDGET_PROBE = {"prompt": [0], "max_tokens": 1, "thinking_token_budget": 0}
+"""Refused by a server without a reasoning parser, or whose parser has no tags."""
+GRAMMAR_PROBE = {
+    "prompt": [0], "max_tokens": 16, "temperature": 0.0, "structured_outputs": {"regex": ONLY_TEXT}
+}  # fmt: skip
+"""Constrained from its first token unless the server waits for the end of a reasoning."""
+
+
+def constrains_all(refusal: str | None, probe: TextCompletion | None) -> bool | None:
+    """Return whether a server applies grammars from the first token; None if it refuses both probes.
+
+    Args:
+        refusal: Its refusal of `BUDGET_PROBE`; None if it took it.
+        probe: Its answer to `GRAMMAR_PROBE`; None if it refused.
+    """
+    if refusal is None:
+        return False
+    if probe is None or len(probe.choices) != 1:
+        return None
+    return (probe.choices[0].text or "").startswith(ONLY_TEXT)
 
 
 IMAGES_PROBED = 1000

@@ -315,7 +315,7 @@ async def test_an_error_body_that_is_not_text_is_read_as_far_as_possible(charset
 async def connected(kind: Kind) -> Any:
     engine = engine_of(kind)
     async with ScriptedServer(engine) as server:
-        backend = BACKENDS[kind](server.base_url, sleep=Waits(), max_attempts=1)
+        backend = BACKENDS[kind](server.base_url, sleep=Waits(), patience_s=0)
         await backend.connect()
         await backend.aclose()
     return backend
@@ -323,7 +323,7 @@ async def connected(kind: Kind) -> Any:
 
 def speaks_to(backend: Any, url: str) -> None:
     """Let a backend that knows its server already send to another."""
-    http = EngineHttp(backend.name, url, sleep=Waits(), max_attempts=1)
+    http = EngineHttp(backend.name, url, sleep=Waits(), patience_s=0)
     backend.http = backend._runner.http = http
 
 

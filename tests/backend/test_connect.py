@@ -14,6 +14,7 @@ from support.backends import (
     BACKENDS,
     KINDS,
     NO_ANSWER,
+    WIRES,
     Handler,
     Kind,
     Received,
@@ -24,6 +25,7 @@ from support.backends import (
     engine_of,
     http_response,
     over_socket,
+    reserved,
 )
 from tito_core.backend import (
     BadRequestError,
@@ -34,6 +36,7 @@ from tito_core.backend import (
     installed_backends,
 )
 from tito_core.backend.http.address import server_address
+from tito_core.backend.typed_values import InvalidValueError
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +109,7 @@ async def test_a_failed_connect_is_not_remembered(kind: Kind) -> None:
             return NO_ANSWER
         return await engine.handle(request.method, request.path, request.headers, request.content)
 
-    backend = answering(kind, handler, max_attempts=1)
+    backend = answering(kind, handler, patience_s=0)
     with pytest.raises(EngineConnectionError):
         await backend.connect()
     down[0] = False
@@ -124,14 +127,39 @@ async def test_properties_that_a_server_version_lacks_stay_unknown(kind: Kind) -
     assert (info.model, info.max_model_len, info.version, info.weight_version) == ("m", None, None, None)
 
 
-async def test_an_adapter_has_its_base_models_length() -> None:
-    models = [{"id": "base", "max_model_len": 512, "owned_by": "vllm"}, {"id": "lora", "owned_by": "vllm"}]
+@pytest.mark.parametrize("kind", WIRES)
+async def test_an_adapter_is_refused_by_its_name_and_the_base_model_is_not(kind: Kind) -> None:
+    """SGLang would sample from the base model, and neither engine tells the version of an adapter."""
+    engine = engine_of(kind, adapters=["my-adapter"])
+    for name in (None, "scripted"):
+        info = await backend_of(engine, model=name).connect()
+        assert (info.model, info.max_model_len) == ("scripted", 4096 - reserved(kind))
+    with pytest.raises(BadRequestError, match=r"'my-adapter' is a LoRA adapter on the .*base model"):
+        await backend_of(engine, model="my-adapter").connect()
+    with pytest.raises(BadRequestError, match=r"'x'; it serves 'scripted'\. Pass"):
+        await backend_of(engine, model="x").connect()
+
+
+@pytest.mark.parametrize("parent", [None, "base"])
+async def test_an_adapter_shows_by_its_parent_or_by_the_length_that_it_lacks(parent: str | None) -> None:
+    adapter = {"id": "lora", "owned_by": "vllm", "parent": parent}
+    models = [adapter, {"id": "base", "max_model_len": 512, "owned_by": "vllm"}]
 
     def handler(request: Received) -> WireResponse:
         return http_response(200, json={"data": models, "version": "1"})
 
-    info = await answering("vllm", handler, model="lora").connect()
-    assert (info.model, info.max_model_len) == ("lora", 512)
+    assert (await answering("vllm", handler).connect()).model == "base"
+    with pytest.raises(BadRequestError, match="'lora' is a LoRA adapter"):
+        await answering("vllm", handler, model="lora").connect()
+
+
+def test_model_and_model_id_are_one_name() -> None:
+    for kind in KINDS:
+        for name in ("model", "model_id"):
+            backend: Any = create_backend(kind, "http://h", **{name: "m"})
+            assert backend._model == "m"
+        with pytest.raises(InvalidValueError, match="model='a' and model_id='b' are two names of one setting"):
+            create_backend(kind, ["http://h", "http://i"], model="a", model_id="b")
 
 
 def test_backends_are_found_by_name() -> None:

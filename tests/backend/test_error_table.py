@@ -20,6 +20,7 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.calls import generate
+from tito_core.backend.http.errors import error_from_status
 
 WIRE = Path(__file__).parents[1] / "wire"
 CONTEXT = {
@@ -27,6 +28,9 @@ CONTEXT = {
     "bad_too_long_generate",
     "bad_too_long_chat",
     "bad_exact_len_generate",
+    "bad_max_tokens0_completions",  # never sent: a server derives such a limit from a full context
+    "bad_max_tokens0_generate",
+    "bad_max_tokens_neg_completions",
     "err_too_long",
     "err_total_over_ctx",
 }
@@ -131,6 +135,82 @@ async def test_other_answers_are_typed_too(
     with pytest.raises(BackendError, match=sentence) as caught:
         await generate(answering(kind, served(status, body)), request_of())
     assert type(caught.value) is kind_of_error
+
+
+_CONTEXT = "This model's maximum context length is 32 tokens. "
+TOO_LONG: list[tuple[str, str]] = [
+    ("vllm 0.7", "The prompt (total length 40) is too long to fit into the model (context length 32). Make sure ..."),
+    ("vllm 0.8", f"{_CONTEXT}However, you requested 40 tokens (30 in the messages, 10 in the completion). ..."),
+    ("vllm 0.8, without a limit", f"{_CONTEXT}However, you requested 40 tokens in the messages, Please reduce ..."),
+    ("vllm 0.10 to 0.15, without a limit", f"{_CONTEXT}However, your request has 40 input tokens. Please reduce ..."),
+    (
+        "vllm 0.10 to 0.15",
+        "'max_tokens' or 'max_completion_tokens' is too large: 10. This model's maximum context length is 32 ...",
+    ),
+    (
+        "vllm 0.16 to 0.17",
+        "You passed 40 input tokens and requested 10 output tokens. However, the model's context length is only ...",
+    ),
+    (
+        "vllm 0.16 to 0.17, by characters",
+        "You passed 400 input characters and requested 1 output tokens. However, the model's context length is only...",
+    ),
+    (
+        "vllm 0.18 to 0.31",
+        f"{_CONTEXT}However, you requested 10 output tokens and your prompt contains ...",
+    ),
+    (
+        "vllm 0.32 to 0.33",
+        f"{_CONTEXT}However, your prompt contains 40 input tokens, which exceeds ...",
+    ),
+    ("vllm 0.32 to 0.33, by characters", f"{_CONTEXT}However, your prompt contains 400 characters (more than 320 ..."),
+    ("vllm 0.8 to 0.12, a limit that it derives", "max_tokens must be at least 1, got -5."),
+    (
+        "vllm 0.14 to 0.33, the same",
+        "max_tokens must be at least 1, got -5. (parameter=max_tokens, value=-5)",
+    ),
+    ("vllm 0.8 to 0.33, a full context", "max_tokens must be at least 1, got 0."),
+    ("vllm 0.8 to 0.33", "The decoder prompt (length 40) is longer than the maximum model length of 32. Make sure ..."),
+    (
+        "vllm 0.12 to 0.33",
+        "The decoder prompt (length 32) plus the number of requested output tokens (at least 1) is longer than the "
+        "maximum model length of 32. Make sure ...",
+    ),
+    ("sglang 0.4.0 to 0.5.23", "The input (40 tokens) is longer than the model's context length (32 tokens)."),
+    (
+        "sglang 0.4.6 to 0.5.23",
+        "Requested token count exceeds the model's maximum context length of 32 tokens. ...",
+    ),
+    ("sglang 0.4.6 to 0.5.23", "Input length (40 tokens) exceeds the maximum allowed length (26 tokens). Use a ..."),
+    ("sglang 0.4.0", "Multimodal prompt is too long. Check server logs for details."),
+    ("sglang 0.4.0 to 0.5.23", "Multimodal prompt is too long after expanding multimodal tokens. After ..."),
+    ("sglang 0.5.10 to 0.5.23, disaggregated", "Request r exceeds the maximum number of tokens: 40 > 32"),
+    ("sglang 0.5.23", "Request prompt exceeds the KV memory budget: input_len=40."),
+]
+"""How engines refuse a prompt that is too long: versions whose source was read, and its words up to "..."."""
+
+
+@pytest.mark.parametrize(("versions", "words"), TOO_LONG)
+def test_every_wording_of_a_full_context_is_one(versions: str, words: str) -> None:
+    for body in ({"error": {"message": words}}, {"object": "error", "message": words}, {"error": words}):
+        error = error_from_status(versions.split()[0], 400, json.dumps(body), {}, url="http://a", request_id="r")
+        assert type(error) is ContextLengthError, versions
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "'max_tokens' (99) cannot be greater than the model's maximum context length (32).",  # no history is too long
+        "max_tokens must be at least 1, got 0.5.",
+        "n must be at least 1, got -5.",
+        "min_tokens must be greater than or equal to 0, got -5.",
+    ],
+)
+def test_other_limits_are_no_full_context(words: str) -> None:
+    error = error_from_status(
+        "vllm", 400, json.dumps({"error": {"message": words}}), {}, url="http://a", request_id="r"
+    )
+    assert type(error) is BadRequestError
 
 
 @pytest.mark.parametrize("kind", KINDS)

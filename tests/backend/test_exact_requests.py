@@ -16,18 +16,25 @@ from tito_core.backend.calls import generate
 
 OPEN: tuple[Any, ...] = (
     "/inference/v1/generate",
-    {"token_ids": [], "sampling_params": {"max_tokens": 1}, "model": "m"},
+    {"token_ids": [], "sampling_params": {"max_tokens": 1}, "model": "m", "reasoning_ended": "unknown"},
 )
 MANY = {"logprobs": 2**31 - 1, "max_tokens": 1}
+ONE_TEXT = {"max_tokens": 16, "temperature": 0.0, "structured_outputs": {"regex": "qzxqzxqzx"}}
+OF_GRAMMARS = [
+    ("/v1/completions", {"model": "m", "prompt": [0], "max_tokens": 1, "thinking_token_budget": 0}),
+    ("/v1/completions", {"model": "m", "prompt": [0], **ONE_TEXT}),
+]
+"""Asked of a server that does not read `reasoning_ended`: whether it has a reasoning parser."""
 SGLANG_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {"2147483647": 0.0}}}
 PARTS = [{"type": "image_url", "uuid": "probe"}] * 1000
 CONNECTING: dict[Kind, list[Any]] = {
     "vllm": [
         OPEN,
+        *OF_GRAMMARS,
         ("/inference/v1/generate", {"model": "m", "token_ids": [0], "sampling_params": MANY}),
         ("/inference/v1/generate", {"model": "m", "token_ids": [0], "sampling_params": MANY, "content_parts": PARTS}),
     ],
-    "vllm-completions": [OPEN, ("/v1/completions", {"model": "m", "prompt": [0], **MANY})],
+    "vllm-completions": [OPEN, *OF_GRAMMARS, ("/v1/completions", {"model": "m", "prompt": [0], **MANY})],
     "sglang": [("/generate", SGLANG_PROBE)],
 }
 
@@ -77,6 +84,26 @@ async def test_requests_at_connect(kind: Kind) -> None:
     else:
         assert can.top_logprobs == (19 if kind == "vllm" else 20), "the sampled token counts on one of them"
         assert ("/inference/v1/generate" in info.endpoints) is (kind == "vllm")
+        assert can.grammar is None, "it refused both probes"
+
+
+@pytest.mark.parametrize("takes", ["nothing", "a budget", "free text", "the only text", "no json"])
+async def test_what_shows_whether_grammars_apply_from_the_first_token(takes: str) -> None:
+    server = Server("vllm-completions", (404,))
+    answers = {"free text": "hello", "the only text": "qzxqzxqzx", "no json": None}
+
+    def answer(request: Received) -> WireResponse:
+        body = json.loads(request.content or b"{}")
+        if takes == "a budget" and "thinking_token_budget" in body:
+            return http_response(200, json={"choices": []})
+        if takes in answers and "structured_outputs" in body:
+            text = answers[takes]
+            return http_response(200, json={"choices": [{"text": text}]}) if text else http_response(200, text="?")
+        return server.answer(request)
+
+    backend = BACKENDS["vllm-completions"]("http://h", sleep=Waits(), http_transport=over_socket(Handler(answer)))
+    expected = {"a budget": False, "free text": False, "the only text": True}
+    assert (await backend.connect()).capabilities.grammar is expected.get(takes)
 
 
 @pytest.mark.parametrize("status", [403, 404, 405])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strands_tito.testing import Fault, always
-from support.backends import WIRES, Kind, choice, engine_of, in_process_backend, request_of
+from support.backends import TRIES, WIRES, Kind, choice, engine_of, in_process_backend, request_of
 from tito_core.backend import BackendError, ProtocolViolationError
 from tito_core.backend.calls import generate
 from tito_core.backend.optional_outputs import OptionalOutputs
@@ -45,7 +45,7 @@ async def test_a_hostile_event_is_a_protocol_violation(kind: Kind, events: bytes
 @pytest.mark.parametrize("kind", WIRES)
 async def test_a_hostile_refusal_is_a_typed_error(kind: Kind, status: int) -> None:
     fault = Fault(status=status, body=b'{"error":' + DEEP)
-    hostile = in_process_backend(engine_of(kind, fault=always(fault)), max_attempts=2)
+    hostile = in_process_backend(engine_of(kind, fault=always(fault)), patience_s=TRIES[2])
     hostile._info = await in_process_backend(engine_of(kind)).connect()
     with pytest.raises(BackendError) as caught:
         await generate(hostile, request_of())
@@ -57,7 +57,7 @@ async def test_a_hostile_refusal_is_a_typed_error(kind: Kind, status: int) -> No
 async def test_a_stream_that_ends_in_a_nested_error_is_a_typed_error(kind: Kind) -> None:
     events = b'data: {"error":' + DEEP + b"\n\ndata: [DONE]\n\n"
     hostile = in_process_backend(
-        engine_of(kind, fault=always(Fault(body=events, content_type="text/event-stream"))), max_attempts=2
+        engine_of(kind, fault=always(Fault(body=events, content_type="text/event-stream"))), patience_s=TRIES[2]
     )
     hostile._info = await in_process_backend(engine_of(kind)).connect()
     with pytest.raises(BackendError):

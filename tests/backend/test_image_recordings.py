@@ -43,7 +43,7 @@ class Replayed:
         self.body, self.response, self.sent = raw["request"]["body"], raw["response"], list[Any]()
         self.connecting = True
         options: dict[str, Any] = {"sleep": Waits(), "http_transport": in_process(Handler(self.answer))}
-        self.backend = BACKENDS[self.kind]("http://scripted", max_attempts=1, **options)
+        self.backend = BACKENDS[self.kind]("http://scripted", patience_s=0, **options)
 
     def answer(self, request: Received) -> WireResponse:
         if request.method == "GET":

@@ -227,7 +227,7 @@ async def test_several_servers_score_images() -> None:
     engine = VisionEngine()
     ids = [20, engine.pad, 21, 22]
     images = PromptImages((Image(png(8, 8, 1), "png", 8, 8),), engine.pad, (5,))
-    several = Replicas([engine, VisionEngine()], ["a", "b"], Retries(1))
+    several = Replicas([engine, VisionEngine()], ["a", "b"], Retries(0))
     assert np.array_equal(await score(several, ids, images), await score(engine, ids, images), equal_nan=True)
 
 

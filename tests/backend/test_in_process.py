@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, always
-from support.backends import WIRES, Kind, Waits, backend_of, engine_of, in_process, over_socket, request_of, soon
+from support.backends import TRIES, WIRES, Kind, Waits, backend_of, engine_of, in_process, over_socket, request_of, soon
 from tito_core.backend import BackendError
 from tito_core.backend.calls import generate
 
@@ -45,7 +45,9 @@ async def outcome(kind: Kind, name: str, carried: Callable[[Any], Any], streams:
     """Return the client's result and the requests that the engine received."""
     engine = engine_of(kind, fault=always(FAULTS[name]), max_running=4)
     options = {"timeout_s": 0.3} if name in TIMED else {}
-    backend = backend_of(engine, http_transport=carried(engine), max_attempts=2, sleep=(waits := Waits()), **options)
+    backend = backend_of(
+        engine, http_transport=carried(engine), patience_s=TRIES[2], sleep=(waits := Waits()), **options
+    )
     backend._info = await backend_of(engine_of(kind), http_transport=carried(engine_of(kind))).connect()
     engine.state.dead = name == "dead"
     shown: list[int] = []

@@ -119,7 +119,7 @@ class Recorded:
 
         completions = self.kind == "vllm" and self.path == "/v1/completions"
         refuses = 404 if completions else 400
-        backend = answering(self.kind, handler, refuses=refuses, max_attempts=1)
+        backend = answering(self.kind, handler, refuses=refuses, patience_s=0)
         try:
             return await generate(backend, self.request(), on_chunk)
         except BackendError as error:

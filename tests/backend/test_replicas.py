@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strands_tito.testing import (
     THROTTLED,
+    UNAVAILABLE,
     Fault,
     ScriptedEngine,
     always,
@@ -24,12 +25,14 @@ from support.backends import (
     EOS,
     KINDS,
     PROMPT,
+    TRIES,
     VOCAB,
     Kind,
     Waits,
     engine_name,
     engine_of,
     hash_policy,
+    instant,
     over_sockets,
     request_of,
     soon,
@@ -51,7 +54,7 @@ class Clock:
 
 def replicas(kind: Kind, engines: Sequence[ScriptedEngine], **options: Any) -> tuple[Replicas, Clock]:
     addresses = [f"http://server{n}" for n in range(len(engines))]
-    backend = create_backend(kind, addresses, http_transport=over_sockets(engines), **{"sleep": Waits(), **options})
+    backend = create_backend(kind, addresses, http_transport=over_sockets(engines), **instant(options))
     assert isinstance(backend, Replicas)
     backend._clock = clock = Clock()
     return backend, clock
@@ -119,7 +122,7 @@ async def test_a_dead_server_is_left_out_for_a_while_and_its_sessions_move_for_g
 @pytest.mark.parametrize("kind", KINDS)
 async def test_with_all_servers_dead_tries_are_limited(kind: Kind) -> None:
     engines = [engine_of(kind, fault=always(Fault(reset_after=0))) for _ in range(3)]
-    backend, _ = replicas(kind, engines, max_attempts=5)
+    backend, _ = replicas(kind, engines, patience_s=TRIES[5])
     with pytest.raises(EngineConnectionError):
         await generate(backend, of_session("mine"))
     assert sum(taken(engines)) == 5
@@ -135,6 +138,23 @@ async def test_a_busy_server_keeps_its_sessions(kind: Kind) -> None:
     assert taken(engines) == [3, 0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_server_away_while_others_live(kind: Kind) -> None:
+    """A router in front of a server that is gone answers 503 for as long: its sessions move before they are lost."""
+    engines = [engine_of(kind), engine_of(kind)]
+    waits = Waits()
+    backend, _ = replicas(kind, engines, sleep=waits)
+    backend._clock = waits.clock
+    await generate(backend, of_session("mine", "r0"))
+    engines[0].fault = always(UNAVAILABLE)
+    response = await generate(backend, of_session("mine", "r1"))
+    assert OUT_S <= waits.clock() < 20
+    assert (taken(engines)[1], response.request_id) == (1, engines[1].requests[0].request_id)
+    before = taken(engines)
+    await generate(backend, of_session("mine", "r2"))
+    assert taken(engines) == [before[0], 2]
+
+
 async def test_a_failed_server_is_left_out_and_a_refused_request_is_not_retried() -> None:
     engines = [engine_of("vllm", fault=always(Fault(status=500, body=b"oops"))), engine_of("vllm")]
     backend, _ = replicas("vllm", engines)
@@ -147,9 +167,9 @@ async def test_a_failed_server_is_left_out_and_a_refused_request_is_not_retried(
 
 
 @pytest.mark.parametrize(("fault", "error"), [(THROTTLED, ThrottledError), (Fault(status=500), ServerError)])
-async def test_tries_are_counted_over_all_servers(fault: Fault, error: type[Exception]) -> None:
+async def test_patience_is_counted_over_all_servers(fault: Fault, error: type[Exception]) -> None:
     engines = [engine_of("sglang", fault=always(fault)) for _ in range(3)]
-    backend, _ = replicas("sglang", engines, max_attempts=4)
+    backend, _ = replicas("sglang", engines, patience_s=TRIES[4])
     with pytest.raises(error):
         await generate(backend, of_session("mine"))
     assert sum(taken(engines)) == 4
@@ -189,7 +209,7 @@ async def test_servers_of_different_models_are_refused_with_both_named(kind: Kin
 async def test_an_unreachable_server_at_connect_is_named(kind: Kind) -> None:
     engines = [engine_of(kind), engine_of(kind)]
     engines[1].state.dead = True
-    backend, _ = replicas(kind, engines, max_attempts=2)
+    backend, _ = replicas(kind, engines, patience_s=TRIES[2])
     with pytest.raises(EngineConnectionError, match="http://server1"):
         await backend.connect()
 
@@ -300,7 +320,7 @@ async def test_what_was_streamed_is_not_sent_again(marked: bool, shows: bool) ->
     error = ServerError("down", backend="third")
     error.was_streamed = marked
     members: list[Any] = [Member(error, shows) for _ in range(2)]
-    backend = Replicas(members, ["a", "b"], Retries(2, sleep=Waits()))
+    backend = Replicas(members, ["a", "b"], Retries(TRIES[2], sleep=(waits := Waits()), clock=waits.clock))
     seen: list[int] = []
     with pytest.raises(ServerError) as caught:
         await backend.generate(request_of(), lambda chunk: seen.extend(chunk.output_ids.tolist()))
@@ -312,7 +332,7 @@ async def test_what_was_streamed_is_not_sent_again(marked: bool, shows: bool) ->
 @given(st.lists(st.none() | st.integers(0, 1), min_size=1, max_size=4))
 def test_servers_agree_in_every_known_fact(values: list[int | None]) -> None:
     members: list[Any] = [Member() for _ in values]
-    backend = Replicas(members, [f"http://{number}" for number in range(len(members))], Retries(1))
+    backend = Replicas(members, [f"http://{number}" for number in range(len(members))], Retries(0))
 
     async def ask(member: Any) -> int | None:
         return values[members.index(member)]

@@ -288,8 +288,8 @@ def test_backends_by_name() -> None:
 
 
 def test_limits_of_retries_and_timeouts() -> None:
-    refused(InvalidValueError, "max_attempts .*at least 1.* 0", lambda: Retries(0))
-    assert (Retries(1).max_attempts, Retries().max_attempts) == (1, 4)
+    refused(InvalidValueError, "patience_s .*or 0, not -1", lambda: Retries(-1))
+    assert (Retries(0).patience_s, Retries().patience_s) == (0, 60)
     for bad in (0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000):
         for name in ("timeout_s", "connect_timeout_s"):
             with pytest.raises(InvalidValueError, match=f"^{name} must be a positive number.{{1,120}}$"):

@@ -1,4 +1,4 @@
-"""Transient failures are retried a limited number of times; other failures never."""
+"""Transient failures are retried while the patience lasts; other failures never."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, WireResponse, al
 from support.backends import (
     KINDS,
     NO_ANSWER,
+    TRIES,
     WIRES,
     Kind,
     Received,
@@ -40,13 +41,13 @@ from tito_core.backend import (
 )
 from tito_core.backend.calls import generate
 from tito_core.backend.http import in_flight
-from tito_core.backend.retries import LONGEST_WAIT_S, Retries
+from tito_core.backend.retries import Attempt, Retries, backoff_s
 
 
-async def outcome_of(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
+async def outcome_of(kind: Kind, patience_s: float = 60.0, **options: Any) -> tuple[Any, Waits, BackendError | None]:
     """Connect, then generate once. Return the engine, the waits, and the error or None."""
     engine, waits = engine_of(kind, **options), Waits()
-    backend = backend_of(engine, max_attempts=attempts, sleep=waits)
+    backend = backend_of(engine, patience_s=patience_s, sleep=waits)
     await backend.connect()
     try:
         await generate(backend, request_of())
@@ -77,15 +78,89 @@ async def test_a_transient_failure_is_retried_and_succeeds(kind: Kind, name: str
     assert await soon(lambda: not engine.running)
 
 
-@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize("tries", [1, 3])
 @pytest.mark.parametrize("name", RETRIED)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_lasting_failure_is_tried_max_attempts_times(kind: Kind, name: str, attempts: int) -> None:
+async def test_a_lasting_failure_is_tried_while_the_patience_lasts(kind: Kind, name: str, tries: int) -> None:
     fault, expected = RETRIED[name]
-    engine, waits, error = await outcome_of(kind, attempts, fault=always(fault))
+    engine, waits, error = await outcome_of(kind, TRIES[tries], fault=always(fault))
     assert type(error) is expected
-    assert len(engine.requests) == attempts
-    assert len(waits.seconds) == attempts - 1
+    assert len(engine.requests) == tries
+    assert len(waits.seconds) == tries - 1
+    assert waits.clock() == pytest.approx(TRIES[tries]), "the last try comes when the patience ends"
+
+
+@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_may_be_away_for_a_minute_by_default(kind: Kind, name: str) -> None:
+    """strands-sglang and slime wait as long; only a 500, which may be of the request, is retried three times."""
+    fault, expected = RETRIED[name]
+    waits = Waits()
+    back_at = 59.0
+    engine = engine_of(kind, fault=lambda number, _: fault if waits.clock() < back_at else None)
+    backend = backend_of(engine, sleep=waits)
+    await backend.connect()
+    if name == "500":
+        with pytest.raises(expected):
+            await generate(backend, request_of())
+        assert len(engine.requests) == 4
+        return
+    await generate(backend, request_of())
+    assert back_at <= waits.clock() <= 60
+    waits.seconds.clear()
+    back_at = 999.0
+    with pytest.raises(expected):
+        await generate(backend, request_of(request_id="s"))
+    assert waits.clock() == pytest.approx(60)
+
+
+async def test_a_try_that_takes_time_uses_patience_too() -> None:
+    """A proxy cuts off every answer after 40 s."""
+    waits, tries = Waits(), []
+
+    async def cut_off(attempt: Attempt) -> None:
+        tries.append(attempt.number)
+        waits.seconds.append(40.0)
+        raise ServerError("cut off", backend="vllm", status=504)
+
+    with pytest.raises(ServerError):
+        await Retries(60, sleep=waits, clock=waits.clock)(cut_off)
+    assert tries == [0, 1, 2]
+
+
+PAUSED = Fault(
+    status=503,
+    content_type="application/json",
+    body=b'{"error":{"message":"Generation is paused. Please retry after it resumes.","code":503}}',
+)
+"""How vLLM 0.33 refuses requests during a pause of its default mode (`v1/engine/core.py`)."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_pause_uses_no_patience_and_is_named_once(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    waits = Waits()
+    engine = engine_of(
+        kind, fault=lambda number, _: PAUSED if 5 < waits.clock() < 500 else THROTTLED if number < 6 else None
+    )
+    backend = backend_of(engine, sleep=waits, patience_s=20.0)
+    await backend.connect()
+    with caplog.at_level("WARNING", "tito_core.backend.retries"):
+        await generate(backend, request_of())
+    assert waits.clock() >= 500
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "paused" in line] == [
+        f"{engine_name(kind)} is paused, as for new weights: request r waits until it resumes"
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_pause_longer_than_the_timeout_is_an_error_that_says_so(kind: Kind) -> None:
+    engine, waits = engine_of(kind, fault=always(PAUSED)), Waits()
+    backend = backend_of(engine, sleep=waits, timeout_s=90.0)
+    await backend.connect()
+    with pytest.raises(ThrottledError, match=r"is paused.*Resume the server, or raise timeout_s"):
+        await generate(backend, request_of())
+    assert waits.clock() == pytest.approx(90)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 409, 413, 422])
@@ -139,11 +214,11 @@ def throttling(header: str | None) -> Callable[[Received], WireResponse]:
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [
-        ("0", 0, 0),
+        ("0", 0.25, 0.5),
         ("1", 1, 1),
         ("2.5", 2.5, 2.5),
-        ("7200", LONGEST_WAIT_S, LONGEST_WAIT_S),
-        ("-5", 0, 0),
+        ("7200", 60, 60),
+        ("-5", 0.25, 0.5),
         (None, 0.25, 0.5),
         ("nan", 0.25, 0.5),
         ("inf", 0.25, 0.5),
@@ -159,10 +234,12 @@ async def test_retry_after_is_honoured_within_bounds(header: str | None, least: 
 
 
 async def test_backoff_grows_and_is_bounded() -> None:
-    _, waits, error = await outcome_of("vllm", attempts=12, fault=always(UNAVAILABLE))
+    _, waits, error = await outcome_of("vllm", fault=always(UNAVAILABLE))
     assert isinstance(error, ThrottledError)
-    base = [min(8.0, 0.25 * 2**n) for n in range(11)]
-    assert all(low <= seconds <= low + 0.25 for low, seconds in zip(base, waits.seconds, strict=True))
+    base = [min(2.0, 0.25 * 2**n) for n in range(len(waits.seconds))]
+    assert all(low <= seconds <= 2 * low for low, seconds in zip(base[:-1], waits.seconds[:-1], strict=True))
+    assert 0 < waits.seconds[-1] <= 4.0
+    assert backoff_s(10**6) <= 4.0
 
 
 async def test_backoff_is_jittered() -> None:
@@ -214,7 +291,7 @@ async def test_a_slow_drip_is_a_timeout_too(kind: Kind) -> None:
 def test_attempts_follow_the_plan_of_faults(kind: Kind, plan: list[str]) -> None:
     faults = {**{name: fault for name, (fault, _) in RETRIED.items()}, "400": Fault(status=400)}
     engine = engine_of(kind, fault=lambda number, _: faults.get(plan[number]) if number < len(plan) else None)
-    backend = backend_of(engine, max_attempts=3, http_transport=in_process(engine))
+    backend = backend_of(engine, patience_s=TRIES[3], http_transport=in_process(engine))
     ends = next((n for n, step in enumerate(plan) if step in ("ok", "400")), len(plan))
 
     async def run() -> None:
@@ -228,18 +305,20 @@ def test_attempts_follow_the_plan_of_faults(kind: Kind, plan: list[str]) -> None
     assert len(engine.requests) == min(ends + 1, 3)
 
 
-async def test_a_storm_of_503_costs_each_rollout_its_attempts_and_no_more() -> None:
+async def test_a_storm_of_503_costs_each_rollout_its_tries_and_no_more() -> None:
     engine = engine_of("sglang", fault=always(UNAVAILABLE))
-    backend = backend_of(engine, max_attempts=3)
+    backend = backend_of(engine, sleep=asyncio.sleep, patience_s=TRIES[2])
     await backend.connect()
     results = await asyncio.gather(
         *(generate(backend, request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
     )
     assert all(isinstance(result, ThrottledError) for result in results)
-    assert len(engine.requests) == 150
+    assert len(engine.requests) == 100
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_attempts", 0), ("timeout_s", 0), ("timeout_s", float("nan"))])
+@pytest.mark.parametrize(
+    ("name", "value"), [("patience_s", -1), ("patience_s", float("inf")), ("timeout_s", 0), ("timeout_s", float("nan"))]
+)
 def test_invalid_retry_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
         backend_of(engine_of("vllm"), **{name: value})
@@ -250,6 +329,6 @@ async def test_a_retry_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -
         raise ServerError("It is\n  down,\n say.", backend="vllm")
 
     with caplog.at_level("WARNING", "tito_core.backend.retries"), pytest.raises(ServerError):
-        await Retries(2, sleep=Waits())(fails)
+        await Retries(TRIES[2], sleep=(waits := Waits()), clock=waits.clock)(fails)
     [record] = caplog.records
     assert record.getMessage().endswith("ServerError: It is down, say.")

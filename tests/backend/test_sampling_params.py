@@ -96,10 +96,11 @@ def test_defaults_are_sent_too_so_that_no_server_default_applies(kind: Kind) -> 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf", "structural_tag"])
 def test_a_grammar_goes_under_each_engines_name(kind: Any) -> None:
-    grammar = Grammar(kind=kind, value="x")
+    value = '"x"'  # JSON, and a string in the others
+    grammar = Grammar(kind=kind, value=value)
     names = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
-    assert vllm_fields(SamplingParams(grammar=grammar))["structured_outputs"] == {names[kind]: "x"}
-    assert sglang_fields(SamplingParams(grammar=grammar))[kind] == "x"
+    assert vllm_fields(SamplingParams(grammar=grammar))["structured_outputs"] == {names[kind]: value}
+    assert sglang_fields(SamplingParams(grammar=grammar))[kind] == value
 
 
 @pytest.mark.parametrize("kind", WIRES)

@@ -36,7 +36,7 @@ ANSWERS = {
 @pytest.mark.parametrize("where", ANSWERS)
 async def test_the_key_is_hidden_in_errors(where: str) -> None:
     with RawServer(ANSWERS[where] % KEY.encode()) as server:
-        http = EngineHttp("vllm", server.url, api_key=KEY, max_attempts=1)
+        http = EngineHttp("vllm", server.url, api_key=KEY, patience_s=0)
         with pytest.raises(BackendError) as caught:
             await http.send(HttpRequest("/x"))
         await http.aclose()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.backends import Waits, request_of
+from support.backends import TRIES, Waits, request_of
 from tito_core.backend import (
     BadRequestError,
     EngineConnectionError,
@@ -99,7 +99,8 @@ class Trained(Member):
 
 def spread(*members: Member, attempts: int = 4) -> Replicas:
     addresses = [f"http://s{n}" for n in range(len(members))]
-    return replicas_of(members, addresses, Retries(attempts, Waits()))
+    waits = Waits()
+    return replicas_of(members, addresses, Retries(TRIES[attempts], sleep=waits, clock=waits.clock))
 
 
 async def ask(backend: Replicas, request_id: str, session: str | None = None, on_chunk: Any = None) -> RawResponse:
@@ -126,11 +127,14 @@ def test_replicas_have_the_name_and_members_of_their_servers() -> None:
         Replicas([first, second], ["http://a"], Retries())
 
 
-def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
+def test_patience_is_counted_over_all_servers_and_not_by_each() -> None:
     waits = Waits()
-    backend: Any = create_backend("vllm", ["http://a", "http://b"], max_attempts=7, sleep=waits, timeout_s=3.0)
-    assert (backend._retries.max_attempts, backend._retries._sleep) == (7, waits)
-    assert [member.http._retries.max_attempts for member in backend.members] == [1, 1]
+    backend: Any = create_backend(
+        "vllm", ["http://a", "http://b"], patience_s=7, sleep=waits, clock=waits.clock, timeout_s=3.0
+    )
+    retries = backend._retries
+    assert (retries.patience_s, retries.pause_s, retries._sleep, retries._clock) == (7, 3.0, waits, waits.clock)
+    assert [member.http.retries.patience_s for member in backend.members] == [0, 0]
     assert [(member.http.base_url, member.http.timeout_s) for member in backend.members] == [
         ("http://a", 3.0),
         ("http://b", 3.0),
@@ -139,7 +143,7 @@ def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
     alone: Any = create_backend("vllm", "http://a", timeout_s=3.0)
     assert (alone.http.base_url, alone.http.timeout_s) == ("http://a", 3.0)
     plain: Any = create_backend("vllm", ["http://a"])
-    assert plain._retries.max_attempts == 4
+    assert (plain._retries.patience_s, plain._retries.pause_s) == (60, 600)
 
 
 @given(lengths=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=4), weights=st.data())

@@ -379,7 +379,7 @@ async def test_an_aborted_answer_with_a_status_is_an_error(
 
     engine = engine_of("sglang", fault=always(Fault(edit=edit)))
     with pytest.raises(error, match="No grammars here") as caught:
-        await generate(in_process_backend(engine, max_attempts=1), request_of(), Shown())
+        await generate(in_process_backend(engine, patience_s=0), request_of(), Shown())
     assert caught.value.status == status
 
 
@@ -394,7 +394,7 @@ async def test_the_message_of_an_aborted_answer_may_say_anything() -> None:
     failed = {"type": "abort", "message": message, "status_code": 400}
     engine = engine_of("sglang", fault=always(Fault(edit=edit)))
     with pytest.raises(BadRequestError) as caught:
-        await generate(in_process_backend(engine, max_attempts=1), request_of(), Shown())
+        await generate(in_process_backend(engine, patience_s=0), request_of(), Shown())
     assert caught.value.status == 400
     assert message.strip().rstrip(".") in str(caught.value)
 

@@ -22,6 +22,7 @@ from support.backends import (
     EOS,
     KINDS,
     SOON_S,
+    TRIES,
     VOCAB,
     Handler,
     Kind,
@@ -31,6 +32,7 @@ from support.backends import (
     engine_of,
     hash_policy,
     http_response,
+    instant,
     over_socket,
     request_of,
     soon,
@@ -53,7 +55,7 @@ def served(kind: Kind, **options: Any) -> ScriptedServer:
 
 
 def backend_to(server: ScriptedServer, **options: Any) -> HttpBackend:
-    return BACKENDS[server.engine.wire.name](server.base_url, **{"sleep": Waits(), **options})
+    return BACKENDS[server.engine.wire.name](server.base_url, **instant(options))
 
 
 def connections(server: ScriptedServer) -> int:
@@ -213,11 +215,11 @@ async def test_a_refused_connection_is_named_with_the_address(kind: Kind, free_p
     assert "host and port" in message
     assert "SSLContext" not in message
     assert not caught.value.sent
-    assert len(waits.seconds) == 3
+    assert waits.seconds == [], "it may be the wrong address"
 
 
 async def test_an_unknown_host_is_reported() -> None:
-    backend = BACKENDS["vllm"]("http://no-such-host.invalid:8000", max_attempts=1)
+    backend = BACKENDS["vllm"]("http://no-such-host.invalid:8000", patience_s=0)
     with pytest.raises(EngineConnectionError, match=r"vllm at http://no-such-host\.invalid:8000"):
         await backend.connect()
 
@@ -244,7 +246,7 @@ async def test_a_server_without_http_is_not_retried() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_broken_connection_leaves_nothing_running(kind: Kind, fault: Fault) -> None:
     async with served(kind, fault=always(fault)) as server:
-        backend = backend_to(server, max_attempts=2)
+        backend = backend_to(server, patience_s=TRIES[2])
         with pytest.raises(EngineConnectionError, match=r"connection to .*before") as caught:
             await generate(backend, request_of())
         assert caught.value.sent
@@ -265,7 +267,7 @@ async def test_a_broken_connection_is_retried_and_succeeds(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_killed_during_a_request_is_an_error(kind: Kind) -> None:
     with served(kind, latency=60.0) as server:
-        backend = backend_to(server, timeout_s=30.0, max_attempts=2)
+        backend = backend_to(server, timeout_s=30.0, patience_s=TRIES[2])
 
         def kill() -> None:
             assert eventually(lambda: server.engine.running > 0)
@@ -484,7 +486,7 @@ async def test_proxies_of_the_environment_are_not_used(
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     async with served(kind) as server:
-        backend = backend_to(server, max_attempts=1)
+        backend = backend_to(server, patience_s=0)
         await generate(backend, request_of())
         await backend.aclose()
 

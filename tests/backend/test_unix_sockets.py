@@ -47,7 +47,7 @@ async def test_a_server_behind_a_unix_socket(kind: Kind, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_socket_without_a_server_is_reported(kind: Kind, tmp_path: Path) -> None:
-    backend = BACKENDS[kind](f"unix://{tmp_path}/none.sock", max_attempts=2, sleep=Waits())
+    backend = BACKENDS[kind](f"unix://{tmp_path}/none.sock", sleep=Waits())
     with pytest.raises(EngineConnectionError, match=rf"{kind} at unix://{tmp_path}/none.sock/v1/mod"):
         await backend.connect()
     await backend.aclose()

@@ -216,6 +216,16 @@ def test_engine_failures_are_counted_and_set_the_exit_status(
     assert len((out / "failures.jsonl").read_text().splitlines()) == 10
 
 
+def test_the_patience_is_an_option(tasks: Path, folder: str, tmp_path: Path, here: CliRunner) -> None:
+    busy = Fault(status=503)
+    with served("vllm", fault=lambda number, request: busy if request.max_new_tokens == 17 else None) as server:
+        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--sampling", "max_new_tokens=17")
+        found = here.invoke(cli.app, [*argv, "--patience", "0"])
+        tries = sum(request.max_new_tokens == 17 for request in server.engine.requests)
+    assert found.exit_code == 1, found.output
+    assert (tries, "(engine_error 5), the last with: ThrottledError" in found.stderr) == (5, True)
+
+
 def test_an_exit_in_a_task_of_the_agents_code_is_an_error_not_success(
     tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
@@ -254,6 +264,7 @@ def test_an_invalid_task_is_an_error_before_the_server_is_asked(
         (["--sampling", "stop=" + "[" * 100_000], ("--sampling stop", "nested")),
         (["--verify-echo", "never"], ("verify_echo", "'always'", "'never'")),
         (["--turn-timeout", "0"], ("turn_timeout_s", "seconds")),
+        (["--patience", "-1"], ("Invalid value for '--patience'",)),
     ],
 )
 def test_a_bad_option_is_an_error_before_the_server_is_asked(

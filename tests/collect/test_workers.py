@@ -33,9 +33,7 @@ by_kind = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def policy(kind: str, *answers: Any, **options: Any) -> Policy:
-    return replace(
-        policy_of(kind), backend=backend_of(engine_of(kind, Says(*answers), **options), kind, max_attempts=1)
-    )
+    return replace(policy_of(kind), backend=backend_of(engine_of(kind, Says(*answers), **options), kind, patience_s=0))
 
 
 def rollout(**task: Any) -> Rollout:
@@ -396,7 +394,7 @@ async def test_a_collection_with_failures_on_every_side_is_whole_in_the_end(kind
         return Completion([*ids, on.tokenizer.eos_token_id])
 
     engine = engine_of(kind, says, fault=every(7, Fault(status=500)))
-    on = replace(policy_of(kind), backend=backend_of(engine, kind, max_attempts=1))
+    on = replace(policy_of(kind), backend=backend_of(engine, kind, patience_s=0))
     tasks = [{"id": f"task {number}", "question": f"What is {number} * 17?"} for number in range(6)]
     failures = 0
     for _ in range(20):

@@ -186,7 +186,7 @@ async def test_a_missing_tokenizer_fails_at_the_first_turn(tmp_path: Any) -> Non
 
 async def test_an_unreachable_server_fails_at_the_first_turn() -> None:
     model = VLLMModel(base_url="http://127.0.0.1:9/v1", model_id="m", tokenizer=tokenizer(), api_key="EMPTY")
-    model._policy_options["max_attempts"] = 1
+    model._policy_options["patience_s"] = 0
     with pytest.raises(EngineConnectionError):
         await Agent(model=model, callback_handler=None).invoke_async("Hello?")
 

@@ -40,7 +40,7 @@ async def test_every_exchange_is_logged_unchanged(kind: Kind, carried: Any, stre
 async def failed_exchange(carried: Any, fault: Fault) -> Exchange:
     """Return the logged exchange of a generation that a fault ends."""
     log = WireLog(carried(engine_of("sglang", fault=always(fault))))
-    backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, max_attempts=1)
+    backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, patience_s=0)
     await backend.connect()
     with pytest.raises(EngineConnectionError):
         await backend.generate(request_of())

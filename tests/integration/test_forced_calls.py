@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from pydantic import BaseModel, Field
 from strands import Agent
 
 from calculator import make_agent
+from strands_tito import engines
+from strands_tito.engines import models
 from support.forced_calls import force
 from support.real import Served
+from tito_core import Policy
+from tito_core.backend import UnsupportedByServerError
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine
@@ -38,3 +45,38 @@ async def test_an_agents_structured_output_is_a_forced_call(served: Served) -> N
     check_ledger(model.ledger)
     constrained = [turn for turn in model.ledger if turn.draft.constrained]
     assert [[(call.name, call.status) for call in turn.draft.calls] for turn in constrained] == [[("Sum", "ok")]]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["generate", "completions"])
+def behind_parser(request: pytest.FixtureRequest) -> Iterator[tuple[Policy, bool]]:
+    """A vLLM with a reasoning parser, as thinking models are usually served, with and without its token endpoint."""
+    closed = [] if request.param else ["--no-enable-scale-out"]
+    arguments = ["--reasoning-parser", "qwen3", *closed]
+    with engines.running_sync("vllm", model="qwen3-tiny", server_args=arguments) as url:
+        yield Policy.connect(backend="vllm", base_url=url, tokenizer=models.load_tokenizer("qwen3-tiny")), request.param
+
+
+@pytest.mark.long
+async def test_a_server_with_a_reasoning_parser_constrains_all_or_is_refused(
+    behind_parser: tuple[Policy, bool],
+) -> None:
+    policy, is_open = behind_parser
+    model = policy.model(sampling={"max_new_tokens": 60, "seed": 1})
+    asked: Any = [{"role": "user", "content": [{"text": "Hi."}]}]
+    schema = {
+        "type": "object",
+        "properties": {"b": {"type": "boolean"}},
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    specs: Any = [{"name": "f", "description": "d", "inputSchema": {"json": schema}}]
+    turn = model.stream(asked, specs, tool_choice={"tool": {"name": "f"}})
+    if not is_open:
+        with pytest.raises(UnsupportedByServerError, match="--enable-scale-out"):
+            _ = [event async for event in turn]
+        assert len(model.ledger) == 0
+        return
+    _ = [event async for event in turn]
+    [committed] = model.ledger
+    assert committed.draft.constrained
+    assert [(call.name, call.status) for call in committed.draft.calls] == [("f", "ok")]

@@ -108,19 +108,19 @@ async def test_another_400_is_not_an_overflow_and_not_retried(locked: Locked) ->
 
 
 async def test_a_full_queue_is_retried(locked: Locked) -> None:
-    async def crowd(max_attempts: int, tokens: int) -> list[object]:
+    async def crowd(patience_s: float, tokens: int) -> list[object]:
         # Without a policy, whose own measurement at connect needs more than one place in the queue.
-        backend = create_backend(locked.kind, locked.url, api_key=KEY, timeout_s=120, max_attempts=max_attempts)
+        backend = create_backend(locked.kind, locked.url, api_key=KEY, timeout_s=120, patience_s=patience_s)
         sampling = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
         sent = (generate(backend, request_of(8 + number, **sampling)) for number in range(8))
         ended = list(await asyncio.gather(*sent, return_exceptions=True))
         await backend.aclose()
         return [error for error in ended if isinstance(error, BaseException)]
 
-    lost = await crowd(max_attempts=1, tokens=96)
+    lost = await crowd(patience_s=0, tokens=96)
     if locked.kind == "vllm":
         assert lost == []
     else:
         assert lost
         assert all(isinstance(error, ThrottledError) and error.status == 503 and error.body for error in lost), lost
-    assert await crowd(max_attempts=12, tokens=24) == []
+    assert await crowd(patience_s=60, tokens=24) == []

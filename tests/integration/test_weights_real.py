@@ -148,7 +148,7 @@ async def test_an_aborted_generation_can_be_committed(server: Server) -> None:
 
 
 async def test_missing_weights_are_an_error_and_leave_the_server_paused(server: Server) -> None:
-    backend: Any = create_backend(server.kind, server.url, timeout_s=300, max_attempts=1)
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300, patience_s=0)
     with pytest.raises(WeightsNotLoadedError, match="stays paused"):
         await backend.load_weights("/no/such/folder", "step-3")
     waiting = asyncio.create_task(generate(backend, request_of(4)))

@@ -199,6 +199,23 @@ async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollo
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("more", "patience_s"), [({}, 60), ({"tito_patience_s": 7}, 7)])
+async def test_the_patience_is_of_slimes_configuration(
+    more: dict[str, Any], patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    async def connect(**options: Any) -> Any:
+        given.update(options)
+        raise OSError("enough")
+
+    monkeypatch.setattr(Policy, "connect_async", connect)
+    args = arguments("http://patient:1", f"patient {patience_s}", **more)
+    with pytest.raises(OSError, match="enough"):
+        await generate_with(make_agent)(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+    assert given["patience_s"] == patience_s
+
+
 @pytest.mark.parametrize(
     ("more", "server"),
     [

@@ -19,6 +19,7 @@ from strands.types.exceptions import (
 )
 
 from strands_tito.testing import Fault, ScriptedServer
+from support.backends import TRIES
 from support.raw_server import RawServer
 from support.scripted import BACKENDS, Says, call, engine_of, tokenizer
 from tito_core import MalformedCallError, Termination, TITOModel, termination_of
@@ -78,26 +79,25 @@ def sent(server: Any) -> int:
 
 
 @pytest.mark.parametrize(("kind", "status", "later"), [("vllm", 429, True), ("sglang", 503, False)])
-async def test_a_throttled_request_is_sent_four_times_under_an_agent(
+async def test_a_throttled_request_is_retried_by_the_backend_alone(
     kind: str, status: int, later: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     fault = Fault(status=status, headers={"retry-after": "0.01"}, body=b'{"message": "busy"}')
     with serving(kind, CALL, "Five.", fault=fault, at=later) as (server, begin):
-        agent = agent_at(server.base_url, kind)
+        agent = agent_at(server.base_url, kind, patience_s=TRIES[2])
         begin()
         before = sent(server)
         with caplog.at_level(logging.WARNING, "tito_core"), pytest.raises(ThrottledError) as caught:
             await agent.invoke_async("2 + 3?")
-        assert sent(server) - before == 4 + later
+        assert sent(server) - before == 2 + later
     error = caught.value
     assert not isinstance(error, ModelThrottledException)
     assert (error.status, error.body) == (status, '{"message": "busy"}')
     assert error.request_id
     lines = [record.getMessage() for record in caplog.records if record.name == "tito_core.backend.retries"]
-    assert len(lines) == 3
+    assert len(lines) == 1
     for number, line in enumerate(lines, 1):
-        assert f"try {number} of 4" in line
-        assert " s: " in line
+        assert f"try {number} failed" in line
         assert error.request_id in line
         assert f"ThrottledError: {kind} at " in line
         assert "\n" not in line
@@ -112,12 +112,13 @@ async def test_a_compatible_model_retries_as_often(kind: str) -> None:
             model: Any = SGLangModel(client=client, tokenizer=tokenizer())
         else:
             model = VLLMModel(base_url=server.base_url, model_id="scripted", tokenizer=tokenizer())
+            model._policy_options["patience_s"] = TRIES[2]
         await model.connected()
         begin()
         before = sent(server)
         with pytest.raises(SGLangThrottledError if kind == "sglang" else ThrottledError) as caught:
             await Agent(model=model, callback_handler=None).invoke_async("2 + 3?")
-        assert sent(server) - before == 4
+        assert sent(server) - before == (4 if kind == "sglang" else 2)
     assert not isinstance(caught.value, ModelThrottledException)
     assert caught.value.status == 503
 
@@ -144,7 +145,7 @@ async def test_an_engines_failure_is_raised_unchanged_by_an_agent(kind: str, nam
     """On a later call Strands wraps any error that is not an `EventLoopException`."""
     fault, expected = FAILURES[name]
     with serving(kind, CALL, "Five.", fault=fault, at=later) as (server, begin):
-        agent = agent_at(server.base_url, kind, max_attempts=2)
+        agent = agent_at(server.base_url, kind, patience_s=TRIES[2])
         begin()
         caught = await one_clause(agent)
         assert type(caught) is expected
@@ -254,7 +255,7 @@ async def test_a_cancelled_invocation_raises_no_error_of_ours(kind: str, later: 
 
 async def test_the_error_of_a_stopped_server_is_raised_unchanged() -> None:
     with serving("vllm", "Five.") as (server, _):
-        agent = agent_at(server.base_url, "vllm", max_attempts=1)
+        agent = agent_at(server.base_url, "vllm", patience_s=0)
     caught = await one_clause(agent)
     assert isinstance(caught, EngineConnectionError)
     assert caught.reason == "refused"

@@ -254,7 +254,7 @@ async def test_a_placeholder_that_no_image_stands_for_is_not_sent(certified: boo
 
 async def test_servers_that_share_rollouts_take_images_alike() -> None:
     one, two = VisionEngine(), VisionEngine()
-    shared = Replicas([one, two], ["a", "b"], Retries(1))
+    shared = Replicas([one, two], ["a", "b"], Retries(0))
     policy = replace(await policy_of(one), backend=shared, info=await shared.connect())
     agent = Agent(model=policy.model(), callback_handler=None)
     await agent.invoke_async([GOOD, {"text": "What?"}])
@@ -262,4 +262,4 @@ async def test_servers_that_share_rollouts_take_images_alike() -> None:
     assert sorted(len(request.images.images) for request in (*one.requests, *two.requests)) == [1, 2]
     other = VisionEngine(support=ImageSupport(True, 1))
     with pytest.raises(BadRequestError, match="images"):
-        await Replicas([VisionEngine(), other], ["a", "b"], Retries(1)).connect()
+        await Replicas([VisionEngine(), other], ["a", "b"], Retries(0)).connect()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from strands_tito.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
+from support.backends import TRIES
 from support.proxy import AT, KINDS, Proxy
 from support.scripted import policy_of, tokenizer
 from tito_core.backend import BackendError, create_backend
@@ -100,7 +101,7 @@ async def test_nothing_is_wrong_hung_or_left_behind_whatever_breaks(kind: str) -
     findings = Findings()
     with served(kind) as server:
         async with Proxy(server.port, SEED) as proxy:
-            backend = create_backend(kind, proxy.url, timeout_s=2.0, max_attempts=ATTEMPTS, sleep=_shortly)
+            backend = create_backend(kind, proxy.url, timeout_s=2.0, patience_s=TRIES[ATTEMPTS], sleep=_shortly)
             await backend.connect()
             policy = replace(policy_of(kind), backend=backend)
             proxy.share = SPOILED

@@ -15,6 +15,7 @@ from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
 from strands_tito.testing import THROTTLED, Fault, ScriptedServer, always, at
+from support.backends import TRIES
 from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.backend import (
@@ -112,7 +113,7 @@ async def test_a_timeout_is_named_and_aborted(kind: str) -> None:
 async def test_an_engine_that_dies_in_mid_rollout_is_named_and_can_return(kind: str) -> None:
     server = ScriptedServer(engine_of(kind, Says("One.", "Two.")))
     with server:
-        model = _model_at(server.base_url, kind, max_attempts=2)
+        model = _model_at(server.base_url, kind, patience_s=TRIES[2])
         agent = Agent(model=model, callback_handler=None)
         await agent.invoke_async("Hello?")
         before = snapshot(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -11,9 +12,11 @@ from strands import Agent, tool
 from strands.types.exceptions import StructuredOutputException
 
 from support.byte_level import byte_level
-from support.scripted import BACKENDS, Says, call, model_of, tokenizer, with_parts
-from tito_core.backend import ProtocolViolationError
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, model_of, tokenizer, with_parts
+from tito_core import Policy
+from tito_core.backend import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.parsing import get_tool_parser
 from tito_core.turn.inputs import OutputConstraint, UnsupportedToolChoiceError
@@ -219,3 +222,120 @@ def test_a_grammar_without_avoided_ids_changes_no_bias(grammar: Grammar) -> None
     fields = SamplingParams(grammar=grammar, extra={"logit_bias": {"5": 1.0}}).shared_fields()
     assert fields["logit_bias"] == {"5": 1.0}
     assert "logit_bias" not in SamplingParams(grammar=grammar).shared_fields()
+
+
+THINK, END_OF_THINK = 151667, 151668
+"""`<think>` and `</think>` of qwen3-tiny's tokenizer."""
+OPENS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""A template whose generation prompt opens the reasoning, as those of Qwen3.5, GLM-4.6 and Nemotron do."""
+
+
+def free_or_forced(request: Any) -> Any:
+    """Answer as a policy would: under a grammar with the only text that it allows, else freely."""
+    return call("look", '{"at": "x"}') if request.grammar else "I would rather chat."
+
+
+def behind_parser(script: Any, loaded: Any = None, **options: Any) -> tuple[Policy, Any]:
+    """Return a policy on a scripted vLLM with `--reasoning-parser qwen3`, and its engine."""
+    loaded = loaded or tokenizer("qwen3-tiny")
+    engine = engine_of("vllm", script, "qwen3-tiny", reasoning=(THINK, END_OF_THINK), **options)
+    return Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=loaded, parser="hermes"), engine
+
+
+async def test_a_server_with_a_reasoning_parser_applies_the_grammar_from_the_first_token() -> None:
+    script = Says(free_or_forced, name="qwen3-tiny")
+    policy, _ = behind_parser(script)
+    assert policy.info.capabilities.grammar is True
+    model = policy.model()
+    await forced(model, {"tool": {"name": "look"}})
+    assert script.requests[-1].body["reasoning_ended"] is True
+    [turn] = model.ledger
+    assert turn.draft.constrained
+    assert [one.name for one in turn.draft.calls] == ["look"]
+    await forced(model, None)
+    assert "reasoning_ended" not in script.requests[-1].body, "nothing to tell without a grammar"
+
+
+GRAMMARS: dict[str, dict[str, str]] = {
+    "json_schema": {"kind": "json_schema", "value": '{"type": "object"}'},
+    "regex": {"kind": "regex", "value": "yes|no"},
+    "ebnf": {"kind": "ebnf", "value": 'root ::= "yes"'},
+}
+
+
+@pytest.mark.parametrize("grammar", [None, *GRAMMARS])
+async def test_a_server_that_cannot_be_told_is_refused_a_grammar(grammar: str | None) -> None:
+    """`/v1/completions` has no field for it: the answer would be free, and recorded as constrained."""
+    script = Says(free_or_forced, name="qwen3-tiny")
+    policy, engine = behind_parser(script, scale_out=False)
+    assert policy.info.capabilities.grammar is False
+    before = len(engine.requests)
+
+    async def constrain() -> None:
+        if grammar is None:
+            await forced(policy.model(), {"tool": {"name": "look"}})
+        else:
+            policy.model(sampling={"grammar": GRAMMARS[grammar]})
+
+    with pytest.raises(UnsupportedByServerError, match=r"without its reasoning parser.*--enable-scale-out"):
+        await constrain()
+    model = policy.model()
+    with pytest.raises(UnsupportedByServerError, match="was not sent"):
+        await forced(model, None, structured_output_model=Sum)
+    assert (len(model.ledger), len(engine.requests)) == (0, before)
+    await forced(model, None)
+    assert not model.ledger[0].draft.constrained
+
+
+async def test_a_server_without_a_reasoning_parser_takes_grammars_on_every_endpoint() -> None:
+    script = Says(call("look", '{"at": "x"}'), name="qwen3-tiny")
+    engine = engine_of("vllm", script, "qwen3-tiny", scale_out=False)
+    policy = Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=tokenizer("qwen3-tiny"), parser="hermes")
+    assert policy.info.capabilities.grammar is True
+    model = policy.model()
+    await forced(model, {"tool": {"name": "look"}})
+    assert model.ledger[0].draft.constrained
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+async def test_a_grammar_of_the_answer_begins_after_reasoning_that_the_template_opened(kind: str) -> None:
+    loaded = copy.deepcopy(tokenizer("qwen3-tiny"))
+    loaded.chat_template = OPENS
+    script = Says("Let me see.</think>yes", name="qwen3-tiny")
+    policy, _ = behind_parser(script, loaded)
+    given = GRAMMARS[kind]
+    model = policy.model(sampling={"grammar": given})
+    async for _ in model.stream(ASKED):
+        pass
+    *thinking, answer = sent(script)["elements"]
+    assert {"type": "token", "token": END_OF_THINK} in thinking
+    value = {"json_schema": "json_schema", "regex": "pattern", "ebnf": "grammar"}[kind]
+    assert (
+        json.loads(given["value"]).items() <= answer[value].items()
+        if kind == "json_schema"
+        else (answer[value] == given["value"])
+    )
+    [turn] = model.ledger
+    assert turn.draft.constrained, "the reasoning, too, is sampled under the grammar"
+    assert turn.draft.reasoning_closed
+
+
+async def test_a_structural_tag_is_the_whole_completion() -> None:
+    loaded = copy.deepcopy(tokenizer("qwen3-tiny"))
+    loaded.chat_template = OPENS
+    script = Says("</think>yes", name="qwen3-tiny")
+    policy, _ = behind_parser(script, loaded)
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "</think>yes"}}
+    async for _ in policy.model(sampling={"grammar": {"kind": "structural_tag", "value": json.dumps(tag)}}).stream(
+        ASKED
+    ):
+        pass
+    assert sent(script) == tag["format"]
+
+
+def test_a_schema_that_is_not_json_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"grammar\.value is not JSON"):
+        SamplingParams(grammar=Grammar(kind="json_schema", value="{"))

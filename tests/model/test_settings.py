@@ -296,3 +296,39 @@ def test_an_option_of_the_other_function_names_it() -> None:
             InvalidValueError, match=rf"{name} is an option of a policy.*Policy\.connect\({name}=\.\.\.\)"
         ):
             policy.model(**{name: None})  # type: ignore[arg-type]
+FORCING = (
+    *("thinking_token_budget", "max_thinking_tokens", "trace_decode_token_ids", "custom_logit_processor"),
+    *("custom_params", "extra_args", "watermark", "watermarking", "allowed_token_ids", "kv_transfer_params"),
+    *("lora_path", "session_params", "require_reasoning"),
+)
+
+
+@pytest.mark.parametrize("name", FORCING)
+def test_a_field_that_makes_tokens_of_another_source_is_refused_with_its_reason(name: str) -> None:
+    check_error(
+        InvalidValueError, (f"must not contain {name!r}: ",), lambda: Settings.of(sampling={"extra": {name: 4}})
+    )
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_extra_has_the_fields_of_a_list_of_each_engine(kind: str) -> None:
+    info = policy_of(kind).info
+    assert info.extra_fields is not None
+    for name in info.extra_fields:
+        Settings.of(sampling={"extra": {name: {} if name == "logit_bias" else "a"}}).at(info)
+    for wrong, parts in (("logit_bais", ("'logit_bais'", "'logit_bias'")), ("vllm_xargs", ("'vllm_xargs'", kind))):
+        settings = Settings.of(sampling={"extra": {wrong: {}}})
+        check_error(InvalidValueError, parts, lambda settings=settings: settings.at(info))
+    settings = Settings.of()
+    check_error(InvalidValueError, ("logit_bais",), lambda: settings.changed(info, {"extra": {"logit_bais": {}}}))
+    unknown = replace(info, extra_fields=None)  # a third party's
+    assert Settings.of(sampling={"extra": {"own": 1}}).at(unknown).sampling.extra == {"own": 1}
+
+
+@given(bias=st.floats(-100, 100))
+def test_a_bias_that_chooses_the_token_is_refused(bias: float) -> None:
+    settings = Settings.of(sampling={"extra": {"logit_bias": {"5": bias}}})
+    if bias <= 10:
+        assert settings.at(INFO).sampling.extra == {"logit_bias": {"5": bias}}
+    else:
+        check_error(InvalidValueError, ("token 5", "at most 10", "grammar"), lambda: settings.at(INFO))

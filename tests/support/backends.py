@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -40,18 +40,29 @@ WIRES: tuple[Kind, ...] = (*KINDS, "vllm-completions")
 """The wires; "vllm-completions" is vLLM without `/inference/v1/generate`."""
 BACKENDS: dict[str, type[HttpBackend]] = {"vllm": VLLMBackend, "vllm-completions": VLLMBackend, "sglang": SGLangBackend}
 VOCAB, EOS = 1000, 2
+TRIES = {1: 0.0, 2: 0.2, 3: 0.7, 4: 1.7, 5: 3.7}
+"""The patience with which a request that always fails is tried so often, whatever the jitter of its waits."""
 SOON_S = 5.0
 PROMPT = (11, 12, 13, 14, 15)
 
 
 @dataclass
 class Waits:
-    """A sleep that returns at once and records its seconds."""
+    """A sleep that returns at once and records its seconds, and the clock that it moves."""
 
     seconds: list[float] = field(default_factory=list)
 
+    def clock(self) -> float:
+        return sum(self.seconds)
+
     async def __call__(self, seconds: float) -> None:
         self.seconds.append(seconds)
+
+
+def instant(options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return a backend's options with waits that take no time, unless they have a sleep of their own."""
+    waits = options.get("sleep", Waits())
+    return {"sleep": waits, **({"clock": waits.clock} if isinstance(waits, Waits) else {}), **options}
 
 
 def hash_policy() -> HashPolicy:
@@ -137,8 +148,8 @@ def in_process(engine: Any) -> Callable[[], InProcessTransport]:
 
 def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
     cls = BACKENDS[engine.wire.name]
-    options = {"sleep": Waits(), "http_transport": over_socket(engine), **options}
-    return cls("http://scripted", **options)
+    options = {"http_transport": over_socket(engine), **options}
+    return cls("http://scripted", **instant(options))
 
 
 def in_process_backend(engine: ScriptedEngine, **options: Any) -> HttpBackend:
@@ -202,8 +213,8 @@ def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options
         response = handler(request)
         return response if inspect.isawaitable(response) else naming(request, response)
 
-    options = {"sleep": Waits(), "http_transport": in_process(Handler(respond)), **options}
-    return BACKENDS[kind]("http://scripted", **options)
+    options = {"http_transport": in_process(Handler(respond)), **options}
+    return BACKENDS[kind]("http://scripted", **instant(options))
 
 
 _NAMED = re.compile(rb'("(?:request_)?id" *: *"(?:generate-tokens-|cmpl-)|"meta_info" *: *{ *"id" *: *")[^"]*')
@@ -240,7 +251,9 @@ def bodies(engine: ScriptedEngine) -> list[Any]:
 
 
 def is_probe(body: Any) -> bool:
-    """Return whether a body is a probe at connect: SGLang's vocabulary, vLLM's endpoint and top logprobs."""
+    """Return whether a body is a probe at connect: SGLang's vocabulary, vLLM's endpoint, top logprobs and grammars."""
+    if body.get("prompt") == [0] and ("thinking_token_budget" in body or "structured_outputs" in body):
+        return True
     if TOO_MANY_LOGPROBS in (body.get("logprobs"), (body.get("sampling_params") or {}).get("logprobs")):
         return True
     return "rid" not in body and "prompt" not in body and not body.get("token_ids")

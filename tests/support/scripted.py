@@ -9,6 +9,7 @@ from typing import Any
 
 from strands_tito.engines import models
 from strands_tito.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
+from support.backends import instant
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend
 from tito_core.parsing.registry import ToolCalls
@@ -73,7 +74,7 @@ def engine_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> 
 
 def backend_of(engine: ScriptedEngine, kind: str, **options: Any) -> Backend:
     cls = VLLMBackend if kind == "vllm" else SGLangBackend
-    return cls("http://scripted", http_transport=lambda: InProcessTransport(engine), **options)
+    return cls("http://scripted", http_transport=lambda: InProcessTransport(engine), **instant(options))
 
 
 def model_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> TITOModel:

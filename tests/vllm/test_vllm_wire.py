@@ -136,7 +136,7 @@ def test_sampling_under_its_names() -> None:
     ],
 )
 def test_the_limit_in_a_refusal(refusal: str, most: int | None, one_more: int | None) -> None:
-    plain, generating = (wire.capabilities(refusal, one_more=more) for more in (False, True))
+    plain, generating = (wire.capabilities(refusal, one_more=more, grammar=None) for more in (False, True))
     assert (plain.top_logprobs, generating.top_logprobs) == (most, one_more)
     assert (plain.sampling_mask, generating.sampling_mask) == (False, None)
     for can in (plain, generating):
@@ -227,7 +227,7 @@ async def test_a_score_without_an_answer_is_refused() -> None:
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
 async def test_an_unsupported_abort_is_ignored(status: int, error: Any) -> None:
     nothing = Handler(lambda _: http_response(status))
-    backend = BACKENDS["vllm"]("http://scripted", max_attempts=1, http_transport=over_socket(nothing))
+    backend = BACKENDS["vllm"]("http://scripted", patience_s=0, http_transport=over_socket(nothing))
     if error is None:
         await backend.abort("r")
         return

@@ -16,6 +16,7 @@ from strands_tito.collect.entry import MAX_SAMPLES
 from strands_tito.collect.errors import AgentError
 from strands_tito.terminal import VisibleConsole, stages_shown, visible
 from tito_core.backend.registry import installed_backends
+from tito_core.backend.retries import PATIENCE_S
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def collect(
     ] = None,
     max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Limit on the tokens of a trajectory.")] = None,
     turn_timeout: Annotated[float | None, typer.Option(help="Timeout for one turn, in seconds.")] = None,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds that a request waits for a server that is away or busy.")
+    ] = PATIENCE_S,
     verify_echo: Annotated[
         str, typer.Option(help='Check the echoed prompt on every turn ("always") or a path\'s first ("first").')
     ] = "always",
@@ -76,7 +80,7 @@ def collect(
         # Strands logs an error for each malformed call, because no tool has the call's name.
         logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
         more, policy_options = further_options(option or [])
-        options = ({"model": model} if model else {}) | policy_options
+        options: dict[str, Any] = {"patience_s": patience, **({"model": model} if model else {}), **policy_options}
         url = base_url[0] if len(base_url) == 1 else tuple(base_url)
         connection = Connection(backend, url, tokenizer, parser, options)
         rollout_options: Any = {"sampling": sampling_parameters(sampling or []), "verify_echo": verify_echo}

@@ -13,6 +13,7 @@ from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.slime import Branches, complete_aborted, fan_out, fill, reset_reward
 from strands_tito.integrations.run_rollout import MakeAgent, cleanup_agent, load_function, run_rollout
 from tito_core.backend.registry import installed_backends
+from tito_core.backend.retries import PATIENCE_S
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.ledger import Ledger
 from tito_core.model import Policy
@@ -32,7 +33,8 @@ _policies: dict[tuple[str, str, str], asyncio.Task[Policy]] = {}
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Run the agent that `args.tito_agent` names as "module:function"; see `generate_with`.
 
-    Set `tito_agent`, and optionally `tito_branches` and `tito_logprobs`, in the file of slime's `--custom-config-path`.
+    Set `tito_agent`, and optionally `tito_branches`, `tito_logprobs` and `tito_patience_s` (`BackendOptions`), in the
+    file of slime's `--custom-config-path`.
     """
     where = getattr(args, "tito_agent", None)
     if where is None:
@@ -166,7 +168,8 @@ async def _connected(args: Any) -> Policy:
     key = (backend, url, str(args.hf_checkpoint))
     known = _policies.get(key)
     if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
-        connecting = Policy.connect_async(backend=key[0], base_url=url, tokenizer=key[2])
+        patience_s = float(getattr(args, "tito_patience_s", PATIENCE_S))
+        connecting = Policy.connect_async(backend=key[0], base_url=url, tokenizer=key[2], patience_s=patience_s)
         _policies[key] = asyncio.ensure_future(connecting)
     return await asyncio.shield(_policies[key])
 

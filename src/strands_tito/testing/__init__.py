@@ -92,6 +92,9 @@ class Options(TypedDict, total=False):
         skip_tokenizer_init: False. A server without a tokenizer: SGLang's responses have no text, and no wire encodes
             text.
         scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` returns 403.
+        adapters: (). Names of LoRA adapters that `/v1/models` lists beside the model.
+        reasoning: None. Ids of `<think>` and `</think>` on a vLLM server with `--reasoning-parser`, which applies a
+            grammar only after the reasoning.
         raw_logprobs: None, the engine's default. Completions report raw logprobs (True, vLLM's default) or logprobs
             at the request's temperature (False, SGLang's default). Prompt logprobs are always raw.
         truncated_logprobs: False. Whether logprobs are normalised over the tokens that `top_k`, `top_p` and
@@ -118,6 +121,8 @@ class Options(TypedDict, total=False):
     encode: Encode | None
     skip_tokenizer_init: bool
     scale_out: bool
+    adapters: Sequence[str]
+    reasoning: tuple[int, int] | None
     raw_logprobs: bool | None
     truncated_logprobs: bool
     max_logprobs: int

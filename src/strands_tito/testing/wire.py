@@ -45,6 +45,8 @@ class EngineState:
     encode: Encode | None = None
     skip_tokenizer_init: bool = False
     scale_out: bool = True
+    adapters: tuple[str, ...] = ()
+    reasoning: tuple[int, int] | None = None
     raw_logprobs: bool | None = None
     truncated_logprobs: bool = False
     max_logprobs: int = 20

@@ -34,6 +34,7 @@ class EngineInfo:
         unreported: Fields of `RawResponse`, out of `MAY_BE_UNREPORTED`, that the server's API does not have. The core
             checks them only where they are present, and the suite reports their checks as not applicable.
         images: Whether the server takes images.
+        extra_fields: Names that `SamplingParams.extra` may have; None if unknown, then the server decides.
         raw_before_penalties: Whether raw logprobs are taken before penalties, `min_new_tokens` and engine parameters
             such as a `logit_bias` change the logits. False also where that is unknown.
     """
@@ -51,6 +52,7 @@ class EngineInfo:
     unreported: frozenset[str] = frozenset()
     images: ImageSupport = NO_IMAGES
     raw_before_penalties: bool = False
+    extra_fields: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         """Check every field once, so that turns need not.
@@ -96,7 +98,7 @@ def _is_image_support(value: object) -> bool:
     )
 
 
-_FLAGS = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority")
+_FLAGS = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority", "grammar")
 _TEXT = ("a string that can be encoded as UTF-8", is_text)
 _TEXT_OR_NONE = ("a string that can be encoded as UTF-8, or None", lambda value: value is None or is_text(value))
 _MEASURED = ("True, False or None", lambda value: value is None or type(value) is bool)
@@ -111,6 +113,10 @@ _ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
     "raw_before_penalties": ("True or False", lambda value: type(value) is bool),
     "images": ("an ImageSupport, with a boolean, a count or None, and a sentence", _is_image_support),
+    "extra_fields": (
+        "a frozenset of names, or None",
+        lambda value: value is None or (isinstance(value, frozenset) and all(map(is_text, value))),
+    ),
     "unreported": (
         "a frozenset of names of MAY_BE_UNREPORTED",
         lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,

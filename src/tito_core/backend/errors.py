@@ -155,9 +155,12 @@ class EngineConnectionError(BackendError):
 
     Attributes:
         reason: How the connection failed; None if unknown.
+        reached: Whether a server has answered at this address before. If not, a connection that cannot be opened is
+            not retried.
     """
 
     reason: ConnectionFailure | None = None
+    reached: bool = True
 
 
 class EngineTimeoutError(BackendError):
@@ -165,15 +168,17 @@ class EngineTimeoutError(BackendError):
 
 
 class ThrottledError(BackendError):
-    """The engine is overloaded (429 or 503), and still was at the last retry.
+    """The engine is overloaded or paused (429 or 503), and still was at the last retry.
 
     It is not Strands' `ModelThrottledException`, for which Strands would start all retries again.
 
     Attributes:
         retry_after_s: Seconds from the `Retry-After` header, or None.
+        is_pause: Whether the server says that it is paused.
     """
 
     retry_after_s: float | None = None
+    is_pause: bool = False
 
 
 class ContextLengthError(BackendError, ContextWindowOverflowException):

@@ -98,7 +98,10 @@ class Capabilities:
         sampling_mask: Whether it supports it.
         priority: Whether it schedules by priority.
         lower_first: Whether it serves a lower priority sooner.
-        options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`.
+        grammar: Whether a grammar constrains an answer from its first token. False where the server applies it only
+            after the policy's reasoning.
+        options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`; and
+            that for a "grammar".
     """
 
     top_logprobs: int | None = None
@@ -108,6 +111,7 @@ class Capabilities:
     sampling_mask: bool | None = None
     priority: bool | None = None
     lower_first: bool = False
+    grammar: bool | None = None
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def service_fields(self, optional_outputs: OptionalOutputs) -> dict[str, Any]:
@@ -120,11 +124,19 @@ class Capabilities:
         return fields
 
     def check(self, optional_outputs: OptionalOutputs, sampling: SamplingParams, *, backend: str) -> None:
-        """Check that the server supports the optional outputs.
+        """Check that the server supports the optional outputs, and applies the grammar to the whole answer.
 
         Raises:
             UnsupportedByServerError: It does not; the message names the option that enables the output.
         """
+        if sampling.grammar is not None and self.grammar is False:
+            option = f", or a newer version with {self.options['grammar']}" if "grammar" in self.options else ""
+            raise UnsupportedByServerError(
+                f"This {backend} server would apply a grammar only after the policy's reasoning, so it was not sent: a "
+                "forced tool call, structured output or another grammar would not constrain the answer. "
+                f"Start it without its reasoning parser{option}.",
+                backend=backend,
+            )
         if optional_outputs is NO_OPTIONAL_OUTPUTS:
             return
         if problem := self._problem(optional_outputs, sampling, f"this {backend} server"):

@@ -234,7 +234,7 @@ OnChunk = Callable[[TokenChunk], None]
 class Backend(Protocol):
     """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
 
-    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., max_attempts=...)`. The core
+    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., patience_s=...)`. The core
     checks requests before it calls a backend, and validates responses after it: a backend does neither.
     """
 

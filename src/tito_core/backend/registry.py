@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
-from tito_core.backend.retries import Retries
+from tito_core.backend.retries import TIMEOUT_S, Retries
 from tito_core.backend.sampling import refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, is_text, short_repr
 
@@ -23,23 +23,27 @@ class BackendOptions(TypedDict, total=False):
     Pass options of one backend to `create_backend(name, url, ...)`, and its result as `backend`.
 
     Attributes:
-        model: Name of the model on the server; its first one when None, the default.
+        model: Name of the model on the server; its first one when None, the default. LoRA adapters are refused.
+        model_id: Another name of `model`. Both at once are an error.
         api_key: The server's key. Default: None.
         timeout_s: Longest wait for a response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: Maximum number of connections per event loop; further requests wait. Default: 0, no limit.
-        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        patience_s: How long a request waits for a server that is away, restarting or busy, in seconds from its first
+            failure, within the turn's timeout. Default: 60. An address at which no server has answered yet fails at
+            once.
     """
 
     model: str | None
+    model_id: str | None
     api_key: str | None
     timeout_s: float
     connect_timeout_s: float
     max_connections: int
-    max_attempts: int
+    patience_s: float
 
 
-_HIDDEN_OPTIONS = ("http_transport", "sleep")
+_HIDDEN_OPTIONS = ("http_transport", "sleep", "clock")
 """Options for tests, which error messages do not suggest."""
 
 
@@ -86,6 +90,7 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
         UnknownBackendError: Unknown name; the message lists the installed backends.
         ValueError: A list of addresses is empty or has a duplicate; an option is unknown or has a bad value.
     """
+    options = one_model(options)
     if not isinstance(base_url, str | list | tuple):
         raise InvalidValueError(f"base_url must be an address or a list of them, not {short_repr(base_url)}.")
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -94,6 +99,24 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
             _check_options(name, factory, options)
             return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
     raise UnknownBackendError(f"Unknown backend {short_repr(name)}. Installed: {', '.join(installed_backends())}.")
+
+
+def one_model(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in which the model's name is called `model`, and not `model_id`.
+
+    Raises:
+        InvalidValueError: Both names are set.
+    """
+    merged = dict(options)
+    other = merged.pop("model_id", None)
+    if other is None:
+        return merged
+    if merged.get("model") is not None:
+        raise InvalidValueError(
+            f"model={short_repr(merged['model'])} and model_id={short_repr(other)} are two names of one setting, the "
+            "model on the server: give one of them."
+        )
+    return {**merged, "model": other}
 
 
 def _check_options(backend: str, factory: Callable[..., Backend], options: Mapping[str, Any]) -> None:
@@ -134,7 +157,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "timeout_s": (int | float, "a number of seconds"),
     "connect_timeout_s": (int | float, "a number of seconds"),
     "max_connections": (int, "a whole number"),
-    "max_attempts": (int, "a whole number"),
+    "patience_s": (int | float, "a number of seconds"),
 }
 """Types of the options of `BackendOptions`."""
 
@@ -145,6 +168,6 @@ def _several(factory: Callable[..., Backend], addresses: Sequence[str], options:
         raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
         raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
-    retry_options = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
-    members = [factory(address, **{**options, "max_attempts": 1}) for address in addresses]
-    return replicas_of(members, addresses, Retries(**retry_options))
+    retry_options = {key: options[key] for key in ("patience_s", "sleep", "clock") if key in options}
+    members = [factory(address, **{**options, "patience_s": 0}) for address in addresses]
+    return replicas_of(members, addresses, Retries(pause_s=options.get("timeout_s", TIMEOUT_S), **retry_options))

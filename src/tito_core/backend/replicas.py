@@ -19,6 +19,7 @@ from tito_core.backend.errors import (
     EngineConnectionError,
     EngineTimeoutError,
     ServerError,
+    ThrottledError,
 )
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import (
@@ -32,13 +33,14 @@ from tito_core.backend.protocol import (
     TokenChunk,
     TokenRequest,
 )
-from tito_core.backend.retries import Attempt, Retries
+from tito_core.backend.retries import Attempt, Retries, is_paused
 from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
-"""Seconds without requests for a server that was unreachable, failed or timed out."""
+"""Seconds without requests for a server that was unreachable, failed or timed out, or refused all (429, 503) for as
+long."""
 SESSIONS = 1 << 16
 """Maximum number of sessions whose server is remembered; the least recently used is forgotten first."""
 
@@ -50,19 +52,20 @@ class _Member:
     running: set[str] = field(default_factory=set)
     assigned: int = 0
     out_until: float = 0.0
+    busy_since: float | None = None
 
 
 class Replicas:
     """Balances requests over backends of equal servers. Threads and event loops may share it.
 
-    A session stays with its server, whose prefix cache holds its history, also while the server is busy (429, 503). If
-    the server fails, the session moves to another one and stays there. A request without a session goes to the server
-    with the fewest running requests. Tries are counted over all servers.
+    A session stays with its server, whose prefix cache holds its history, also while the server is paused or briefly
+    busy (429, 503). If the server fails, the session moves to another one and stays there. A request without a session
+    goes to the server with the fewest running requests. Patience is counted over all servers.
 
     Args:
         members: One backend per server, without retries of its own.
         addresses: The address of each server, for errors.
-        retries: How often a request is tried, and the waits between tries.
+        retries: How long a request is tried, and the waits between tries.
         clock: Returns seconds; measures how long a server is left out.
     """
 
@@ -190,10 +193,23 @@ class Replicas:
         except (EngineConnectionError, EngineTimeoutError, ServerError):
             member.out_until = self._clock() + OUT_S
             raise
+        except ThrottledError as error:
+            self._busy(member, error)
+            raise
         else:
-            member.out_until = 0.0
+            member.out_until, member.busy_since = 0.0, None
         finally:
             member.running.discard(running)
+
+    def _busy(self, member: _Member, error: ThrottledError) -> None:
+        """Leave a server out that has answered nothing but 429 and 503 for a while; a paused one keeps its sessions."""
+        now = self._clock()
+        if is_paused(error):
+            member.busy_since = None
+        elif member.busy_since is None:
+            member.busy_since = now
+        elif now - member.busy_since >= OUT_S:
+            member.out_until, member.busy_since = now + OUT_S, None
 
     def _choose(self, session: str | None, tried: Sequence[_Member]) -> _Member:
         now = self._clock()

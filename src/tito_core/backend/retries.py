@@ -1,32 +1,34 @@
-"""Retries of transient failures."""
+"""Send a request again after a transient failure, for as long as the patience lasts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_exponential,
-    wait_random,
-)
-
 from tito_core.backend.errors import BackendError, EngineConnectionError, ServerError, ThrottledError
-from tito_core.backend.typed_values import at_least
+from tito_core.backend.typed_values import positive_seconds, seconds_or_zero
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
+Clock = Callable[[], float]
+PATIENCE_S = 60.0
+"""Default of `patience_s`: how long a server may be away, from a request's first failure, in seconds."""
+TIMEOUT_S = 600.0
+"""Default of `timeout_s`: the longest wait for an answer, and for a paused server, in seconds."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
+"""Waits double from the first to the longest; each is lengthened by up to its own length at random."""
+_SERVER_ERRORS = 3
+"""How often a request is sent again after a 500, which may be of this request and not of the server."""
+_GATEWAY_STATUSES = (502, 504)
+"""What a proxy answers while the server behind it is away."""
 _LOGGED = 300
 """Characters of an error in a log line."""
-LONGEST_WAIT_S = 60.0
-"""Longest wait for a server's `Retry-After`, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +42,50 @@ class Attempt:
         return request_id if not self.number else f"{request_id}-retry{self.number}"
 
 
+@dataclass(slots=True)
+class Failures:
+    """The failures of one request so far.
+
+    Attributes:
+        count: Number of failed tries.
+        server_errors: How many of them were a 500.
+        away_s: Seconds of patience used: since the first failure, without pauses.
+        paused_s: Seconds for which the server was paused.
+    """
+
+    count: int = 0
+    server_errors: int = 0
+    away_s: float = 0.0
+    paused_s: float = 0.0
+
+
 class Retries:
-    """Retry connection failures, 429, 503 and other 5xx; never another 4xx or a timeout.
+    """Retry what passes: a server that is away, busy or paused. Another 4xx or a timeout is never retried.
 
     These are the only retries: Strands does not retry the error that is raised in the end.
 
     Args:
-        max_attempts: Tries in all.
-        sleep: Waits between them.
+        patience_s: Seconds from the first failure until the last try; 0 for one try. A pause uses none of it.
+        pause_s: Longest time to wait for a paused server, in seconds.
+        sleep: Waits between tries.
+        clock: Returns seconds. Tries take time too, such as one that finds no connection.
         may_retry: Returns whether an error is retried.
     """
 
     def __init__(
         self,
-        max_attempts: int = 4,
+        patience_s: float = PATIENCE_S,
+        *,
+        pause_s: float = TIMEOUT_S,
         sleep: Sleep = asyncio.sleep,
-        may_retry: Callable[[BaseException], bool] | None = None,
+        clock: Clock = time.monotonic,
+        may_retry: Callable[[BackendError], bool] | None = None,
     ) -> None:
-        self._may_retry = may_retry or is_transient
-        self.max_attempts = at_least("max_attempts", max_attempts, 1)
+        self.patience_s = seconds_or_zero("patience_s", patience_s)
+        self.pause_s = positive_seconds("timeout_s", pause_s)
         self._sleep = sleep
+        self._clock = clock
+        self._may_retry = may_retry or is_transient
 
     async def __call__(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Call `work`, and retry transient failures.
@@ -67,55 +93,78 @@ class Retries:
         Raises:
             BackendError: The error of the last try.
         """
-        try:
-            return await work(Attempt(0))
-        except BackendError as error:
-            if not self._may_retry(error):
-                raise
-            first = error
-        tries = AsyncRetrying(  # made only now: most requests never need it
-            retry=retry_if_exception(self._may_retry),
-            stop=stop_after_attempt(self.max_attempts),
-            wait=_wait,
-            sleep=self._sleep,
-            before_sleep=self._log_retry,
-            reraise=True,
-        )
-        try:
-            async for attempt in tries:
-                with attempt:
-                    number = attempt.retry_state.attempt_number - 1
-                    if not number:
-                        raise first
-                    return await work(Attempt(number))
-        finally:
-            del first  # its traceback refers to this frame
-        raise AssertionError("tenacity re-raises the last error")
+        failures, wait_s, failed_at, was_paused = Failures(), 0.0, 0.0, False
+        while True:
+            try:
+                return await work(Attempt(failures.count))
+            except BackendError as error:
+                now = self._clock()
+                if failures.count:
+                    passed = max(now - failed_at, wait_s)
+                    failures.paused_s += passed if was_paused else 0.0
+                    failures.away_s += 0.0 if was_paused else passed
+                failed_at, was_paused = now, is_paused(error)
+                failures.count += 1
+                failures.server_errors += _is_server_error(error)
+                wait = self.wait_s(error, failures) if self._may_retry(error) else None
+                if wait is None:
+                    raise
+                self._log(error, failures, wait)
+                wait_s = wait
+            await self._sleep(wait_s)
 
-    def _log_retry(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        wait_s = state.next_action.sleep if state.next_action else 0.0
+    def wait_s(self, error: BackendError, failures: Failures) -> float | None:
+        """Return the seconds to wait before the next try, at least a `Retry-After`; None if there is no next try.
+
+        The last try is made when the patience ends, so that a server has all of it to come back.
+        """
+        paused = is_paused(error)
+        left = self.pause_s - failures.paused_s if paused else self.patience_s - failures.away_s
+        if left <= 0 or not self.patience_s or failures.server_errors > _SERVER_ERRORS:
+            return None
+        retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
+        return min(max(backoff_s(failures.count), retry_after_s or 0.0), left)
+
+    def _log(self, error: BackendError, failures: Failures, wait_s: float) -> None:
+        request = error.request_id or "without an id"
+        if is_paused(error):
+            if not failures.paused_s:  # one line for each pause of a request
+                _log.warning(
+                    "%s is paused, as for new weights: request %s waits until it resumes", error.backend, request
+                )
+            return
         _log.warning(
-            "try %d of %d failed, retrying in %.2f s: request %s: %s: %s",
-            state.attempt_number,
-            self.max_attempts,
+            "try %d failed, retrying in %.2f s, %.1f s after the first failure: request %s: %s: %s",
+            failures.count,
             wait_s,
-            getattr(error, "request_id", None) or "without an id",
+            failures.away_s,
+            request,
             type(error).__name__,
             " ".join(str(error).split())[:_LOGGED],
         )
 
 
-def is_transient(error: BaseException) -> bool:
-    """Return whether a failure is transient and the request can be retried."""
-    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.was_streamed
+def is_transient(error: BackendError) -> bool:
+    """Return whether a failure is transient and the request can be retried.
+
+    An address at which no server ever answered is taken for a wrong one.
+    """
+    if error.was_streamed:
+        return False
+    if isinstance(error, EngineConnectionError):
+        return error.sent or error.reached
+    return isinstance(error, ThrottledError | ServerError)
 
 
-_backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
+def is_paused(error: BaseException) -> bool:
+    """Return whether the server refused a request because it is paused."""
+    return isinstance(error, ThrottledError) and error.is_pause
 
 
-def _wait(state: RetryCallState) -> float:
-    """Return the seconds to wait: the server's `Retry-After`, else exponential backoff with jitter."""
-    error = state.outcome.exception() if state.outcome else None
-    retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
-    return _backoff(state) if retry_after_s is None else min(max(retry_after_s, 0.0), LONGEST_WAIT_S)
+def backoff_s(failed: int) -> float:
+    """Return the seconds to wait after a number of failed tries, with jitter."""
+    return float(min(_FIRST_WAIT_S * 2.0 ** min(failed - 1, 16), _LONGEST_WAIT_S)) * random.uniform(1.0, 2.0)
+
+
+def _is_server_error(error: BackendError) -> bool:
+    return isinstance(error, ServerError) and error.status not in _GATEWAY_STATUSES

@@ -17,7 +17,8 @@ _RESPONSE_FIELDS = (
     *("logprobs", "top_logprobs", "prompt_logprobs", "return_logprob", "logprob_start_len", "logprob_token_ids"),
     *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),
     *("return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "return_text_in_logprobs"),
-    *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "reasoning_ended", "output_kind"),
+    *("flat_logprobs", "return_hidden_states", "return_entropy", "token_ids_logprob"),
 )
 _PROMPT_FIELDS = (
     *("prompt", "prompt_embeds", "input_ids", "token_ids", "text", "messages", "model", "rid", "request_id"),
@@ -58,6 +59,27 @@ _BY_OUTPUT = {
     **_OPTIONAL_OUTPUT_NAMES,
     **{name: name for name in ("prompt_logprobs", *_OPTIONAL_OUTPUT_NAMES.values())},
 }
+_REFUSED = {
+    **dict.fromkeys(
+        ("thinking_token_budget", "max_thinking_tokens", "thinking_budget"),
+        "at the limit the server forces the end of the reasoning, and no answer marks the forced tokens. Lower "
+        "max_new_tokens instead",
+    ),
+    "trace_decode_token_ids": "the server emits these tokens instead of sampling",
+    **dict.fromkeys(
+        ("custom_logit_processor", "custom_params", "logits_processors", "extra_args"),
+        "code of the server could force any token, and no answer marks the forced tokens",
+    ),
+    **dict.fromkeys(("watermark", "watermarking"), "a secret key moves the distribution, and no logprob includes it"),
+    "allowed_token_ids": "the answer would be constrained, but recorded as sampled. Set the sampling parameter grammar",
+    **dict.fromkeys(
+        ("kv_transfer_params", "ec_transfer_params"), "another server, whose weights are unknown, computes the prompt"
+    ),
+    **dict.fromkeys(("lora_path", "lora_id"), "adapters are not supported: their versions could not be recorded"),
+    "session_params": "the server would put a history of its own before the prompt (law 4)",
+    "require_reasoning": "the grammar would begin after the reasoning, but the whole answer be recorded as constrained",
+}
+"""Engine names of fields that change where tokens come from, each with the reason why it is refused."""
 OWNED_FIELDS = frozenset([*_RESPONSE_FIELDS, *_PROMPT_FIELDS])
 """Fields that a backend sets itself; not allowed in `extra`."""
 LOWEST_TEMPERATURE = 0.01
@@ -66,6 +88,8 @@ LOWEST_TEMPERATURE = 0.01
 
 AVOIDED_BIAS = -100.0
 """Added to the logits of a grammar's avoided ids. They are still sampled if the grammar allows no other token."""
+MOST_BIAS = 10.0
+"""Highest `logit_bias` of a rollout. It multiplies a token's odds by 22,000; a higher one chooses for the policy."""
 _BIAS, _STOP_PATTERNS = "logit_bias", "stop_regex"
 
 
@@ -74,7 +98,8 @@ class Grammar(TypedValues):
 
     Attributes:
         kind: Type of `value`; "structural_tag" is XGrammar's, in its form with a "format".
-        value: The grammar as text.
+        value: The grammar as text. Where the chat template opens the policy's reasoning, the reasoning comes first,
+            and a JSON schema, regex or EBNF constrains what follows it; a structural tag is the whole completion.
         avoided_ids: Tokens that the grammar allows by their bytes alone, such as `<tool_call>` inside a JSON string.
             They get a `logit_bias` of -100, so that they are sampled only if the grammar allows nothing else.
     """
@@ -82,6 +107,15 @@ class Grammar(TypedValues):
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
     value: Annotated[str, Field(min_length=1)]
     avoided_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
+
+    @model_validator(mode="after")
+    def _schema(self) -> Grammar:
+        if self.kind == "json_schema":
+            try:
+                json.loads(self.value)
+            except ValueError as error:
+                raise ValueError(f"grammar.value is not JSON ({error}): {short_repr(self.value)}.") from None
+        return self
 
 
 class SamplingParams(TypedValues):
@@ -93,8 +127,9 @@ class SamplingParams(TypedValues):
         top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
         stop: Strings that end an answer, or one such string.
         seed: Seed of a turn's sampling; None for a random one.
-        extra: Further fields, passed to the engine unchanged. Fields that the backend sets are refused, as is a
-            `stop_regex` that does not compile.
+        extra: Further fields, passed to the engine unchanged. Which ones is a list of each backend; all that the
+            backend sets or that would make tokens that the policy did not sample are refused, as is a `stop_regex` that
+            does not compile.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
@@ -156,6 +191,8 @@ class SamplingParams(TypedValues):
                 raise ValueError(
                     f"extra must not contain {name!r}: use the sampling parameter {own!r}, which is recorded."
                 )
+            if name in _REFUSED:
+                raise ValueError(f"extra must not contain {name!r}: {_REFUSED[name]}.")
             if name in _OPTIONAL_OUTPUT_NAMES:
                 option = _OPTIONAL_OUTPUT_NAMES[name]
                 raise ValueError(f"extra must not contain {name!r}: use optional_outputs={{{option!r}: ...}}.")
@@ -227,6 +264,22 @@ class SamplingParams(TypedValues):
 def _patterns(extra: Mapping[str, Any]) -> tuple[Any, ...]:
     value = extra.get(_STOP_PATTERNS)
     return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def check_extra(sampling: SamplingParams, known: Collection[str] | None, *, backend: str) -> None:
+    """Check the fields in `extra` of a rollout against those that a backend passes on; None if that is unknown.
+
+    Raises:
+        InvalidValueError: A name is unknown; the message suggests the nearest. Or a bias would choose the token.
+    """
+    for token, bias in (sampling.extra.get(_BIAS) or {}).items():
+        if isinstance(bias, int | float) and bias > MOST_BIAS:
+            raise InvalidValueError(
+                f"logit_bias of token {token} is {bias:g}, but at most {MOST_BIAS:g} is allowed: above it the server "
+                "forces the token, which would be recorded as sampled. Use a grammar to force text."
+            )
+    if known is not None:
+        refuse_unknown(f"field in extra for {backend}", sampling.extra, sorted(known))
 
 
 def refuse_unknown_option(

@@ -41,6 +41,16 @@ def positive_seconds(name: str, given: Any, allowed: str = "a positive number of
     return seconds
 
 
+def seconds_or_zero(name: str, given: Any) -> float:
+    """Return a user's time in seconds, which may be 0.
+
+    Raises:
+        InvalidValueError: Not a finite number, or negative.
+    """
+    is_zero = given == 0 and isinstance(given, int | float) and not isinstance(given, bool)
+    return 0.0 if is_zero else positive_seconds(name, given, "a number of seconds, or 0")
+
+
 def at_least(name: str, given: Any, least: int, allowed: str = "") -> int:
     """Return a user's whole number.
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.grammar import CallGrammar, after_reasoning, arguments_json, forced_tools
+from tito_core.parsing.completion import Completion, JsonSchema, Tools
+from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, forced_tools
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Preview
@@ -91,10 +91,13 @@ class TurnParser:
 
     def answer_grammar(self, schema: JsonSchema, prompt_tail: Sequence[int] = ()) -> CallGrammar | None:
         """Return the grammar for a JSON answer after reasoning that the prompt opened; None if it opened none."""
+        return self.after_open_reasoning(arguments_json(schema), prompt_tail)
+
+    def after_open_reasoning(self, answer: Grammar, prompt_tail: Sequence[int]) -> CallGrammar | None:
+        """Return the grammar for an answer after reasoning that the prompt opened; None if it opened none."""
         if self.reasoning is None or not self._in_reasoning(prompt_tail):
             return None
-        grammar = after_reasoning(self.markup, self.reasoning.close, arguments_json(schema))
-        return CallGrammar.of(grammar, self.markup.controls)
+        return CallGrammar.of(after_reasoning(self.markup, self.reasoning.close, answer), self.markup.controls)
 
     def _in_reasoning(self, prompt_tail: Sequence[int]) -> bool:
         """Return whether reasoning is open at the end of a prompt.

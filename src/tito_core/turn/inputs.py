@@ -18,7 +18,8 @@ from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import check_opening, check_system_blocks, shown
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools
-from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError, arguments_json
+from tito_core.parsing.grammar import Grammar as GrammarFormat
 from tito_core.parsing.schema import check_tools
 from tito_core.parsing.turn import TurnParser
 
@@ -88,7 +89,7 @@ class OutputConstraint:
         Raises:
             UnsupportedToolChoiceError: The call cannot be forced.
         """
-        grammar = self._grammar(parser, tools, prompt_tail)
+        grammar = self._grammar(parser, tools, prompt_tail) or _after_reasoning(base.grammar, parser, prompt_tail)
         if grammar is None:
             return base
         # Engines do not apply a minimum length with a grammar, and a complete answer must be able to end.
@@ -221,6 +222,27 @@ def check_output_model(output_model: Any) -> None:
     """
     if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
         raise InvalidValueError(f"output_model must be a subclass of pydantic.BaseModel, not {shown(output_model)}.")
+
+
+def _after_reasoning(given: Grammar | None, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
+    """Return the user's grammar of an answer, after the rest of reasoning that the prompt opened; None to leave it.
+
+    A structural tag is the whole completion as its author wrote it.
+    """
+    if given is None or not isinstance(parser, TurnParser):
+        return None
+    answer: GrammarFormat
+    match given.kind:
+        case "json_schema":
+            answer = arguments_json(json.loads(given.value))
+        case "regex":
+            answer = {"type": "regex", "pattern": given.value}
+        case "ebnf":
+            answer = {"type": "grammar", "grammar": given.value}
+        case _:
+            return None
+    thinking = parser.after_open_reasoning(answer, prompt_tail)
+    return None if thinking is None else _grammar_of(thinking)
 
 
 def _grammar_of(forced: CallGrammar) -> Grammar:

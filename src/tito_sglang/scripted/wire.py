@@ -140,7 +140,9 @@ class SGLangWire:
             "parent": None,
             "max_model_len": self.state.max_model_len,
         }
-        return json_response({"object": "list", "data": [model]})
+        of_model = {"parent": self.state.model, "max_model_len": None}
+        adapters = [{**model, "id": name, "root": f"/adapters/{name}", **of_model} for name in self.state.adapters]
+        return json_response({"object": "list", "data": [model, *adapters]})
 
     def _detokenize(self, body: dict[str, Any]) -> Answer:
         special = self.state.eos_ids if body.get("skip_special_tokens", True) else ()

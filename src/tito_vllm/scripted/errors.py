@@ -39,9 +39,23 @@ def not_enabled() -> WireResponse:
     return error(message, status=403, kind="PermissionDeniedError")
 
 
-def invalid(problem: Mapping[str, Any]) -> WireResponse:
-    """Return the error for a body that fails the schema; `param` is the location."""
-    return error(f"1 validation error:\n  {dict(problem)}", problem["loc"], kind="Bad Request")
+def invalid(*problems: Mapping[str, Any]) -> WireResponse:
+    """Return the error for a body that fails the schema; `param` is the location of the first problem."""
+    count = f"{len(problems)} validation error{'s' * (len(problems) > 1)}"
+    shown = "".join(f"\n  {dict(problem)}" for problem in problems)
+    return error(f"{count}:{shown}", problems[0]["loc"], kind="Bad Request")
+
+
+def schema_problems(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the problems of a body of `/inference/v1/generate`: an empty prompt, a bad `reasoning_ended`."""
+    problems: list[dict[str, Any]] = []
+    if not body["token_ids"]:
+        message = "List should have at least 1 item after validation, not 0"
+        problems.append({"type": "too_short", "loc": "body.token_ids", "msg": message})
+    if not isinstance(body.get("reasoning_ended"), bool | None):
+        message = "Input should be a valid boolean, unable to interpret input"
+        problems.append({"type": "bool_parsing", "loc": "body.reasoning_ended", "msg": message})
+    return problems
 
 
 def missing(name: str, fields: int) -> WireResponse:
@@ -57,7 +71,6 @@ def _schema(kind: str, place: str, message: str) -> Callable[..., WireResponse]:
 invalid_json = _schema("json_invalid", "body.38", "JSON decode error")
 bad_prompt_ids = _schema("greater_than_equal", "body.prompt.1", "Input should be greater than or equal to 0")
 negative_token_ids = _schema("value_error", "body.token_ids", "Value error, token_ids must not contain negative values")
-empty_token_ids = _schema("too_short", "body.token_ids", "List should have at least 1 item after validation, not 0")
 
 _RANGES = (
     ("presence_penalty", -2, 2, "in [-2, 2]"),
@@ -93,6 +106,16 @@ def check_replay(state: EngineState, params: Mapping[str, Any]) -> None:
     """Refuse parameters that a server with `--return-sampling-mask` does not support."""
     if state.sampling_masks and (params.get("temperature", 1.0) <= 0 or (params.get("top_k") or 0) <= 0):
         raise Refused(error("sampling distribution replay requires temperature > 0 and top_k > 0"))
+
+
+def check_budget(state: EngineState, params: Mapping[str, Any]) -> None:
+    """Refuse a budget for thinking on a server without `--reasoning-parser`."""
+    if params.get("thinking_token_budget") is not None and state.reasoning is None:
+        message = (
+            "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser "
+            "and/or --reasoning-config to use thinking_token_budget."
+        )
+        raise Refused(error(message))
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from strands_tito.testing.script import ScriptedRequest
-from strands_tito.testing.wire import EngineState, Generation, random_id
+from strands_tito.testing.wire import Answer, EngineState, Generation, json_response, random_id
 from tito_vllm.scripted import errors, images
 from tito_vllm.scripted.completions import CompletionsAnswer
 from tito_vllm.scripted.errors import Refused
@@ -18,8 +18,11 @@ from tito_vllm.scripted.generate import GenerateAnswer
 _COMPLETIONS_MAX_TOKENS = 16  # the server's default on /v1/completions; /inference/v1/generate fills the context
 
 
-def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
-    """Parse `POST /v1/completions` with token ids; raise `Refused` where the server refuses it."""
+def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Answer:
+    """Parse `POST /v1/completions` with token ids; raise `Refused` where the server refuses it.
+
+    A request for text alone under a regex that allows one text is answered with it: a script has only token ids.
+    """
     body = _decoded(raw)
     if "prompt" not in body:
         raise Refused(errors.missing("prompt", len(body)))
@@ -38,6 +41,10 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
     errors.check_sampling(body, max_tokens)
     errors.check_logprobs(logprobs, state.vocab_size, state.max_logprobs)
     errors.check_replay(state, body)
+    errors.check_budget(state, body)
+    only = (body.get("structured_outputs") or {}).get("regex", "")
+    if only.isalpha() and state.reasoning is None and not body.get("return_token_ids"):
+        return json_response({"object": "text_completion", "choices": [{"index": 0, "text": only}]})
     prompt_logprobs = body.get("prompt_logprobs")
     if prompt_logprobs is None and echo:
         prompt_logprobs = logprobs
@@ -58,8 +65,8 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
         if name not in body:
             raise Refused(errors.missing(name, len(body)))
     ids, params = body["token_ids"], body["sampling_params"]
-    if not ids:
-        raise Refused(errors.empty_token_ids())
+    if problems := errors.schema_problems(body):
+        raise Refused(errors.invalid(*problems))
     if min(ids) < 0:
         raise Refused(errors.negative_token_ids(len(ids)))
     _check_model(state, body)
@@ -67,6 +74,7 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
     ids, placed = images.expand(state, body, ids)  # before the engine's own checks, which follow
     errors.check_logprobs(params.get("logprobs"), state.vocab_size, state.max_logprobs)
     errors.check_replay(state, params)
+    errors.check_budget(state, params)
     errors.check_vocabulary(ids, state.vocab_size)
     _check_length(state, ids, completions=False)
     server_id = f"generate-tokens-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
@@ -160,7 +168,7 @@ def _scripted(
         eos_ids=state.eos_ids,
         ignore_eos=bool(params.get("ignore_eos")),
         min_new_tokens=params.get("min_tokens") or 0,
-        grammar=params.get("structured_outputs"),
+        grammar=params.get("structured_outputs") if _constrains(state, body, ids) else None,
         reported_temperature=temperature or 1.0 if state.raw_logprobs is False else 1.0,
         reported_truncated=state.truncated_logprobs,
         reported_offsets=state.raw_logprobs is False,
@@ -170,6 +178,17 @@ def _scripted(
         wire="vllm",
         body=body,
     )
+
+
+def _constrains(state: EngineState, body: Mapping[str, Any], ids: Sequence[int]) -> bool:
+    """Return whether the server applies a grammar from the first token.
+
+    With a reasoning parser it does so after the reasoning, unless `/inference/v1/generate`, whose body has `token_ids`,
+    is told that it ended, or the prompt's last tag closes it.
+    """
+    if state.reasoning is None or ("token_ids" in body and body.get("reasoning_ended")):
+        return True
+    return next((token for token in reversed(ids) if token in state.reasoning), None) == state.reasoning[1]
 
 
 def _or(value: float | None, default: float) -> float:

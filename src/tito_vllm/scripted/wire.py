@@ -93,7 +93,9 @@ class VLLMWire:
             "max_model_len": state.max_model_len,
             "permission": [permission],
         }
-        return json_response({"object": "list", "data": [model]})
+        of_model = {"parent": state.model, "max_model_len": None}
+        adapters = [{**model, "id": name, "root": f"/adapters/{name}", **of_model} for name in state.adapters]
+        return json_response({"object": "list", "data": [model, *adapters]})
 
     def _tokenize(self, body: dict[str, Any]) -> Answer:
         state = self.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.retries import Attempt, Sleep
+from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Attempt, Clock, Sleep
 from tito_core.backend.typed_values import short_repr
 from tito_core.ledger.columns import TokenIds
 
@@ -38,11 +39,12 @@ _LISTED_MODELS = 5
 
 
 class ServedModel(msgspec.Struct):
-    """One entry of an OpenAI-style `/v1/models`. On vLLM an adapter has no length of its own."""
+    """One entry of an OpenAI-style `/v1/models`. A LoRA adapter has a parent and, on both engines, no length."""
 
     id: str
     max_model_len: int | None = None
     owned_by: str | None = None
+    parent: str | None = None
 
 
 class ServedModels(msgspec.Struct):
@@ -67,9 +69,11 @@ class HttpBackend(ABC):
         timeout_s: Longest wait for an answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
-        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        patience_s: How long a request waits for a server that is away or busy, in seconds; 0 for one try. An address
+            at which no server has answered yet fails at once.
         http_transport: Makes the transport; tests pass one of a scripted engine.
         sleep: Waits between tries.
+        clock: Measures the patience.
     """
 
     name: ClassVar[str]
@@ -81,12 +85,13 @@ class HttpBackend(ABC):
         *,
         model: str | None = None,
         api_key: str | None = None,
-        timeout_s: float = 600.0,
+        timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 5.0,
         max_connections: int = 0,
-        max_attempts: int = 4,
+        patience_s: float = PATIENCE_S,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.http = self.http_type(
             self.name,
@@ -95,9 +100,10 @@ class HttpBackend(ABC):
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,
-            max_attempts=max_attempts,
+            patience_s=patience_s,
             http_transport=http_transport,
             sleep=sleep,
+            clock=clock,
         )
         self._model = model
         self._info: EngineInfo | None = None
@@ -228,18 +234,42 @@ class HttpBackend(ABC):
                 f"The server at {self.http.base_url} runs {owner}, not {self.name}: use backend={owner!r}.",
                 backend=self.name,
             )
-        for model in models:
+        own = [model for model in models if not _is_adapter(model, models)]
+        for model in own:
             if self._model in (None, model.id):
-                length = next((m.max_model_len for m in (model, *models) if m.max_model_len is not None), None)
-                return ServedModel(model.id, length)
-        names = ", ".join(short_repr(model.id) for model in models[:_LISTED_MODELS])
-        if len(models) > _LISTED_MODELS:
-            names = f"{names} and {len(models) - _LISTED_MODELS} more"
+                return model
+        self._refuse_adapter(self._model, models)
+        names = ", ".join(short_repr(model.id) for model in own[:_LISTED_MODELS])
+        if len(own) > _LISTED_MODELS:
+            names = f"{names} and {len(own) - _LISTED_MODELS} more"
         raise BadRequestError(
             f"{server} does not serve {short_repr(self._model)}; it serves {names}. Pass one of these as model_id, or "
             "leave it out.",
             backend=self.name,
         )
+
+    async def refuse_adapter(self, name: str) -> None:
+        """Check a model's name that is not used for requests.
+
+        Raises:
+            BadRequestError: It is that of a LoRA adapter, which the requests would not sample from.
+        """
+        self._refuse_adapter(name, (await self.get("/v1/models", ServedModels)).data)
+
+    def _refuse_adapter(self, name: str | None, models: list[ServedModel]) -> None:
+        for model in models:
+            if _is_adapter(model, models) and name in (None, model.id):
+                raise BadRequestError(
+                    f"{short_repr(model.id)} is a LoRA adapter on the {self.name} server at {self.http.base_url}. "
+                    "Adapters are not supported, since their weights and versions could not be recorded. Serve the "
+                    "model with the adapter merged into it, or give the name of the base model.",
+                    backend=self.name,
+                )
+
+
+def _is_adapter(model: ServedModel, models: list[ServedModel]) -> bool:
+    """Return whether an entry is a LoRA adapter: it has a parent, or alone no length of its own."""
+    return bool(model.parent) or (model.max_model_len is None and any(one.max_model_len is not None for one in models))
 
 
 async def _unread(reply: HttpResponse) -> None:

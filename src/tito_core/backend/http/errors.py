@@ -141,6 +141,7 @@ def wants_tls(backend: str, url: str, request_id: str | None) -> EngineConnectio
         request_id=request_id,
     )
     error.reason = "tls"
+    error.reached = False  # the address will not become right
     return error
 
 
@@ -201,11 +202,14 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-# How both engines (vLLM 0.32, SGLang 0.5.23) and gateways refuse a prompt that is too long. "must not exceed" alone may
-# concern a sampling parameter.
+# How engines (vLLM 0.7 to 0.33, SGLang 0.4 to 0.5.23) and gateways refuse a prompt that is too long; each wording is a
+# row of `tests/backend/test_error_table.py`. "must not exceed" alone may concern a sampling parameter. A server that
+# derives the limit of an answer from a full context names a limit below 1, which is never sent.
 _TOO_LONG = re.compile(
-    r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length|"
-    r"exceeds the maximum number of tokens|exceeds the KV memory budget|"
+    r"(?<!cannot be greater than the model's )maximum (context|model) length|"
+    r"longer than the model's context length|model's context length is only|too long to fit into the model|"
+    r"exceeds the maximum allowed length|exceeds the maximum number of tokens|exceeds the KV memory budget|"
+    r"max_(completion_)?tokens must be at least 1, got (-\d|0\b(?!\.\d))|"
     r"token count exceeds? the max|prompt is too long",
     re.IGNORECASE,
 )
@@ -213,6 +217,8 @@ _OUT_OF_VOCABULARY = re.compile(r"\bout of vocabulary\b", re.IGNORECASE)
 """How vLLM (0.30, 0.32) refuses a prompt id; SGLang crashes instead."""
 _WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)", re.IGNORECASE)
 """How nginx and Go answer plain HTTP on a TLS port."""
+_PAUSED = re.compile(r"\b(is|are) (currently )?paused\b", re.IGNORECASE)
+"""How vLLM (from 0.33) refuses new requests between `/pause` and `/resume`, with a 503; SGLang lets them wait."""
 _GIVE_THE_KEY = "Pass the server's key as api_key or in TITO_API_KEY."
 _CONNECT_AGAIN = (
     "If the endpoint worked before, the server may have been restarted without it: connect again with a new Policy "
@@ -247,6 +253,7 @@ def error_from_status(
     )
     if isinstance(error, ThrottledError):
         error.retry_after_s = _seconds(headers.get("retry-after"))
+        error.is_pause = status == 503 and _PAUSED.search(message) is not None
     return error
 
 
@@ -255,6 +262,8 @@ def _kind(status: int, message: str) -> tuple[type[BackendError], str]:
         return AuthenticationError, _GIVE_THE_KEY
     if status == 403:
         return AuthenticationError, f"{_GIVE_THE_KEY} {_CONNECT_AGAIN}"
+    if status == 503 and _PAUSED.search(message):
+        return ThrottledError, "Resume the server, or raise timeout_s if its pauses are longer."
     if status in (429, 503):
         return ThrottledError, "The server is overloaded: lower the concurrency or add servers."
     if 400 <= status < 500 and _TOO_LONG.search(message):

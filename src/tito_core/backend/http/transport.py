@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ from tito_core.backend.http.connections import (
 )
 from tito_core.backend.http.errors import error_from_failure, error_from_status, speaks_tls, wants_tls
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.retries import Attempt, Retries, Sleep, is_transient
+from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Attempt, Clock, Retries, Sleep
 from tito_core.backend.typed_values import at_least, positive_seconds
 
 T = TypeVar("T")
@@ -84,9 +85,13 @@ class EngineHttp:
         timeout_s: Longest wait for a whole response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: Maximum number of connections per event loop; further requests wait. 0 for no limit.
-        max_attempts: Maximum number of tries of a request. Connection failures, 429, 503 and other 5xx are retried.
+        patience_s: How long a request waits for a server that is away or busy, in seconds; see `Retries`.
         http_transport: Makes the transport; `ConnectionPool` when None.
         sleep: Waits between tries.
+        clock: Measures the patience.
+
+    Attributes:
+        retries: Retries requests.
     """
 
     def __init__(
@@ -95,12 +100,13 @@ class EngineHttp:
         base_url: str,
         *,
         api_key: str | None = None,
-        timeout_s: float = 600.0,
+        timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 5.0,
         max_connections: int = 0,
-        max_attempts: int = 4,
+        patience_s: float = PATIENCE_S,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.backend = backend
         self.interruptions = 0
@@ -109,17 +115,13 @@ class EngineHttp:
         self._where = where
         self.timeout_s = positive_seconds("timeout_s", timeout_s)
         self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
-        self._retries = Retries(max_attempts, sleep, self.may_retry)
+        self.retries = Retries(patience_s, pause_s=self.timeout_s, sleep=sleep, clock=clock)
+        self._was_reached = False
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
         limit = at_least("max_connections", max_connections, 0)
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
         self._transports = LoopTransports(http_transport or pool)
-
-    @staticmethod
-    def may_retry(error: BaseException) -> bool:
-        """Return whether a request is sent again after an error; see `Retries`."""
-        return is_transient(error)
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Call `work`, and retry transient failures.
@@ -127,7 +129,7 @@ class EngineHttp:
         Raises:
             BackendError: The error of the last try.
         """
-        return await self._retries(work)
+        return await self.retries(work)
 
     async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
         """Send one request with retries; return the 200."""
@@ -164,7 +166,7 @@ class EngineHttp:
         try:
             async with deadline:
                 response = await transport.send(method, self._where.root + request.path, headers, body)
-                self._may_be_tls = False
+                self._may_be_tls, self._was_reached = False, True
                 try:
                     if response.status == 200:
                         return await read(response)
@@ -213,6 +215,8 @@ class EngineHttp:
             connect_timeout_s=self.connect_timeout_s,
             request_id=request_id,
         )
+        if isinstance(error, EngineConnectionError):
+            error.reached = self._was_reached
         broke = isinstance(error, EngineConnectionError) and error.sent
         garbled = isinstance(failure, aiohttp.ClientResponseError)
         if (broke or garbled) and self._may_be_tls:
