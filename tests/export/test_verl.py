@@ -192,7 +192,7 @@ def test_a_rollout_without_a_turn_is_an_output_that_trains_nothing() -> None:
     for logprobs in ("checked", "omit"):
         [none] = outputs_of(Ledger(), temperature=1.0, end_id=2, logprobs=logprobs)
         assert sum(none.response_mask) == 0
-        assert (none.reward_score, none.num_turns) == (None, 0)
+        assert (none.reward_score, none.num_turns) == (0.0, 0)
         assert (none.extra_fields["termination"], none.extra_fields["rollout_id"]) == (None, None)
         assert (none.response_logprobs is None) == (logprobs == "omit")
 
@@ -201,7 +201,7 @@ def test_verl_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None
     import sys
 
     monkeypatch.setitem(sys.modules, "verl", None)
-    with pytest.raises(MissingPackageError, match=r"strands-tito\[verl\]"):
+    with pytest.raises(MissingPackageError, match=r"'\.\[verl\]'"):
         output_of(Ledger(), temperature=1.0, end_id=2)
 
 

@@ -16,12 +16,12 @@ from typing import Any, Self
 import msgspec
 from filelock import FileLock, Timeout
 
-from strands_tito.collect.agent import REWARD
 from strands_tito.collect.entry import NAME, Entry, read_start
 from strands_tito.collect.errors import FolderError
 from strands_tito.collect.index import Index, entries
 from strands_tito.collect.recovery import recover
 from strands_tito.collect.rollout import RolloutResult
+from tito_core.ledger.header import REWARD
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError
 
@@ -94,7 +94,7 @@ class RolloutFolder:
             file=self._file.path.name,
             end=end,
             termination=result.termination.value,
-            reward=_number(ledger.annotation(REWARD)),
+            reward=ledger.annotation(REWARD),
             turns=len(turns),
             tokens=sum(turn.own_length for turn in turns),
             sampled=sum(turn.draft.columns.output for turn in turns),
@@ -207,11 +207,6 @@ def _open_file(path: Path) -> LedgerFile:
         return LedgerFile(path)
     except FileNotFoundError as error:
         raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
-
-
-def _number(reward: Any) -> float | None:
-    """Return a reward as exporters read it, None if it is not a number: the agent may annotate any JSON value."""
-    return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
 
 
 def _sync(folder: Path) -> None:

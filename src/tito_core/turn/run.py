@@ -57,7 +57,8 @@ async def run_turn(
         )
         raise
     with ledger.call_ids.for_turn() as next_call_id:
-        answer = read(policy, prepared, response, next_call_id, settings)
+        agent = recording.agent(ledger, turn_input, match.parent)
+        answer = read(policy, prepared, response, next_call_id, settings, agent)
         ledger.check(answer.draft)
         images = request.images
         texts = answered_texts(policy, ledger, answer.draft, prepared.text, images, response.output_ids)
@@ -70,7 +71,12 @@ async def run_turn(
             yield with_ids(event, prompt_ids, response) if settings.reports_ids else event
         # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
         turn = recording.commit(
-            ledger, answer.draft, match.history, as_shown(answer.message), images.new if images else ()
+            ledger,
+            answer.draft,
+            match.history,
+            as_shown(answer.message),
+            images.new if images else (),
+            turn_input.caller,
         )
     keep_texts(policy, ledger, turn, texts)
     remember(turn_input.model_state, ledger, turn.index)
