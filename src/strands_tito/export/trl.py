@@ -36,7 +36,7 @@ def columns_of(
         `prompt_ids`, `completion_ids`, `logprobs` (None with "omit"), `env_mask`, 1 on trained tokens; and for reward
         functions `termination`, `rollout_id`, `rollout_group`, `rollout_task`, `rollout_sample`, `rollout_agent`, and
         `rollout_reward`: the ledger's annotation "reward"; None without one, and for a rollout that ended from outside,
-        so that TRL (from 1.4 on) leaves it out of its group's baseline.
+        so that TRL (from 1.6 on) leaves it out of its group's baseline.
 
     Raises:
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
