@@ -92,7 +92,7 @@ def trace_of(
     if tensors and processor is None:
         refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
     media = media_ids_of(rollout)
-    for trajectory in rollout.trajectories():
+    for trajectory in rollout.trajectories:
         refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), media, "verifiers", rollout.uuid)
     for turn in rollout:
         trained = train_constrained or not turn.draft.constrained
