@@ -109,7 +109,7 @@ def annotate(ledger: Ledger, returned: RunReturn) -> Termination | None:
     try:
         reward = None if (given := annotations.get(REWARD)) is None else as_reward(given)
     except ValueError as error:
-        raise AgentError(f"{error} A run returns a float, or {{'reward': float}}.") from error
+        raise AgentError(f"{error} In a run, return a float, or {{'reward': float}}.") from error
     termination = annotations.get(ANNOTATION)
     if termination is not None and termination not in list(Termination):
         raise AgentError(f"Unknown termination {termination!r}. Available: {', '.join(Termination)}.")

@@ -138,8 +138,9 @@ def recorded_logprobs_are_read_in_server_mode(folder: str) -> None:
 
             def columns(prompts: Any, trainer: Any, shift: float = shift) -> dict[str, Any]:
                 found = columns_of(group_of_one_prompt(), temperature=1.0, end_id=2, branches="last")
-                rows = zip(found["logprobs"], found["env_mask"], strict=True)
-                shifted = [[v + shift * kept for v, kept in zip(*row, strict=True)] for row in rows]
+                # The logprobs of a random model are near this; without a shift, the ratio is about 1.
+                shifted = [[-math.log(len(tokenizer())) * kept for kept in mask] for mask in found["env_mask"]]
+                shifted[0] = [value + shift for value in shifted[0]]  # of all rows, the two advantages would cancel
                 return {**found, "logprobs": shifted}
 
             trainer = trainer_of(columns, folder, size=6, logging_steps=1, **mode)
@@ -147,8 +148,7 @@ def recorded_logprobs_are_read_in_server_mode(folder: str) -> None:
             assert not mode or trainer.vllm_generation.synced == 1
             losses[bool(mode), shift] = trainer.state.log_history[0]["loss"]
     assert losses[False, 0.0] == losses[False, -0.5], "without use_vllm they are not read"
-    assert losses[True, 0.0] != 0.0
-    assert math.isclose(losses[True, -0.5], losses[True, 0.0] * math.exp(0.5), rel_tol=1e-2), losses
+    assert losses[True, -0.5] < losses[True, 0.0] - 0.05, losses  # a larger ratio where the advantage is positive
 
 
 def a_group_without_those_that_do_not_count() -> None:
