@@ -44,10 +44,10 @@ async def main(policy: Policy) -> list[Ledger]:
         print(f"{question:20} rewards {rewards}  advantages {advantages.round(2)}")
     for ledger in ledgers:
         check_ledger(ledger)
-        for trajectory in ledger.trajectories():  # one here; several if an agent edits its history
+        for trajectory in ledger.trajectories:  # one here; several if an agent edits its history
             trained = trajectory.loss_mask == 1
             assert np.isfinite(trajectory.logprobs[trained]).all()
-    tokens = sum(int(t.loss_mask.sum()) for ledger in ledgers for t in ledger.trajectories())
+    tokens = sum(int(t.loss_mask.sum()) for ledger in ledgers for t in ledger.trajectories)
     print(f"{len(ledgers)} rollouts, {tokens} tokens to train on, each with the logprob at which it was sampled")
     return list(ledgers)
 

@@ -47,7 +47,7 @@ async def main(policy: Policy, folder: str = "", seconds: float = 3.0) -> list[L
     ledgers = await asyncio.gather(*rollouts)
     for topic, ledger in zip(TOPICS, ledgers, strict=True):
         check_ledger(ledger)
-        spans = [span for trajectory in ledger.trajectories() for span in trajectory.versions]
+        spans = [span for trajectory in ledger.trajectories for span in trajectory.versions]
         parts = [(version, sum(s.stop - s.start for s in run)) for version, run in groupby(spans, lambda s: s.version)]
         print(f"{topic:14} " + ", then ".join(f"{tokens} tokens by {version!r}" for version, tokens in parts))
     rescored = merge([await rescore(ledger, policy.backend) for ledger in ledgers])

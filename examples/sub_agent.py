@@ -45,7 +45,7 @@ async def main(policy: Policy) -> list[Ledger]:
     """Ask all questions. The turns of both agents are trained, each token once (law 3)."""
     ledgers = await asyncio.gather(*(run_rollout(policy, question) for question in QUESTIONS))
     for ledger in ledgers:
-        trained = sum(int(trajectory.loss_mask.sum()) for trajectory in ledger.trajectories())
+        trained = sum(int(trajectory.loss_mask.sum()) for trajectory in ledger.trajectories)
         assert trained == sum(len(turn.draft.output_ids) for turn in ledger)
     return list(ledgers)
 

@@ -40,7 +40,7 @@ def rows_of(ledgers: Sequence[Ledger]) -> list[Row]:
     return [
         Row(trajectory.token_ids, trajectory.loss_mask == 1, trajectory.logprobs, advantage)
         for ledger, advantage in zip(ledgers, advantages(ledgers), strict=True)
-        for trajectory in ledger.trajectories()
+        for trajectory in ledger.trajectories
     ]
 
 
@@ -48,7 +48,7 @@ def retokenized(ledgers: Sequence[Ledger], tokenizer: Any) -> list[Row]:
     """Return rows as text-based pipelines make them: answers decoded and encoded again, logprobs paired in order."""
     found = []
     for ledger in ledgers:
-        for trajectory in ledger.trajectories():
+        for trajectory in ledger.trajectories:
             pieces = [_piece(trajectory, segment, tokenizer) for segment in trajectory.segments]
             found.append(Row(*map(np.concatenate, zip(*pieces, strict=True)), 0.0))
     return found

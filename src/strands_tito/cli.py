@@ -31,8 +31,8 @@ from strands_tito.viewer.rollouts import Rollouts
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.errors import place_in_docs
+from tito_core.ledger.header import as_reward
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.tree import count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,6 +166,15 @@ def export(
     branches: Annotated[
         str, typer.Option(help="Branched rollouts, for trainers that take one sample per rollout: error or last.")
     ] = "error",
+    agent: Annotated[
+        str, typer.Option(help="Write this agent's paths only; default: all, or the first's with --branches last.")
+    ] = "",
+    missing_reward: Annotated[
+        str,
+        typer.Option(
+            help="Reward of rollouts without one: a number; null; or untrained, a masked row for slime, verl."
+        ),
+    ] = "untrained",
     train_constrained: Annotated[
         bool, typer.Option("--train-constrained", help="Train tokens that were sampled under a grammar.")
     ] = False,
@@ -177,6 +186,8 @@ def export(
     _one_of("--to", to, FORMATS)
     _one_of("--logprobs", logprobs, get_args(LogprobPolicy))
     _one_of("--branches", branches, ("error", "last"))
+    if not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--out {out}: the folder {out.absolute().parent} does not exist. Create it first.")
     loaded: dict[str | None, PreTrainedTokenizerBase] = {}
 
     def decoder(ledger: Ledger) -> Decode:
@@ -185,10 +196,11 @@ def export(
             loaded[name] = _tokenizer(ledger, tokenizer)
         return lambda ids: str(loaded[name].decode(list(ids), skip_special_tokens=False))
 
-    options: Any = {"temperature": temperature, "logprobs": logprobs, "branches": branches}
+    options: Any = {"temperature": temperature, "logprobs": logprobs, "branches": branches, "agent": agent or None}
+    options["missing_reward"] = _missing_reward(missing_reward)
     with Rollouts(paths) as rollouts:
         try:
-            rows = write(
+            written = write(
                 _checked(rollouts), to, out, ExportOptions(decoder, train_constrained=train_constrained, **options)
             )
         except TokenizerError:
@@ -196,9 +208,18 @@ def export(
         except (ValueError, MissingPackageError, OSError) as error:
             print_error(error)
             raise typer.Exit(1) from error
-        wrote = f"Wrote {count(rows, 'row')} of {count(len(rollouts), 'rollout')} to {out}."
-        console.print(wrote, markup=False, soft_wrap=True)
-        _print_skipped(rollouts)
+    for line in written.lines(str(out)):
+        console.print(line, markup=False, soft_wrap=True)
+    _print_skipped(rollouts)
+
+
+def _missing_reward(text: str) -> float | str | None:
+    if text in ("untrained", "null"):
+        return text if text == "untrained" else None
+    try:
+        return as_reward(float(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"--missing-reward {text!r}: a number, null or untrained.") from error
 
 
 def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:

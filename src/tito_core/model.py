@@ -255,7 +255,7 @@ class TITOModel(Model):
     @property
     def trajectories(self) -> list[Trajectory]:
         """Every root-to-leaf path of the ledger; each sampled token is trained in exactly one."""
-        return self.ledger.trajectories()
+        return self.ledger.trajectories
 
     @property
     def trajectory(self) -> Trajectory:
@@ -298,6 +298,7 @@ class TITOModel(Model):
         structured_output_model: type[BaseModel] | None = None,
         model_state: dict[str, Any] | None = None,
         dynamic_trailing_blocks: int = 0,
+        invocation_state: dict[str, Any] | None = None,
         **_: Any,
     ) -> AsyncGenerator[StreamEvent]:
         """Run one turn: prepare, generate, yield its events, and commit it when the consumer has taken all of them.
@@ -326,6 +327,7 @@ class TITOModel(Model):
             model_state,
             cancel_signal,
             dynamic_trailing_blocks,
+            invocation_state,
         )
         return run_turn(self.policy, self._recording, self._settings, turn_input)
 

@@ -169,5 +169,5 @@ def test_an_unknown_or_unfit_renderer_is_refused(chosen: str, why: str) -> None:
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "renderers", None)
-    with pytest.raises(TemplateError, match=r"pip install 'strands-tito\[renderers\]'"):
+    with pytest.raises(TemplateError, match=r"pip install '\.\[renderers\]'"):
         RendererComparison.of("qwen3", shared(), ChatTemplate.of(shared()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,10 @@ from strands_tito.collect import (
     collected,
     entries,
 )
+from strands_tito.collect.progress import summary
 from support.made_up import made_up_result
+from tito_core.ledger import Ledger
+from tito_core.termination import Termination
 
 
 class Fated:
@@ -226,6 +230,33 @@ async def test_failures_between_finished_rollouts_do_not_end_it(tmp_path: Path) 
     assert tally.failed + tally.finished == 200
     assert tally.missing == tally.failed
     assert {reason.value: count for reason, count in tally.failures.items()} == {"engine_error": tally.failed}
+
+
+class EndingByLimits(Fated):
+    """Workers whose rollouts end in turn as each of `endings`; only the first records a reward."""
+
+    endings = tuple(Termination)[:5]
+    assert endings[1:4] == (Termination.TRUNCATED, Termination.CONTEXT, Termination.LIMIT)
+
+    async def run(self, rollout: Rollout) -> RolloutResult:
+        ledger = Ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
+        ended = self.endings[rollout.sample]
+        if ended is self.endings[0]:
+            ledger.annotate("reward", 1)
+        return RolloutResult(rollout, ledger, ended)
+
+
+@pytest.mark.parametrize("reward", [None, -1, np.float32(0.5), True])
+async def test_a_rollout_that_a_limit_ended_is_counted_and_can_get_a_reward(reward: Any, tmp_path: Path) -> None:
+    tally = await collect(tasks(1), EndingByLimits(), tmp_path, n=5, truncated_reward=reward)
+    given = None if reward is None else float(reward)
+    assert [entry.reward for entry in entries(tmp_path)] == [1.0, given, given, given, None]
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [1.0, given, given, given, None]
+    rewarded = 1 if reward is None else 4
+    assert (tally.finished, tally.rewarded) == (5, rewarded)
+    assert f" {rewarded} of 5 rewarded." in summary(tally).splitlines()[1]
+    with pytest.raises(ValueError, match="reward nan is not a finite number"):
+        await collect(tasks(1), EndingByLimits(), tmp_path, truncated_reward=float("nan"))
 
 
 async def test_nothing_is_run_when_a_task_is_invalid(tmp_path: Path) -> None:

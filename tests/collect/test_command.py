@@ -307,7 +307,7 @@ def test_missing_ray_is_an_error_with_the_extra(
         found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", "--ray", "local"))
         assert not server.engine.requests
     assert isinstance(found.exception, CollectError)
-    assert "pip install 'strands-tito[ray]'" in str(found.exception)
+    assert "pip install '.[ray]'" in str(found.exception)
 
 
 def tally(tmp_path: Path) -> Tally:

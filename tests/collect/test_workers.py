@@ -201,8 +201,8 @@ async def test_an_invalid_return_value_is_a_failure(returned: Any, values: tuple
     assert [value for value in values if value not in result.failure.error] == []
 
 
-@pytest.mark.parametrize(("returned", "kept"), [(1, 1.0), ("good", None), ({"a": 1}, None), (True, None)])
-async def test_a_reward_of_the_runs_own_that_is_no_number_does_not_end_the_collection(
+@pytest.mark.parametrize(("returned", "kept"), [(1, 1.0), ("good", None), ({"a": 1}, None), (True, 1.0)])
+async def test_a_reward_of_the_runs_own_is_checked_as_a_returned_one(
     returned: Any, kept: float | None, tmp_path: Path
 ) -> None:
     async def run(model: Any, task: Any) -> None:
@@ -210,9 +210,13 @@ async def test_a_reward_of_the_runs_own_that_is_no_number_does_not_end_the_colle
         model.ledger.annotate("reward", returned)
 
     tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
+    if kept is None:
+        assert (tally.finished, tally.failed) == (0, 2)
+        assert f"The reward {returned!r} is not a finite number" in tally.last_error
+        return
     assert (tally.finished, tally.missing) == (2, 0)
     assert [entry.reward for entry in entries(tmp_path)] == [kept, kept]
-    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [returned, returned]
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [kept, kept]
 
 
 async def test_an_error_that_cannot_be_written_does_not_end_the_collection(tmp_path: Path) -> None:

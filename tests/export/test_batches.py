@@ -111,5 +111,5 @@ def test_what_does_not_fit_is_refused_not_cut() -> None:
 def test_torch_is_asked_for_by_its_extra(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     batch = make(samples_of(chain((2, 6))), pad_id=PAD, length=9)
-    with pytest.raises(MissingPackageError, match=r"strands-tito\[torch\]"):
+    with pytest.raises(MissingPackageError, match=r"'\.\[torch\]'"):
         batch.torch()

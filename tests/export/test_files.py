@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 @given(rollouts())
 def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger) -> None:
     path, ledgers = tmp_path / "out", [Ledger(), ledger]
-    assert write(ledgers, "parquet", path, AS_RECORDED) == len(ledger.leaves())
+    assert write(ledgers, "parquet", path, AS_RECORDED).rows == len(ledger.leaves())
     assert trained_tokens(read_parquet(path)) == trained_tokens(samples_of(ledger))
 
     write(ledgers, "slime", path, AS_RECORDED)
@@ -47,6 +47,9 @@ def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger
         assert set(row) <= set(CONTRACT["fields"])
         assert (row.pop("index"), row.pop("rollout_id")) == (number, 0)
         assert row.pop("status") == sample.status.value
+        assert row.pop("group_index") == (None if ledger.header.group_id is None else 0)
+        if sample.reward is None:
+            assert (row.pop("reward"), row.pop("remove_sample")) == (0.0, True), "slime's conversion fails on null"
         assert row == {name: copy.deepcopy(getattr(sample, name)) for name in row}
 
     write(ledgers, "trl", path, AS_RECORDED)
@@ -57,7 +60,8 @@ def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger
     (row,) = lines(path)
     assert row["prompt_ids"] == columns["prompt_ids"][0]
     assert row["response_ids"] == columns["completion_ids"][0]
-    assert row["response_mask"] == columns["env_mask"][0]
+    untrained = ledger.annotation("reward") is None
+    assert row["response_mask"] == [0 if untrained else each for each in columns["env_mask"][0]]
     assert row["response_logprobs"] == columns["logprobs"][0]
 
 

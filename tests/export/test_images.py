@@ -162,7 +162,7 @@ def test_a_file_without_place_for_images_names_what_has_one(to: str, tmp_path: P
     options = ExportOptions(lambda _: str, logprobs="as-recorded")
     with pytest.raises(ImagesNotSupportedError, match=rf"a JSON line of {to} has no place.*--to parquet"):
         write([TWO], to, tmp_path / "out", options)
-    assert write([TWO], "parquet", tmp_path / "out", options) == 1
+    assert write([TWO], "parquet", tmp_path / "out", options).rows == 1
 
 
 def test_a_batch_takes_a_sample_whose_images_were_taken_out() -> None:

@@ -79,7 +79,7 @@ def test_a_table_in_memory_is_sliced_and_read() -> None:
 @pytest.mark.parametrize(
     ("metadata", "values"),
     [
-        ({b"format": b"strands-tito/samples", b"schema": b"3"}, "schema 3.* up to 2.*upgrade"),
+        ({b"format": b"strands-tito/samples", b"schema": b"4"}, "schema 4.* up to 3.*upgrade"),
         ({b"format": b"strands-tito/samples"}, r"keys are \[b'format'\]"),
         ({b"schema": b"1"}, r"keys are \[b'schema'\]"),
         (None, r"keys are \[\]"),
@@ -100,7 +100,7 @@ def test_every_column_is_on_the_page_on_trainers() -> None:
 
 def test_types_are_arrows_own() -> None:
     assert schema().field("token_ids").type == pa.list_(pa.int32())
-    assert schema().metadata == {b"format": b"strands-tito/samples", b"schema": b"2"}
+    assert schema().metadata == {b"format": b"strands-tito/samples", b"schema": b"3"}
 
 
 @pytest.mark.trainers

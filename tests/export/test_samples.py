@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import NO_EXPERT, sampled_mask
 from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
-from tito_core.ledger import Column, Finish, Ledger, Provenance, Semantics
+from tito_core.ledger import Annotation, Column, Finish, Ledger, Provenance, Semantics
 from tito_core.termination import Termination, record_termination, recorded_termination
 
 few = settings(max_examples=25)
@@ -167,11 +169,33 @@ def test_a_trajectory_without_a_prompt_is_refused() -> None:
         samples_of(ledger)
 
 
-def test_a_reward_that_is_no_number_is_none_and_the_last_one_counts() -> None:
+@pytest.mark.parametrize("value", [True, 1, 0.5, np.float32(0.5), np.int64(2), np.bool_(True), Fraction(1, 4), None])
+def test_a_reward_is_kept_as_a_float_and_the_last_one_counts(value: Any) -> None:
     ledger = chain((2, 2))
-    for value, reward in ((True, None), ("good", None), ({"a": 1}, None), (1, 1.0), (0.5, 0.5)):
-        ledger.annotate("reward", value)
-        assert samples_of(ledger)[0].reward == reward
+    ledger.annotate("reward", -1)
+    ledger.annotate("reward", value)
+    kept = ledger.annotation("reward")
+    assert (type(kept), kept) == ((type(None), None) if value is None else (float, float(value)))
+    assert samples_of(ledger)[0].reward == kept
+
+
+@pytest.mark.parametrize(
+    "value", ["1.0", [1], {"a": 1}, float("nan"), float("inf"), np.float32("nan"), 1j, np.ones(2), 10**400]
+)
+def test_a_reward_that_is_not_a_finite_number_is_refused(value: Any) -> None:
+    ledger = chain((2, 2))
+    for turn in (None, 0):
+        with pytest.raises(ValueError, match=r"reward .* is not a finite number: pass a float"):
+            ledger.annotate("reward", value, turn=turn)
+    assert ledger.annotations == ()
+
+
+@pytest.mark.parametrize("value", ["good", {"a": 1}, [1], float("nan")])
+def test_a_reward_of_an_older_file_that_is_not_a_number_is_none(value: Any) -> None:
+    """Annotations were not checked: such a file must still be read."""
+    old = chain((2, 2))
+    old = Ledger.load(old.header, [turn.draft for turn in old], [Annotation("reward", value)])
+    assert samples_of(old)[0].reward is None
 
 
 def test_semantics_are_those_of_trained_tokens_only() -> None:
@@ -245,7 +269,7 @@ def test_another_paths_semantics_do_not_refuse_a_sample() -> None:
 
 
 def test_a_missing_package_says_how_to_install_it_and_a_broken_one_is_not_caught() -> None:
-    with pytest.raises(MissingPackageError, match=r"pip install 'strands-tito\[that\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install '\.\[that\]' in a clone"):
         import_optional("tito_no_such_package.part", "that")
     with pytest.raises(MissingPackageError, match="install tito_no_such_package"):
         import_optional("tito_no_such_package")

@@ -163,6 +163,10 @@ def test_slimes_own_sample_is_filled_with_the_fields_and_says_whose_it_is(ledger
             "task": 1,
             "tito": {
                 "rollout": ledger.uuid,
+                "group_id": ledger.header.group_id,
+                "task_id": ledger.header.task_id,
+                "sample": None,
+                "agent": None,
                 "trajectory": sample.identity.trajectory,
                 "termination": sample.termination.value,
                 "logprobs": [str(semantics) for semantics in sample.semantics],

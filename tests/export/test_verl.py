@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from strands_tito.export import MissingPackageError, sample_of, verl
+from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.verl_backend import VerlBackend, parameters
 from support.rollout_forests import chain
@@ -17,11 +18,12 @@ from support.scripted import END, ids_of
 from support.trainer_packages import run
 from tito_core.backend import SamplingParams
 from tito_core.backend.calls import generate, score
-from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend.errors import BackendError, ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import Grammar
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger import Finish, Ledger, VersionSpan
+from tito_core.termination import Termination, record_termination, termination_of
 
 CONFIG: dict[str, Any] = {
     "name": "vllm",
@@ -192,16 +194,43 @@ def test_a_rollout_without_a_turn_is_an_output_that_trains_nothing() -> None:
     for logprobs in ("checked", "omit"):
         [none] = outputs_of(Ledger(), temperature=1.0, end_id=2, logprobs=logprobs)
         assert sum(none.response_mask) == 0
-        assert (none.reward_score, none.num_turns) == (None, 0)
+        assert (none.reward_score, none.num_turns) == (0.0, 0)
         assert (none.extra_fields["termination"], none.extra_fields["rollout_id"]) == (None, None)
         assert (none.response_logprobs is None) == (logprobs == "omit")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("engine core died"), TimeoutError(), ValueError("the actor died")])
+async def test_what_verls_client_raises_is_an_engines_error(error: Exception) -> None:
+    """Ray's errors are none of ours: as the agent's own error the rollout would be trained."""
+
+    class Broken:
+        async def generate(self, request_id: str, *, prompt_ids: Any, sampling_params: Any) -> Any:
+            raise error
+
+    with pytest.raises(BackendError, match=rf"verl's client raised {type(error).__name__}: {error}") as found:
+        await generate(VerlBackend(Broken(), CONFIG), request())
+    assert found.value.__cause__ is error
+    assert termination_of(found.value) is Termination.ENGINE_ERROR
+
+
+@pytest.mark.parametrize("ended", list(Termination))
+def test_a_rollout_that_ended_from_outside_has_reward_0_and_another_its_own_or_none(ended: Termination) -> None:
+    """verl takes rewards of all rollouts of a batch or of none."""
+    ledger = chain((3, 2))
+    record_termination(ledger, ended)
+    outside = sample_of(ledger).ended_outside
+    for reward in (None, 1.0):
+        ledger.annotate("reward", reward)
+        parts = prompt_response_of(sample_of(ledger), trainer="verl", temperature=1.0)
+        assert verl.fields_of(parts, sample_of(ledger))["reward_score"] == (0.0 if outside else reward)
+        assert any(parts.mask) == (not outside)
 
 
 def test_verl_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "verl", None)
-    with pytest.raises(MissingPackageError, match=r"strands-tito\[verl\]"):
+    with pytest.raises(MissingPackageError, match=r"'\.\[verl\]'"):
         output_of(Ledger(), temperature=1.0, end_id=2)
 
 

@@ -265,6 +265,8 @@ def test_progress_is_shown_on_a_terminal_only(is_terminal: bool) -> None:
     assert list(progress_of(iter("abc"), "checking", 3, console)) == ["a", "b", "c"]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("checking" in shown and "100%" in shown) if is_terminal else shown == ""
+
+
 def test_verify_counts_the_streamed_turns_whose_order_nothing_showed(tmp_path: Path) -> None:
     assert "streamed" not in output_of("verify", _stored(tmp_path / "shown.tito", unordered=False))
     shown = output_of("verify", _stored(tmp_path / "not-shown.tito", unordered=True))

@@ -121,7 +121,7 @@ def _is_frozen(part: object) -> bool:
 @settings(max_examples=10)
 @given(rollouts())
 def test_a_copy_shares_no_mutable_object(copied: Callable[[Any], Any], ledger: Ledger) -> None:
-    ledger.annotate("reward", {"parts": [1, 2]})
+    ledger.annotate("scores", {"parts": [1, 2]})
     again = copied(ledger)
     ours, theirs = mutable_parts(ledger), mutable_parts(again)
     assert ours
@@ -130,7 +130,7 @@ def test_a_copy_shares_no_mutable_object(copied: Callable[[Any], Any], ledger: L
 
 def test_a_shallow_copy_of_a_ledger_is_a_deep_one() -> None:
     ledger = chain((2, 3), (1, 2))
-    ledger.annotate("reward", {"parts": [1, 2]})
+    ledger.annotate("scores", {"parts": [1, 2]})
     again = copy.copy(ledger)
     expect_equal([again.header, list(again), again.annotations], [ledger.header, list(ledger), ledger.annotations])
     assert not mutable_parts(ledger).keys() & mutable_parts(again).keys()

@@ -155,7 +155,7 @@ class Forests(RuleBasedStateMachine):
             operation(dice, number, self.ledgers[number], self.oracles[number])
 
     def _annotate(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
-        name, value, turn = dice.pick(["reward", "", "ü"]), dice.pick(VALUES), dice.pick([None, *range(len(ledger))])
+        name, value, turn = dice.pick(["score", "", "ü"]), dice.pick(VALUES), dice.pick([None, *range(len(ledger))])
         ledger.annotate(name, value, turn=turn)
         oracle.annotations.append((name, value, turn))
 

@@ -38,17 +38,17 @@ VALUES: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("value", "kept"), VALUES, ids=str)
 def test_values_come_back_from_a_file(tmp_path: Path, value: Any, kept: Any) -> None:
     ledger = Ledger(user={"x": value})
-    ledger.annotate("reward", value)
+    ledger.annotate("score", value)
     for each in (ledger, through_a_file(ledger, tmp_path)):
         assert each.header.user == {"x": kept}
-        assert each.annotation("reward") == kept
-        assert type(each.annotation("reward")) is type(kept)
+        assert each.annotation("score") == kept
+        assert type(each.annotation("score")) is type(kept)
 
 
 def test_nan_and_infinity_come_back(tmp_path: Path) -> None:
     ledger = Ledger()
-    ledger.annotate("reward", [math.nan, -math.inf])
-    nan, infinity = through_a_file(ledger, tmp_path).annotation("reward")
+    ledger.annotate("scores", [math.nan, -math.inf])
+    nan, infinity = through_a_file(ledger, tmp_path).annotation("scores")
     assert math.isnan(nan)
     assert infinity == -math.inf
 

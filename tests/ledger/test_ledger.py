@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -228,3 +229,22 @@ def test_a_draft_that_was_changed_after_its_check_is_refused() -> None:
     with breaks_law(4, "9 tokens"):
         ledger.commit(replace(draft, prompt_length=9))
     assert ledger.commit(draft).index == 0
+
+
+def test_trajectories_are_a_list_that_may_be_called_and_travels_as_a_list() -> None:
+    """`ledger.trajectories()` was a method; `model.trajectories` always was a list."""
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200, 201]))
+    ledger.commit(replace(make_draft(0, 3, [100], [202]), constrained=True))
+    for called in (ledger.trajectories, ledger.trajectories(), pickle.loads(pickle.dumps(ledger.trajectories))):
+        assert [path.turns for path in called] == [(0, 1)]
+        assert sum(called[0].loss_mask) == 2
+    assert sum(ledger.trajectories(train_constrained=True)[0].loss_mask) == 3
+    assert type(pickle.loads(pickle.dumps(ledger.trajectories))) is list
+
+
+def test_a_loss_mask_adds_up() -> None:
+    """In a narrow dtype the sum of more than 255 trained tokens overflows."""
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200] * 593))
+    assert sum(ledger.trajectories[0].loss_mask) == 593

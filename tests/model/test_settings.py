@@ -296,6 +296,8 @@ def test_an_option_of_the_other_function_names_it() -> None:
             InvalidValueError, match=rf"{name} is an option of a policy.*Policy\.connect\({name}=\.\.\.\)"
         ):
             policy.model(**{name: None})  # type: ignore[arg-type]
+
+
 FORCING = (
     *("thinking_token_budget", "max_thinking_tokens", "trace_decode_token_ids", "custom_logit_processor"),
     *("custom_params", "extra_args", "watermark", "watermarking", "allowed_token_ids", "kv_transfer_params"),

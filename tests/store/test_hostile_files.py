@@ -156,7 +156,7 @@ def test_deeply_nested_values_are_refused_before_they_are_stored(tmp_path: Path)
         with pytest.raises(ValueError, match="deep"):
             Header(UUID, user={"a": nested(depth)})
         with pytest.raises(ValueError, match="deep"):
-            ledger.annotate("reward", nested(depth))
+            ledger.annotate("score", nested(depth))
     assert len(ledger.annotations) == 1
     with store.LedgerFile(tmp_path / "rollouts.tito", "a") as file:
         file.attach(ledger)

@@ -71,7 +71,7 @@ TURN = RECORD["turns"][0]
     [
         (3, "int"),
         ({}, "format.*None"),
-        ({**RECORD, "schema": 2}, "schema 2.* 1.*upgrade"),
+        ({**RECORD, "schema": 3}, "schema 3.* 2.*upgrade"),
         ({**RECORD, "turns": 3}, "turns"),
         ({**RECORD, "header": {}}, "header.*uuid"),
         ({**RECORD, "turns": [{}]}, "Turn 0.*field"),

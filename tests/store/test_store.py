@@ -23,7 +23,7 @@ from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import CallRecord, Ledger, Sampling, VersionSpan
 from tito_core.store import SchemaError, from_record, to_record
-from tito_core.store.frames import HEAD_BYTES, PREAMBLE, frames
+from tito_core.store.frames import HEAD_BYTES, MAGIC, PREAMBLE, frames
 
 
 def ledger(number: int) -> Ledger:
@@ -452,10 +452,31 @@ def test_an_unknown_field_is_not_dropped(part: str) -> None:
         store.from_record(record)
 
 
+def test_a_file_of_schema_1_is_read_and_becomes_one_of_schema_2_when_it_is_continued(tmp_path: Path) -> None:
+    """Schema 1 had no agents. A version that reads only schema 1 must refuse the file from then on."""
+    path, old = tmp_path / "old.tito", ledger(1)
+    store.append(path, [old])
+    path.write_bytes(path.read_bytes().replace(PREAMBLE, MAGIC + b"\x01", 1))
+    written = path.read_bytes()
+    with store.LedgerFile(path) as file:
+        (found,) = file
+    assert ([turn.draft.agent for turn in found], found.agents) == ([None] * len(old), ())
+    assert found.last_turn() == len(old) - 1, "without agents it is the latest turn"
+    assert path.read_bytes() == written, "reading changes nothing"
+    with store.LedgerFile(path, "a") as file:
+        again = file.resume(old.uuid)
+        again.commit(replace(make_draft(0, 3, [1], [2]), agent="judge", branch=None))
+    assert path.read_bytes().startswith(PREAMBLE)
+    assert path.read_bytes()[len(PREAMBLE) :].startswith(written[len(PREAMBLE) :])
+    with store.LedgerFile(path) as file:
+        assert [turn.draft.agent for turn in file.load(old.uuid)] == [*[None] * len(old), "judge"]
+    assert to_record(from_record({**to_record(old), "schema": 1})) == to_record(old)
+
+
 def test_a_newer_schema_is_refused() -> None:
     record = to_record(ledger(1))
-    with pytest.raises(SchemaError, match=r"schema 2.* 1: upgrade"):
-        from_record({**record, "schema": 2})
+    with pytest.raises(SchemaError, match=r"schema 3.* 2: upgrade"):
+        from_record({**record, "schema": 3})
     with pytest.raises(SchemaError, match="'other'"):
         from_record({**record, "format": "other"})
 

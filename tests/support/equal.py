@@ -131,7 +131,8 @@ def _expect_trajectory(trajectory: Trajectory, path: Path) -> None:
         trajectory.logprobs.tolist(), [float("nan") if value is None else value for value in path.logprobs]
     )
     dtypes = [column.dtype.str for column in (trajectory.token_ids, trajectory.logprobs, trajectory.loss_mask)]
-    assert dtypes == ["<i4", "<f4", "|u1"]
+    assert dtypes == ["<i4", "<f4", "<i8"]
+    assert sum(trajectory.loss_mask) == sum(path.mask), "a narrow dtype would overflow"
     assert [tuple(segment) for segment in trajectory.segments] == path.segments
     assert [tuple(span) for span in trajectory.versions] == path.versions
     assert [_semantics(semantics) for semantics in trajectory.semantics] == path.semantics

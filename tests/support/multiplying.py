@@ -78,3 +78,25 @@ def make_failing_agent(model: Any, row: Any) -> Agent:
     agent = make_agent(model, row)
     agent.hooks.add_callback(AfterToolCallEvent, fail)
     return agent
+
+
+def make_group_agent(model: Any, row: Any) -> Agent:
+    """Return an agent whose question names its reward, such as "0.5. What ...", and "BRANCH" where it edits history.
+
+    A question without a number records no reward.
+    """
+    question = row["raw_prompt"][-1]["content"] if isinstance(row, dict) else str(row)
+    agent = Agent(model=model, tools=[multiply], callback_handler=None)
+    first = question.split()[0].rstrip(".")
+
+    def score(event: AfterInvocationEvent) -> None:
+        model.ledger.annotate("reward", float(first))
+
+    def edit(event: AfterToolCallEvent) -> None:
+        event.agent.messages[0]["content"][0]["text"] = "What is 25 * 17, exactly?"
+
+    if first[0].isdigit():
+        agent.hooks.add_callback(AfterInvocationEvent, score)
+    if "BRANCH" in question:
+        agent.hooks.add_callback(AfterToolCallEvent, edit)
+    return agent

@@ -75,3 +75,27 @@ def grow(
     return ledger.commit(
         replace(draft, columns=columns, engine=record, finish=finish, constrained=constrained, stop=None)
     ).index
+
+
+def group_of_one_prompt(name: str = "g") -> list[Ledger]:
+    """Return six rollouts of one prompt: two plain ones, one with a branch, one bad, one unrewarded, one empty.
+
+    Their rewards are 1, 0 and 0.5; the bad one, which the engine ended, has 0, and the last two have none.
+    """
+    found = []
+    for sample, reward in enumerate((1.0, 0.0, 0.5, 0.0, None, None)):
+        ledger = Ledger(group_id=name, task_id=f"task of {name}", user={"sample": sample})
+        if sample < 5:
+            grow(ledger, grow(ledger, None, 3, 2), 1, 2)
+        if sample == 2:
+            grow(ledger, 0, 2, 1)
+        if reward is not None:
+            ledger.annotate("reward", reward)
+        ended = Termination.COMPLETED if sample not in (3, 5) else Termination.ENGINE_ERROR
+        record_termination(ledger, ended)
+        found.append(ledger)
+    return found
+
+
+REWARDS = (1.0, 0.0, 0.5)
+"""The rewards that count in `group_of_one_prompt`."""

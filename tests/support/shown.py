@@ -19,6 +19,7 @@ from strands_tito.viewer.token_text import TokenText, TokenTexts
 from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import (
+    Annotation,
     Branch,
     CallRecord,
     Column,
@@ -108,11 +109,12 @@ def hostile(uuid: str = UUID) -> Ledger:
     engine = EngineRecord(server, every, 0.1, 3, (VersionSpan(0, len(ids), every),))
     ledger = Ledger(uuid, task_id=every, group_id=every, user={every: every})
     calls = (CallRecord(every, every, 0, 2, every), CallRecord(None, "malformed", 2, 3, every))
-    fields = {"engine": engine, "sampling": Sampling({every: every}), "calls": calls, "stop": every}
+    fields = {"engine": engine, "sampling": Sampling({every: every}), "calls": calls, "stop": every, "agent": every}
     ledger.commit(make_draft(None, 0, ids, ids, **fields))
     ledger.commit(make_draft(0, 2 * len(ids), ids, ids, **fields))
     ledger.commit(make_draft(0, 2 * len(ids), ids, ids, **fields, branch=Branch(Reason.OPENING, 0, 1, every)))
-    ledger.annotate("reward", every)
+    notes = [Annotation("reward", every)]  # as a hostile file may hold it
+    ledger = Ledger.load(ledger.header, [turn.draft for turn in ledger], notes)
     ledger.annotate("termination", every)
     ledger.annotate(every, {every: [every]}, turn=1)
     return ledger

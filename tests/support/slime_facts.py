@@ -74,6 +74,7 @@ def arguments(url: str, tokenizer: str, **more: Any) -> Namespace:
             "rollout_skip_special_tokens": False,
             "group_rm": False,
             "partial_rollout": False,
+            "custom_reward_post_process_path": "strands_tito.export.slime.rewards_by_group",
             "mask_offpolicy_in_partial_rollout": False,
             **more,
         }

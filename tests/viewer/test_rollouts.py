@@ -20,7 +20,7 @@ from support.drafts import make_draft
 from support.scripted import tokenizer
 from support.shown import Texts, data_of, ledger_of_calls, real, rich, written
 from tito_core import store
-from tito_core.ledger import Ledger
+from tito_core.ledger import Annotation, Ledger
 from tito_core.store import LedgerFile, SchemaError
 from tito_core.termination import Termination
 
@@ -95,7 +95,7 @@ def test_a_row_holds_the_facts_of_its_ledger() -> None:
         every = [float(value) for turn in ledger for value in turn.draft.logprobs]
         assert row["logprob"] == pytest.approx(sum(every) / len(every))
         assert 0 <= row["drift"] <= 1
-    assert set(READ) <= {*INDEXED, "malformed", "logprob", "drift", "backend"}
+    assert set(READ) <= {*INDEXED, "malformed", "logprob", "drift", "backend", "agents"}
 
 
 def test_calls_that_ran_and_texts_like_calls_are_not_counted_as_malformed(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_without_a_tokenizer_drift_is_unknown() -> None:
 
 def test_an_empty_ledger_and_odd_annotations_have_rows(tmp_path: Path) -> None:
     odd = ledger_of()
-    odd.annotate("reward", {"a": 1})
-    odd.annotate("termination", 7)
+    notes = [Annotation("reward", {"a": 1}), Annotation("termination", 7)]  # rewards were not checked before
+    odd = Ledger.load(odd.header, [turn.draft for turn in odd], notes)
     found = read_rows(Rollouts([written(tmp_path, Ledger(), odd)]), 0, TokenTexts(), lambda: False)
     empty, second = (dict(zip(READ, row, strict=True)) for row in found)
     assert (empty["turns"], empty["logprob"], empty["reward"]) == (0, None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from strands_tito.collect.errors import AgentError
 from strands_tito.collect.task import PROMPT
+from tito_core.ledger.header import REWARD, as_reward
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import ANNOTATION, Outcome, Termination
 
 if TYPE_CHECKING:
     from tito_core.model import TITOModel
 
-REWARD = "reward"
 RunReturn = float | Mapping[str, Any] | None
 """What a run returns: a reward, annotations by name, or None."""
 
@@ -107,24 +106,21 @@ def annotate(ledger: Ledger, returned: RunReturn) -> Termination | None:
     if returned is None:
         return None
     annotations = returned if isinstance(returned, Mapping) else {REWARD: returned}
-    reward = annotations.get(REWARD)
-    if reward is not None and not (_is_number(reward) and math.isfinite(reward)):
-        raise AgentError(f"The reward {reward!r} is not a finite number: return a float, or {{'reward': float}}.")
+    try:
+        reward = None if (given := annotations.get(REWARD)) is None else as_reward(given)
+    except ValueError as error:
+        raise AgentError(f"{error} In a run, return a float, or {{'reward': float}}.") from error
     termination = annotations.get(ANNOTATION)
     if termination is not None and termination not in list(Termination):
         raise AgentError(f"Unknown termination {termination!r}. Available: {', '.join(Termination)}.")
     for name, value in annotations.items():
         if name != ANNOTATION and value is not None:
-            ledger.annotate(name, float(value) if name == REWARD else value)
+            ledger.annotate(name, reward if name == REWARD else value)
     return None if termination is None else Termination(termination)
 
 
 def _nothing() -> None:
     pass
-
-
-def _is_number(value: Any) -> bool:
-    return hasattr(value, "__float__") and not isinstance(value, str | bytes)
 
 
 def _is_coroutine_function(call: Any) -> bool:

@@ -18,6 +18,7 @@ from strands_tito.terminal import VisibleConsole, stages_shown, visible
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
+from tito_core.ledger.header import as_reward
 
 if TYPE_CHECKING:
     from strands_tito.collect.collector import Tally
@@ -61,6 +62,9 @@ def collect(
     model: Annotated[str, typer.Option(help="Model name on the server; default: its first model.")] = "",
     parser: Annotated[str, typer.Option(help='Tool-call format; "auto" detects it from the chat template.')] = "auto",
     max_failures: Annotated[int, typer.Option(min=1, help="Stop after this many failures in a row.")] = 32,
+    truncated_reward: Annotated[
+        float | None, typer.Option(help="Reward of rollouts that a limit ended before they got one; default: none.")
+    ] = None,
     ray: Annotated[str, typer.Option(help='Run on a Ray cluster: its address, "auto" or "local".')] = "",
     ray_actors: Annotated[
         int | None, typer.Option(min=1, help="Number of actors, one CPU each; default: all CPUs.")
@@ -89,6 +93,8 @@ def collect(
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": rollout_options["sampling"]}
         if recorded := recorded_options(more | policy_options):
             about["options"] = recorded
+        if truncated_reward is not None:
+            about["truncated_reward"] = as_reward(truncated_reward)
         try:
             with (
                 stages_shown(console),
@@ -102,7 +108,8 @@ def collect(
                     draw(tally)
 
                 settings: Any = {
-                    "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end
+                    "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end,
+                    "truncated_reward": truncated_reward,
                 }  # fmt: skip
                 work = _collect(tasks, out, connection, agent, rollout_options, ray, ray_actors, settings, interrupts)
                 with contextlib.suppress(KeyboardInterrupt):

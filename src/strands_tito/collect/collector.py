@@ -15,7 +15,8 @@ from strands_tito.collect.errors import CollectError, TooManyFailuresError
 from strands_tito.collect.folder import FILE_BYTES, RolloutFolder
 from strands_tito.collect.rollout import Rollout, RolloutResult
 from strands_tito.collect.task import Tasks
-from strands_tito.collect.workers import Workers
+from strands_tito.collect.workers import BOUNDS, Workers
+from tito_core.ledger.header import REWARD, as_reward
 from tito_core.termination import Termination
 
 
@@ -32,6 +33,7 @@ class Tally:
         failed_in_a_row: Failures since the last finished rollout.
         turns: Turns of the finished rollouts.
         sampled: Sampled tokens of the finished rollouts.
+        rewarded: Finished rollouts with a reward, since the start.
         last_error: Error of the last failure.
         began: Start time, by `time.monotonic`.
     """
@@ -44,6 +46,7 @@ class Tally:
     failed_in_a_row: int = 0
     turns: int = 0
     sampled: int = 0
+    rewarded: int = 0
     last_error: str = ""
     began: float = field(default_factory=time.monotonic)
 
@@ -54,6 +57,7 @@ class Tally:
         self.endings[Termination(entry.termination)] += 1
         self.turns += entry.turns
         self.sampled += entry.sampled
+        self.rewarded += entry.reward is not None
 
     def add_failure(self, result: RolloutResult) -> None:
         """Count a failed rollout."""
@@ -95,6 +99,7 @@ async def collect(
     concurrency: int = 256,
     about: Mapping[str, Any] | None = None,
     max_failures: int = MAX_FAILURES,
+    truncated_reward: float | None = None,
     file_bytes: int = FILE_BYTES,
     on_end: OnEnd | None = None,
 ) -> Tally:
@@ -112,11 +117,14 @@ async def collect(
         concurrency: Rollouts at once.
         about: Description of the collection, as JSON. A folder with another one is refused.
         max_failures: Failures in a row after which the collection ends.
+        truncated_reward: Reward of a rollout that a limit ended (`truncated`, `context`, `limit`) before it got one;
+            None leaves it without.
         file_bytes: A file of this size or more takes no further rollouts.
         on_end: Called with the counts once at the start and after each rollout.
 
     Raises:
         CollectError: A number is out of range.
+        ValueError: `truncated_reward` is not a finite number.
         TaskError: A task is invalid; nothing was run.
         FolderError, SchemaError: The folder cannot be resumed.
         TooManyFailuresError: Too many rollouts failed in a row. Finished ones are kept.
@@ -125,11 +133,14 @@ async def collect(
         raise CollectError(f"n={n}, concurrency={concurrency} and max_failures={max_failures} must be at least 1.")
     if n > MAX_SAMPLES:
         raise CollectError(f"n={n} must be at most {MAX_SAMPLES}: repeat the task in the file under different ids.")
+    if truncated_reward is not None:
+        truncated_reward = as_reward(truncated_reward)
     checked = Tasks.of(tasks, need_prompt=workers.need_prompt)
     with RolloutFolder(out, about or {}, file_bytes=file_bytes) as folder:
         all_samples = (1 << n) - 1
         before = sum((folder.index.finished_samples(task) & all_samples).bit_count() for task in checked)
         collector = _Collector(workers, folder, Tally(len(checked) * n, before), max_failures, on_end or _nothing)
+        collector.truncated_reward = truncated_reward
         try:
             await collector.run(_missing(checked, folder, n), concurrency)
         except BaseExceptionGroup as group:  # such as a full disk; the task group cancelled the other rollouts
@@ -141,6 +152,7 @@ class _Collector:
     def __init__(self, workers: Workers, folder: RolloutFolder, tally: Tally, max_failures: int, on_end: OnEnd) -> None:
         self._workers, self._folder, self.tally = workers, folder, tally
         self._max_failures, self._on_end = max_failures, on_end
+        self.truncated_reward: float | None = None
 
     async def run(self, rollouts: Iterator[Rollout], concurrency: int) -> None:
         """Run all rollouts, at most `concurrency` at once."""
@@ -154,6 +166,8 @@ class _Collector:
     async def _one(self, rollout: Rollout) -> None:
         result = await self._workers.run(rollout)
         if result.failure is None:
+            if self.truncated_reward is not None:
+                self._reward_truncated(result)
             await self._write(result)
         else:
             await asyncio.to_thread(self._folder.log_failure, result)
@@ -172,6 +186,11 @@ class _Collector:
             await asyncio.shield(writing)
         finally:
             self.tally.add(await writing)
+
+    def _reward_truncated(self, result: RolloutResult) -> None:
+        """Annotate the reward of a rollout that a limit ended, such as one whose agent raised before it was scored."""
+        if result.termination in BOUNDS and result.ledger.annotation(REWARD) is None:
+            result.ledger.annotate(REWARD, self.truncated_reward)
 
 
 def _missing(tasks: Tasks, folder: RolloutFolder, n: int) -> Iterator[Rollout]:

@@ -20,6 +20,7 @@ from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
 from strands_tito.collect.workers import InProcess, failure_of, tune_gc
 from tito_core import store
 from tito_core.backend.errors import BackendError
+from tito_core.ledger.errors import how_to_install
 from tito_core.ledger.ledger import Ledger
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.store import from_record
@@ -77,7 +78,7 @@ class OnRay:
             BackendError, TokenizerError, TemplateError: An actor could not connect its policy.
         """
         if find_spec("ray") is None:
-            raise CollectError("--ray needs Ray: pip install 'strands-tito[ray]'.")
+            raise CollectError(f"--ray needs Ray: {how_to_install('ray')}.")
         import ray
 
         code = AgentCode.of(agent, folder)

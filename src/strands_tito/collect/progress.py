@@ -50,6 +50,8 @@ def summary(tally: Tally) -> str:
     endings = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.endings.most_common())
     speed = f"{tally.finished:,} in {tally.seconds:,.1f} s, {tally.turns:,} turns, {tally.tokens_per_s:,.0f} tokens/s"
     lines = [f"{first}.", f"This run: {speed}{': ' + endings if endings else ''}."]
+    if tally.finished:
+        lines[-1] += f" {tally.rewarded:,} of {tally.finished:,} rewarded."
     if tally.failed:
         lines.append(f"{', '.join(_counted('failed', tally))}, the last with: {tally.last_error}")
     if tally.missing:

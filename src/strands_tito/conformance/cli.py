@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from strands_tito.terminal import VisibleConsole, stages_shown
 from tito_core.backend.registry import installed_backends
 from tito_core.interrupt import Interrupts, in_thread, leave
+from tito_core.ledger.errors import how_to_install
 
 if TYPE_CHECKING:
     from strands_tito.conformance.profiles import Profile
@@ -90,7 +91,7 @@ def conformance(
     an error ended the run, 3 if a required check did not run, 2 after an interrupt (130 while Python is still loading).
     """
     if importlib.util.find_spec("hypothesis") is None:
-        raise typer.BadParameter("The suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
+        raise typer.BadParameter(f"The suite needs Hypothesis: {how_to_install('conformance')}.")
     folders = tuple(weights or ())
     if len(folders) > 2 or "" in folders:
         raise typer.BadParameter(f"--weights takes one or two folders, not {list(folders)}.")

@@ -65,7 +65,7 @@ async def check_second_read(
         return
     requested = OptionalOutputs(routed_experts=optional_outputs.routed_experts)
     sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
-    for trajectory in ledger.trajectories():
+    for trajectory in ledger.trajectories:
         ids = trajectory.token_ids
         set_place(turn=trajectory.path[-1].index)
         columns = [turn.draft.extras["routed_experts"] for turn in trajectory.path if turn.draft.extras]

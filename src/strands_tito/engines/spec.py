@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from strands_tito.engines.errors import UnknownEngine
+from tito_core.ledger.errors import how_to_install
 
 GROUP = "tito.engines"
 
@@ -128,5 +129,5 @@ def find(name: str) -> EngineSpec:
             if not isinstance(spec, EngineSpec):
                 raise UnknownEngine(f"Entry point {entry.value} is of type {type(spec).__name__}, not an EngineSpec.")
             return spec
-    available = ", ".join(names()) or "none, run `pip install strands-tito`"
+    available = ", ".join(names()) or f"none, {how_to_install()}"
     raise UnknownEngine(f"Unknown engine {name!r}. Available: {available}.")

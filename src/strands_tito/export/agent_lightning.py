@@ -12,7 +12,7 @@ import numpy as np
 
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.sample import sample_of
+from strands_tito.export.sample import sample_number, sample_of
 from strands_tito.export.turnwise import TrainedTurn, trained_turns
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
@@ -111,6 +111,9 @@ def _event(schemas: Any, rollout: Ledger, trained: TrainedTurn, with_logprobs: b
         finish_reason=draft.finish.value,
     ).model_dump()
     data["server"] = {"model": draft.engine.server.model, "version": number}
+    header = rollout.header
+    data["tito"] = {"rollout_id": header.uuid, "group_id": header.group_id, "task_id": header.task_id}
+    data["tito"] |= {"sample": sample_number(rollout), "agent": draft.agent}
     experts = _experts(rollout, trained)
     if experts is not None:
         data["routed_experts"] = experts

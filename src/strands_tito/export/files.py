@@ -2,14 +2,15 @@
 
 Parquet holds everything that a sample has. The other formats are JSON lines with the field names of one trainer.
 `Sample.from_dict` of slime and `AgentLoopOutput.model_validate_json` of verl read a line. TRL's columns are lists
-of the lines' values.
+of the lines' values. Each row names its rollout, group, task, sample and agent.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,8 +20,10 @@ from strands_tito.export.images import refuse_images
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.parquet import write_parquet
 from strands_tito.export.prompt_response import prompt_response_of
-from strands_tito.export.sample import sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, exported_turns, sample_of, samples_of, trained_tokens
+from tito_core.ledger.header import REWARD
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.tree import count
 
 PARQUET = "parquet"
 Row = dict[str, Any]
@@ -36,6 +39,10 @@ class ExportOptions:
         temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
         branches: What to do with several trajectories where the trainer takes one per rollout; see `sample_of`.
+        agent: The agent whose paths are written; see `samples_of` and `sample_of`.
+        missing_reward: The reward of rollouts without one: a number; None writes null, for a trainer that computes
+            rewards itself; "untrained" writes 0 and masks the row in the formats of slime and verl, whose own code
+            fails on null, and null in the others.
         train_constrained: Whether to train tokens that were sampled under a grammar.
         decoder: Returns the decoder of a rollout's tokenizer. Only slime's rows have text.
     """
@@ -44,11 +51,65 @@ class ExportOptions:
     temperature: float = 1.0
     logprobs: LogprobPolicy = "checked"
     branches: Literal["error", "last"] = "error"
+    agent: str | None = None
+    missing_reward: float | Literal["untrained"] | None = "untrained"
     train_constrained: bool = False
 
 
-def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions) -> int:
-    """Write rollouts to a file, one at a time. Rollouts without turns are left out.
+@dataclass(slots=True)
+class Written:
+    """What was written, and what was left out and why.
+
+    Attributes:
+        rows: Rows of the file: trajectories, or rollouts for trainers that take one sample per rollout.
+        rollouts: Rollouts that were read.
+        without_turns: Rollouts without turns; they have no row.
+        without_agent: Rollouts in which the agent made no turn; they have no row.
+        without_reward: Rollouts with rows and no reward.
+        ended_outside: Rollouts with rows that ended from outside.
+        sampled: Sampled tokens of all rollouts.
+        trained: Those that the rows train.
+        constrained: Those that were sampled under a grammar and are not trained.
+        masked: Those of rows that ended from outside, or have no reward, and are not trained.
+        elsewhere: Those on paths that have no row, by agent.
+    """
+
+    rows: int = 0
+    rollouts: int = 0
+    without_turns: int = 0
+    without_agent: int = 0
+    without_reward: int = 0
+    ended_outside: int = 0
+    sampled: int = 0
+    trained: int = 0
+    constrained: int = 0
+    masked: int = 0
+    elsewhere: Counter[str] = field(default_factory=Counter)
+
+    def lines(self, where: str) -> Iterator[str]:
+        """Yield sentences about the export: what was written to `where`, the tokens left out, and the rollouts."""
+        trained = f"{self.trained:,} of {self.sampled:,} sampled tokens are trained"
+        yield f"Wrote {count(self.rows, 'row')} of {count(self.rollouts, 'rollout')} to {where}. {trained}."
+        paths = ", ".join(f"{agent} {tokens:,}" for agent, tokens in self.elsewhere.most_common())
+        tokens = {
+            f"of other paths and agents ({paths})": self.elsewhere.total(),
+            "of rows that are not trained": self.masked,
+            "sampled under a grammar": self.constrained,
+        }
+        if any(tokens.values()):
+            yield f"Tokens left out: {', '.join(f'{number:,} {why}' for why, number in tokens.items() if number)}."
+        rollouts = {
+            "without turns (no row)": self.without_turns,
+            "without a turn of this agent (no row)": self.without_agent,
+            "without a reward": self.without_reward,
+            "ended from outside": self.ended_outside,
+        }
+        if any(rollouts.values()):
+            yield f"Rollouts: {', '.join(f'{number:,} {why}' for why, number in rollouts.items() if number)}."
+
+
+def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions) -> Written:
+    """Write rollouts to a file, one at a time. Rollouts without turns, or without one of the agent, are left out.
 
     Args:
         ledgers: The rollouts.
@@ -57,70 +118,133 @@ def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions
         options: The options.
 
     Returns:
-        The number of rows: trajectories, or rollouts for trainers that take one sample per rollout.
+        What was written and left out.
 
     Raises:
+        FileNotFoundError: The folder does not exist.
         BranchedRolloutError, LogprobMismatchError, ValueError: A rollout cannot be exported. Nothing is written.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"The folder {path.parent} does not exist. Create it, or choose another file.")
     part = path.with_name(f"{path.name}.part")
-    filled = (ledger for ledger in ledgers if len(ledger))
+    written = Written()
     try:
-        count = (
-            _write_parquet(filled, part, options) if to == PARQUET else _write_lines(_ROWS[to](filled, options), part)
-        )
+        exports = _exports(ledgers, to, options, written)
+        if to == PARQUET:
+            written.rows = write_parquet(part, (sample for each in exports for sample in each.samples))
+        else:
+            written.rows = _write_lines(_ROWS[to](exports, options), part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return count
+    return written
 
 
-def _write_parquet(ledgers: Iterable[Ledger], path: Path, options: ExportOptions) -> int:
-    constrained = options.train_constrained
-    return write_parquet(
-        path, (sample for ledger in ledgers for sample in samples_of(ledger, train_constrained=constrained))
-    )
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """The samples of one rollout, and whether its rows are trained."""
+
+    ledger: Ledger
+    samples: list[TrainingSample]
+    trained: bool
+
+
+def _exports(ledgers: Iterable[Ledger], to: str, options: ExportOptions, written: Written) -> Iterator[_Export]:
+    """Yield the rollouts that have rows, and count all."""
+    whole = to in (PARQUET, "slime")
+    for ledger in ledgers:
+        written.rollouts += 1
+        written.sampled += sum(turn.draft.columns.output for turn in ledger)
+        if not len(ledger):
+            written.without_turns += 1
+        elif options.agent is not None and options.agent not in ledger.agents:
+            written.without_agent += 1
+            _count_elsewhere(ledger, set(), written)
+        else:
+            yield _counted(_export(ledger, to, options, whole=whole), options, written, last=not whole)
+
+
+def _export(ledger: Ledger, to: str, options: ExportOptions, *, whole: bool) -> _Export:
+    chosen: Any = {"agent": options.agent, "train_constrained": options.train_constrained}
+    samples = samples_of(ledger, **chosen) if whole else [sample_of(ledger, branches=options.branches, **chosen)]
+    if samples[0].reward is None and isinstance(options.missing_reward, int | float):
+        samples = [replace(sample, reward=float(options.missing_reward)) for sample in samples]
+    untrained = to in ("slime", "verl") and samples[0].reward is None and options.missing_reward == "untrained"
+    if untrained:
+        samples = [replace(sample, reward=0.0) for sample in samples]
+    return _Export(ledger, samples, not untrained and (to == PARQUET or not samples[0].ended_outside))
+
+
+def _counted(export: _Export, options: ExportOptions, written: Written, *, last: bool) -> _Export:
+    ledger, first = export.ledger, export.samples[0]
+    turns = exported_turns(ledger, agent=options.agent, last=last)
+    trained = trained_tokens(export.samples)
+    written.trained += trained if export.trained else 0
+    written.masked += 0 if export.trained else trained
+    written.constrained += sum(ledger[turn].draft.columns.output for turn in turns) - trained
+    written.without_reward += ledger.annotation(REWARD) is None
+    written.ended_outside += first.ended_outside
+    _count_elsewhere(ledger, turns, written)
+    return export
+
+
+def _count_elsewhere(ledger: Ledger, turns: set[int], written: Written) -> None:
+    for turn in ledger:
+        if turn.index not in turns:
+            written.elsewhere[turn.draft.agent or "no agent"] += turn.draft.columns.output
 
 
 def _write_lines(rows: Iterator[Row], path: Path) -> int:
-    count = 0
+    number = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, allow_nan=False) + "\n")
-            count += 1
-    return count
+            number += 1
+    return number
 
 
-def _slime_rows(ledgers: Iterable[Ledger], options: ExportOptions) -> Iterator[Row]:
-    index = 0
-    for rollout_id, ledger in enumerate(ledgers):
-        decode = options.decoder(ledger)
-        for sample in samples_of(ledger, train_constrained=options.train_constrained):
+def _slime_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
+    """Yield slime's samples. `group_index` numbers the groups in order of appearance, as slime's data source does."""
+    index, groups = 0, dict[str, int]()
+    for rollout_id, export in enumerate(exports):
+        decode = options.decoder(export.ledger)
+        for sample in export.samples:
             refuse_images(sample.images, "a JSON line of slime", sample.identity.rollout_id)
             fields = slime.fields_of(sample, decode=decode, temperature=options.temperature, logprobs=options.logprobs)
+            fields["remove_sample"] |= not export.trained
+            if fields["remove_sample"] and fields["reward"] is None:
+                fields["reward"] = 0.0
             status, metadata = slime.STATUS[sample.termination].lower(), slime.metadata_of(sample)
-            yield {"index": index, "rollout_id": rollout_id, **fields, "status": status, "metadata": metadata}
+            group = sample.identity.group_id
+            number = None if group is None else groups.setdefault(group, len(groups))
+            places = {"index": index, "rollout_id": rollout_id, "group_index": number}
+            yield {**places, **fields, "status": status, "metadata": metadata}
             index += 1
 
 
-def _verl_rows(ledgers: Iterable[Ledger], options: ExportOptions) -> Iterator[Row]:
-    for ledger in ledgers:
-        sample = sample_of(ledger, branches=options.branches, train_constrained=options.train_constrained)
+def _verl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
+    for export in exports:
+        (sample,) = export.samples
         refuse_images(sample.images, "a JSON line of verl", sample.identity.rollout_id)
         parts = prompt_response_of(sample, trainer="verl", temperature=options.temperature, logprobs=options.logprobs)
+        if not export.trained:
+            parts = replace(parts, mask=[0] * len(parts.mask))
         experts = None if parts.experts is None else parts.experts.tolist()
         yield {**verl.fields_of(parts, sample), "routed_experts": experts}
 
 
-def _trl_rows(ledgers: Iterable[Ledger], options: ExportOptions) -> Iterator[Row]:
-    for ledger in ledgers:
+def _trl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
+    for export in exports:
         columns = trl.columns_of(
-            [ledger], temperature=options.temperature, end_id=0, branches=options.branches,
+            [export.ledger], temperature=options.temperature, end_id=0, branches=options.branches, agent=options.agent,
             logprobs=options.logprobs, train_constrained=options.train_constrained,
         )  # fmt: skip
-        yield {name: None if column is None else column[0] for name, column in columns.items()}
+        row = {name: None if column is None else column[0] for name, column in columns.items()}
+        (sample,) = export.samples
+        yield {**row, "rollout_reward": None if sample.ended_outside else sample.reward}
 
 
-_ROWS: Mapping[str, Callable[[Iterable[Ledger], ExportOptions], Iterator[Row]]] = MappingProxyType(
+_ROWS: Mapping[str, Callable[[Iterable[_Export], ExportOptions], Iterator[Row]]] = MappingProxyType(
     {"slime": _slime_rows, "verl": _verl_rows, "trl": _trl_rows}
 )
 FORMATS = (PARQUET, *_ROWS)

@@ -29,7 +29,7 @@ def dataset_of(samples: Iterable[TrainingSample], **options: Any) -> Dataset:
 
 def samples_of_dataset(dataset: Dataset) -> Iterator[TrainingSample]:
     """Yield the samples of a dataset, equal to those that it was made from."""
-    known = [field for field in schema() if field.name in dataset.column_names]  # an older one has no images
+    known = [field for field in schema() if field.name in dataset.column_names]  # older ones have fewer
     arrow = import_optional("pyarrow", "datasets")
     for chunk in dataset.with_format("arrow").iter(batch_size=64):
         yield from samples_in(cast(Any, chunk).cast(arrow.schema(known)))

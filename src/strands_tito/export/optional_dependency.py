@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+from tito_core.ledger.errors import how_to_install
+
 
 class MissingPackageError(ImportError):
     """A trainer's package is not installed."""
@@ -26,6 +28,6 @@ def import_optional(module: str, extra: str | None = None) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        how = f"pip install 'strands-tito[{extra}]'" if extra else f"install {package} as its documentation says"
+        how = how_to_install(extra) if extra else f"install {package} as its documentation says"
         raise MissingPackageError(f"This exporter needs {package}, which is not installed: {how}.") from None
     return import_module(module)

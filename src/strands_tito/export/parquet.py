@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = b"strands-tito/samples"
-SCHEMA = 2
-"""Schema 1 had no images and media_ids."""
+SCHEMA = 3
+"""Schema 1 had no images and media_ids, schema 2 no sample and agent."""
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 
@@ -63,6 +64,8 @@ def schema() -> pa.Schema:
             arrow.field("rollout_id", arrow.string(), nullable=False),
             arrow.field("group_id", arrow.string()),
             arrow.field("task_id", arrow.string()),
+            arrow.field("sample", arrow.int32()),
+            arrow.field("agent", arrow.string()),
             arrow.field("trajectory", arrow.int32(), nullable=False),
             arrow.field("trajectories", arrow.int32(), nullable=False),
             arrow.field("token_ids", arrow.list_(arrow.int32()), nullable=False),
@@ -181,6 +184,8 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "rollout_id": identity.rollout_id,
         "group_id": identity.group_id,
         "task_id": identity.task_id,
+        "sample": identity.sample,
+        "agent": identity.agent,
         "trajectory": identity.trajectory,
         "trajectories": identity.trajectories,
         "token_ids": sample.token_ids,
@@ -217,14 +222,15 @@ def _packed_experts(sample: TrainingSample) -> dict[str, Any] | None:
 
 def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
     experts = row["routed_experts"]
+    identity: dict[str, Any] = {field.name: row.get(field.name) for field in fields(Identity)}  # older files have fewer
     if experts is not None:
         shape = (-1, experts["layers"], experts["experts"])
         experts = np.frombuffer(experts["rows"], experts["dtype"]).reshape(shape)
     return TrainingSample(
-        identity=Identity(*(row[name] for name in ("rollout_id", "group_id", "task_id", "trajectory", "trajectories"))),
+        identity=Identity(**identity),
         token_ids=columns["token_ids"].astype(np.int32, copy=False),
         prompt_length=row["prompt_length"],
-        loss_mask=columns["loss_mask"].astype(np.uint8, copy=False),
+        loss_mask=columns["loss_mask"].astype(np.int64),
         logprobs=columns["logprobs"].astype(np.float32, copy=False),
         provenance=columns["provenance"].astype(np.uint8, copy=False),
         versions=tuple(VersionSpan(**span) for span in row["versions"]),

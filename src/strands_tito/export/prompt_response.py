@@ -99,7 +99,7 @@ def prompt_response_of(
             sample.identity.rollout_id, truncated, trainer, stop - start,
         )  # fmt: skip
     experts = experts_of(sample)
-    mask = np.zeros(stop - start, np.uint8) if sample.ended_outside else sample.loss_mask[start:stop]
+    mask = np.zeros(stop - start, np.int64) if sample.ended_outside else sample.loss_mask[start:stop]
     return PromptResponse(
         sample.token_ids[:start].tolist(),
         sample.token_ids[start:stop].tolist(),

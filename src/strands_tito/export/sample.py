@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,15 @@ import numpy.typing as npt
 from strands_tito.export.images import SampleImage, images_of
 from tito_core.backend.images import media_ids_of
 from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.header import REWARD, as_reward
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance, Provenances
 from tito_core.ledger.trajectory import Trajectory, assemble
-from tito_core.ledger.turn import Finish, Semantics, VersionSpan
+from tito_core.ledger.turn import Finish, Semantics, Turn, VersionSpan
 from tito_core.termination import Termination, recorded_termination, termination_of
 
+OUTSIDE = (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
+"""Terminations from outside: such a rollout's reward does not measure the policy."""
 NO_EXPERT = -1
 """Value in `routed_experts` of tokens for which the engine reported none."""
 
@@ -36,6 +39,8 @@ class Identity:
         task_id: The task, or None.
         trajectory: Index among the rollout's trajectories, from 0.
         trajectories: Number of the rollout's trajectories.
+        agent: The agent of the path's last turn, as `Draft.agent` names it, or None.
+        sample: Number of the rollout within its group, from 0, as `tito collect` writes it; None if there is none.
     """
 
     rollout_id: str
@@ -43,6 +48,8 @@ class Identity:
     task_id: str | None
     trajectory: int
     trajectories: int
+    agent: str | None = None
+    sample: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +61,7 @@ class TrainingSample:
         token_ids: int32, shape (n,).
         prompt_length: Number of tokens before the response, at least 1. The response starts with the first token that
             was sampled on this path and on no earlier one; tokens that an earlier sample trains are in the prompt.
-        loss_mask: uint8, shape (n,): 1 on the tokens that this sample trains; no other sample trains them (law 3).
+        loss_mask: int64, shape (n,): 1 on the tokens that this sample trains; no other sample trains them (law 3).
         logprobs: float32, shape (n,): the engine's; NaN on every token that it did not sample.
         provenance: uint8, shape (n,): a `Provenance` for each token.
         versions: Weight versions of the sampled tokens, as spans of column indices (law 10).
@@ -63,7 +70,7 @@ class TrainingSample:
             reported none.
         termination: Why the rollout ended; equal in all its samples.
         finish: Why the last answer of this path ended.
-        reward: The ledger's annotation "reward" if it is a number, else None.
+        reward: The ledger's annotation "reward" if it is a finite number, else None.
         turns: Number of turns on the path.
         images: The images of the path, in order; their placeholders are prompt tokens.
         media_ids: Ids of the vocabulary's placeholders of images, videos and audio, where they are known.
@@ -72,7 +79,7 @@ class TrainingSample:
     identity: Identity
     token_ids: TokenIds
     prompt_length: int
-    loss_mask: npt.NDArray[np.uint8]
+    loss_mask: npt.NDArray[np.int64]
     logprobs: Logprobs
     provenance: Provenances
     versions: tuple[VersionSpan, ...]
@@ -104,14 +111,20 @@ class TrainingSample:
         return self.token_ids[self.prompt_length :]
 
     @property
-    def response_mask(self) -> npt.NDArray[np.uint8]:
+    def response_mask(self) -> npt.NDArray[np.int64]:
         """Shape (response_length,). Tokens of the prompt are never trained."""
         return self.loss_mask[self.prompt_length :]
 
     @property
     def ended_outside(self) -> bool:
         """Whether an engine error, an abort or a cancellation ended the rollout. Its reward then means nothing."""
-        return self.termination in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
+        return self.termination in OUTSIDE
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a trainer has no field for, as JSON: the group, the task, the number in the group, and the agent."""
+        names = ("group_id", "task_id", "sample", "agent")
+        return {name: getattr(self.identity, name) for name in names}
 
     @property
     def trained_versions(self) -> tuple[str | None, ...]:
@@ -123,7 +136,7 @@ class TrainingSample:
         return tuple(runs)
 
 
-def samples_of(ledger: Ledger, *, train_constrained: bool = False) -> list[TrainingSample]:
+def samples_of(ledger: Ledger, *, agent: str | None = None, train_constrained: bool = False) -> list[TrainingSample]:
     """Return one sample for each trajectory. Over all of them each sampled token is trained once (law 3).
 
     A branch is a sample of its own; the turns that it shares with an earlier path are context in it. Inserted tokens
@@ -131,42 +144,86 @@ def samples_of(ledger: Ledger, *, train_constrained: bool = False) -> list[Train
 
     Args:
         ledger: A rollout. Without a recorded termination, the finish reason of its last answer is used.
+        agent: Return and train the paths of this agent only; None: those of all agents, which share the reward.
         train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         ValueError: A trajectory has no prompt, or the annotation "termination" is not a `Termination`.
     """
-    found = ledger.trajectories(train_constrained=train_constrained)
+    found, seen = [], set[int]()
+    for end in _ends(ledger, agent):
+        path = ledger.path(end)
+        found.append(_assembled(ledger, path, seen | _turns_of_others(path, agent), train_constrained))
+        seen.update(turn.index for turn in path)
     return [_sample(ledger, trajectory, number, len(found)) for number, trajectory in enumerate(found)]
 
 
 def sample_of(
-    ledger: Ledger, *, branches: Literal["error", "last"] = "error", train_constrained: bool = False
+    ledger: Ledger,
+    *,
+    branches: Literal["error", "last"] = "error",
+    agent: str | None = None,
+    train_constrained: bool = False,
 ) -> TrainingSample:
     """Return a rollout as one sample, for trainers that take one sample per rollout.
 
     Args:
         ledger: A rollout.
-        branches: What to do with several trajectories: "error" raises; "last" takes the path with the latest turn and
-            trains all its turns, so that tokens of other paths are not trained.
+        branches: What to do with several trajectories: "error" raises; "last" takes the last path of the agent and
+            trains all the agent's turns on it, so that tokens of other paths are not trained.
+        agent: The agent, as `Ledger.agents` names it; None: the first one, which asked first.
         train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         BranchedRolloutError: There is no trajectory, or there are several and `branches` is "error".
+        LookupError: The agent made no turn.
         ValueError: As `samples_of`.
     """
-    leaves = ledger.leaves()
-    if not leaves:
+    ends = _ends(ledger, agent)
+    if not len(ledger):
         raise BranchedRolloutError(f"Ledger {ledger.uuid} has no turns: drop it from the batch.")
-    if len(leaves) > 1 and branches == "error":
+    end = ledger.last_turn(agent)
+    if len(ends) > 1 and branches == "error":
+        first = ledger[end].draft.agent
+        of = f" of agent {first!r}" if first is not None else ""
         raise BranchedRolloutError(
-            f"Ledger {ledger.uuid} has {len(leaves)} trajectories, but this trainer takes one per rollout. Pass "
-            "branches='last' to train the last path only, or use an exporter that returns a list.\n"
-            f"{ledger.tree()}"
+            f"Ledger {ledger.uuid} has {len(ends)} trajectories, but this trainer takes one per rollout. Pass "
+            f"branches='last' to train the last path{of} only, or use an exporter that returns a list. Its agents: "
+            f"{', '.join(ledger.agents) or 'none named'}.\n{ledger.tree()}"
         )
-    path = ledger.path(len(ledger) - 1)
-    trajectory = assemble(path, context=frozenset(), train_constrained=train_constrained, images=ledger.images)
-    return _sample(ledger, trajectory, len(leaves) - 1, len(leaves))
+    path = ledger.path(end)
+    others = _turns_of_others(path, ledger[end].draft.agent)
+    number = next(number for number, leaf in enumerate(ends) if path[-1] in ledger.path(leaf))
+    return _sample(ledger, _assembled(ledger, path, others, train_constrained), number, len(ends))
+
+
+def exported_turns(ledger: Ledger, *, agent: str | None, last: bool) -> set[int]:
+    """Return the turns that `sample_of` with `branches="last"` trains, or with `last` False those of `samples_of`."""
+    ends = [ledger.last_turn(agent)] if last else _ends(ledger, agent)
+    wanted = ledger[ends[0]].draft.agent if last else agent
+    paths = [ledger.path(end) for end in ends]
+    return {turn.index for path in paths for turn in path} - {
+        turn for path in paths for turn in _turns_of_others(path, wanted)
+    }
+
+
+def _ends(ledger: Ledger, agent: str | None) -> list[int]:
+    """Return the last turns of the paths: the leaves, or for an agent its turns that none of its turns comes after."""
+    leaves = ledger.leaves()
+    if agent is None:
+        return leaves
+    own = [[turn.index for turn in ledger.path(leaf) if turn.draft.agent == agent] for leaf in leaves]
+    earlier = {turn for turns in own for turn in turns[:-1]}
+    return sorted({turns[-1] for turns in own if turns} - earlier)
+
+
+def _turns_of_others(path: list[Turn], agent: str | None) -> set[int]:
+    """Return the turns of a path that a known agent other than this one made; none where `agent` is None."""
+    return {turn.index for turn in path if agent is not None and turn.draft.agent not in (None, agent)}
+
+
+def _assembled(ledger: Ledger, path: list[Turn], context: set[int], train_constrained: bool) -> Trajectory:
+    return assemble(path, context=context, train_constrained=train_constrained, images=ledger.images)
 
 
 def trained_tokens(samples: Iterable[TrainingSample]) -> int:
@@ -184,7 +241,15 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         )
     header = ledger.header
     return TrainingSample(
-        identity=Identity(header.uuid, header.group_id, header.task_id, number, count),
+        identity=Identity(
+            header.uuid,
+            header.group_id,
+            header.task_id,
+            number,
+            count,
+            trajectory.agent,
+            sample_number(ledger),
+        ),
         token_ids=trajectory.token_ids,
         prompt_length=prompt_length,
         loss_mask=trajectory.loss_mask,
@@ -236,8 +301,17 @@ def _experts(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
 
 
 def _reward(ledger: Ledger) -> float | None:
-    value = ledger.annotation("reward")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    value = ledger.annotation(REWARD)
+    try:
+        return None if value is None else as_reward(value)
+    except ValueError:  # a file of an earlier version may hold anything
+        return None
+
+
+def sample_number(ledger: Ledger) -> int | None:
+    """Return a rollout's number within its group, from 0, as `tito collect` writes it; None if there is none."""
+    number = ledger.header.user.get("sample")
+    return number if type(number) is int else None
 
 
 def sampled_mask(sample: TrainingSample) -> npt.NDArray[np.bool_]:

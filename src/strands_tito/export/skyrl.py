@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from tito_core.termination import Termination
 
 if TYPE_CHECKING:
     from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
+
+logger = logging.getLogger(__name__)
 
 STOP_REASON = MappingProxyType(
     {
@@ -42,74 +46,115 @@ def generator_output_of(
     end_id: int,
     trajectory_ids: Sequence[TrajectoryID] | None = None,
     branches: Branches = "error",
+    agent: str | None = None,
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> GeneratorOutput:
     """Return rollouts as a SkyRL generator does, in the order of the input batch.
 
     Args:
-        rollouts: One rollout for each prompt of the batch, each with a reward. A rollout that ended from outside, or
-            has no turns, is masked and has reward 0.
+        rollouts: One rollout for each prompt of the batch. One that ended from outside, or has no turns or no reward,
+            is masked and has reward 0, which SkyRL still counts in its group's baseline.
         temperature: SkyRL's logit temperature.
         end_id: The tokenizer's end-of-sequence id, the placeholder for a rollout without turns.
         trajectory_ids: The ids of the input batch; required for "steps".
         branches: "error" and "last" return one row per rollout, see `sample_of`. "steps" returns one row per
             trajectory, for SkyRL's step-wise training, which gives all rows of a rollout the advantage of its last.
+        agent: See `samples_of` and `sample_of`.
         logprobs: See `LogprobPolicy`; with "omit" `rollout_logprobs` is None.
         train_constrained: Whether to train tokens that were sampled under a grammar.
 
     Raises:
         MissingPackageError: skyrl is not installed.
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
-        ValueError: A rollout has no reward, only some rollouts have experts, or "steps" has no trajectory ids.
+        ValueError: No rollout has a reward, only some have experts, or "steps" has no trajectory ids.
+
+    `env_metrics`, where SkyRL has it, names each row's rollout, group, task, sample and agent.
     """
     base = import_optional("skyrl.train.generators.base", "skyrl")
     if branches == "steps" and trajectory_ids is None:
         raise ValueError("branches='steps' needs trajectory_ids: pass those of SkyRL's input batch.")
     ids = list(trajectory_ids) if trajectory_ids is not None else [None] * len(rollouts)
     options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs}
-    rows: list[tuple[PromptResponse, float, str, TrajectoryID | None, bool]] = []
+    rows: list[_Row] = []
     for rollout, name in zip(rollouts, ids, strict=True):
-        found = list(_samples(rollout, branches, train_constrained))
+        found = list(_samples(rollout, branches, agent, train_constrained))
         for number, sample in enumerate(found, 1):
-            reason = STOP_REASON[sample.termination]
-            rows.append((prompt_response_of(sample, **options), _reward(sample), reason, name, number == len(found)))
+            reward = 0.0 if sample.ended_outside else sample.reward
+            described = {"rollout_id": rollout.uuid, **sample.described}
+            part, reason = prompt_response_of(sample, **options), STOP_REASON[sample.termination]
+            rows.append(_Row(part, reward, reason, name, number == len(found), described, not sample.ended_outside))
         if not found:
-            rows.append((empty_response(end_id, logprobs=logprobs != "omit"), 0.0, "error", name, True))
-    parts = [row[0] for row in rows]
+            part = empty_response(end_id, logprobs=logprobs != "omit")
+            rows.append(_Row(part, 0.0, "error", name, True, {"rollout_id": rollout.uuid}, False))
+    _expect_rewards(rows)
+    rows = [row.without_reward() if row.lacks_reward else row for row in rows]
+    parts, fields = [row.part for row in rows], base.GeneratorOutput.__annotations__
     output = {
-        **dict.fromkeys(base.GeneratorOutput.__annotations__),
+        **dict.fromkeys(fields),
         "prompt_token_ids": [part.prompt_ids for part in parts],
         "response_ids": [part.response_ids for part in parts],
-        "rewards": [row[1] for row in rows],
+        "rewards": [row.reward for row in rows],
         "loss_masks": [part.mask for part in parts],
-        "stop_reasons": [row[2] for row in rows],
+        "stop_reasons": [row.reason for row in rows],
         "rollout_logprobs": None if logprobs == "omit" else [part.logprobs for part in parts],
-        "trajectory_ids": None if trajectory_ids is None else [row[3] for row in rows],
+        "trajectory_ids": None if trajectory_ids is None else [row.name for row in rows],
         "rollout_expert_indices": _experts(parts, as_lists=not hasattr(base, "RoutedExpertIndices")),
-        "is_last_step": [row[4] for row in rows] if branches == "steps" else None,
+        "is_last_step": [row.is_last for row in rows] if branches == "steps" else None,
+        **({"env_metrics": [row.described for row in rows]} if "env_metrics" in fields else {}),
     }
     return cast("GeneratorOutput", output)
 
 
-def _samples(rollout: Ledger, branches: Branches, train_constrained: bool) -> Iterator[TrainingSample]:
+class _Row(NamedTuple):
+    part: PromptResponse
+    reward: float | None
+    reason: str
+    name: TrajectoryID | None
+    is_last: bool
+    described: dict[str, Any]
+    is_judged: bool
+
+    @property
+    def lacks_reward(self) -> bool:
+        """Whether a reward is needed and missing."""
+        return self.is_judged and self.reward is None
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether the rollout's own reward is there."""
+        return self.is_judged and self.reward is not None
+
+    def without_reward(self) -> _Row:
+        """Return the row masked, with reward 0."""
+        return self._replace(part=replace(self.part, mask=[0] * len(self.part.mask)), reward=0.0)
+
+
+def _samples(
+    rollout: Ledger, branches: Branches, agent: str | None, train_constrained: bool
+) -> Iterator[TrainingSample]:
     if not len(rollout):
         return
     if branches == "steps":
-        yield from samples_of(rollout, train_constrained=train_constrained)
+        yield from samples_of(rollout, agent=agent, train_constrained=train_constrained)
     else:
-        yield sample_of(rollout, branches=branches, train_constrained=train_constrained)
+        yield sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
 
 
-def _reward(sample: TrainingSample) -> float:
-    if sample.ended_outside:
-        return 0.0
-    if sample.reward is None:
+def _expect_rewards(rows: Sequence[_Row]) -> None:
+    """Check that some rollout has a reward where one is needed, and log those without.
+
+    Raises:
+        ValueError: None of them has one.
+    """
+    missing = [row.described["rollout_id"] for row in rows if row.lacks_reward]
+    if missing and not any(row.has_reward for row in rows):
         raise ValueError(
-            f"Rollout {sample.identity.rollout_id} has no reward, which SkyRL requires: "
+            f"None of the rollouts has a reward, which SkyRL requires, for example {missing[0]}: "
             'call ledger.annotate("reward", number).'
         )
-    return sample.reward
+    for rollout in dict.fromkeys(missing):
+        logger.warning("rollout=<%s> | not trained: without a reward, it is 0 in its group's baseline", rollout)
 
 
 def _experts(parts: Sequence[PromptResponse], as_lists: bool) -> list[Any] | None:

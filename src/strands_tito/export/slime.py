@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+import numpy as np
+
 from strands_tito.export.images import (
     SampledPlaceholderError,
     pictures_of,
@@ -125,7 +127,7 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
         rollout: The rollout. Without turns, the sample becomes `ABORTED` and has no tokens.
         branches: See `sample_of`.
         **options: `decode`, `temperature`, `logprobs`, `processor` and `images` of `fields_of`, and
-            `train_constrained`.
+            `train_constrained` and `agent` of `sample_of`.
 
     A trajectory whose policy sampled the placeholder of images becomes `ABORTED`, has no tokens and is not trained; a
     warning is logged, and `sample.metadata["tito"]["refused"]` has the reason.
@@ -135,8 +137,8 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
     """
     if not len(rollout):
         return _with_status(sample, "ABORTED")
-    constrained = options.pop("train_constrained", False)
-    return _filled(sample, sample_of(rollout, branches=branches, train_constrained=constrained), options)
+    chosen = {name: options.pop(name) for name in ("agent", "train_constrained") if name in options}
+    return _filled(sample, sample_of(rollout, branches=branches, **chosen), options)
 
 
 def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
@@ -152,8 +154,8 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     Raises:
         LogprobMismatchError, ValueError: As `samples_of` and `fields_of`.
     """
-    constrained = options.pop("train_constrained", False)
-    found = samples_of(rollout, train_constrained=constrained)
+    chosen = {name: options.pop(name) for name in ("agent", "train_constrained") if name in options}
+    found = samples_of(rollout, **chosen)
     copies = [_filled(copy.deepcopy(sample), each, options) for each in found]
     copies = copies or [_with_status(copy.deepcopy(sample), "ABORTED")]
     for one in copies:
@@ -194,6 +196,59 @@ def complete_aborted(
     return sample
 
 
+_BY_GROUP = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
+"""slime's advantage estimators that compare a reward with those of its group (`slime/ray/rollout.py`)."""
+
+
+def normalizes(args: Any) -> bool:
+    """Return whether slime compares rewards with those of a group."""
+    return getattr(args, "advantage_estimator", "grpo") in _BY_GROUP and getattr(args, "rewards_normalization", True)
+
+
+def rewards_by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Return raw and normalized rewards: a function for slime's `--custom-reward-post-process-path`.
+
+    slime's own function counts on `--n-samples-per-prompt` samples for each prompt. Where a rollout has several samples
+    or none, it compares the rewards of the whole batch with each other. This one compares within `group_index`, counts
+    each rollout once, and leaves out samples that are not trained (`remove_sample`) or have no reward: their normalized
+    reward is 0.
+
+    Args:
+        args: slime's arguments.
+        samples: slime's samples, in any order.
+
+    Returns:
+        Two lists, one entry for each sample; a missing raw reward is 0.
+
+    Raises:
+        ValueError: A sample has no `group_index`.
+    """
+    found = [None if sample.reward is None else sample.get_reward_value(args) for sample in samples]
+    raw = [0.0 if value is None else float(value) for value in found]
+    if not normalizes(args):
+        return raw, list(raw)
+    counted = [value is not None and not sample.remove_sample for value, sample in zip(found, samples, strict=True)]
+    groups: dict[int, dict[int, float]] = {}
+    for number, sample in enumerate(samples):
+        if sample.group_index is None:
+            raise ValueError(f"Sample {sample.index} has no group_index, so its reward cannot be compared.")
+        if counted[number]:
+            rollout = sample.index if sample.rollout_id is None else sample.rollout_id
+            groups.setdefault(sample.group_index, {}).setdefault(rollout, raw[number])
+    scaled = getattr(args, "grpo_std_normalization", True) and args.advantage_estimator in _BY_GROUP - {_BASELINE}
+    normalized = [0.0] * len(samples)
+    for number, sample in enumerate(samples):
+        if counted[number]:
+            rewards = np.array(list(groups[sample.group_index].values()))
+            spread = rewards.std(ddof=1) + 1e-6 if scaled and len(rewards) > 1 else 1.0
+            normalized[number] = float((raw[number] - rewards.mean()) / spread)
+    return raw, normalized
+
+
+_BASELINE = "reinforce_plus_plus_baseline"
+"""The estimator whose rewards slime does not divide by their standard deviation."""
+
+
 def reset_reward(sample: Any) -> None:
     """Remove the reward that `complete_aborted` set. Call it before slime runs the sample again."""
     if sample.status is type(sample).Status.ABORTED:
@@ -226,12 +281,12 @@ def _without_tokens(sample: S, trajectory: TrainingSample, reason: str) -> S:
 
 
 def metadata_of(trajectory: TrainingSample) -> dict[str, Any]:
-    """Return what slime has no field for: the rollout, its termination and what its logprobs mean."""
-    identity = trajectory.identity
+    """Return what slime has no field for: rollout, group, task and agent, termination, and what the logprobs mean."""
     return {
         "tito": {
-            "rollout": identity.rollout_id,
-            "trajectory": identity.trajectory,
+            "rollout": trajectory.identity.rollout_id,
+            **trajectory.described,
+            "trajectory": trajectory.identity.trajectory,
             "termination": trajectory.termination.value,
             "logprobs": [str(semantics) for semantics in trajectory.semantics],
         }

@@ -21,7 +21,7 @@ from strands_tito.export.images import (
 )
 from strands_tito.export.logprobs import check_semantics
 from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.sample import sample_of
+from strands_tito.export.sample import sample_number, sample_of
 from tito_core.backend.images import data_url, media_ids_of
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
@@ -92,7 +92,7 @@ def trace_of(
     if tensors and processor is None:
         refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
     media = media_ids_of(rollout)
-    for trajectory in rollout.trajectories():
+    for trajectory in rollout.trajectories:
         refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), media, "verifiers", rollout.uuid)
     for turn in rollout:
         trained = train_constrained or not turn.draft.constrained
@@ -200,9 +200,11 @@ def _call(turn: Turn) -> dict[str, Any]:
 
 
 def _info(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
-    """Return what verifiers' own fields cannot hold: the group, the termination and each answer's weight versions."""
+    """Return what verifiers' own fields cannot hold: group, sample, termination, and each answer's agent and versions."""
     return {
         "group": rollout.header.group_id,
+        "sample": sample_number(rollout),
+        "agents": [turn.draft.agent for turn in rollout],
         "termination": None if termination is None else termination.value,
         "versions": [[list(span) for span in turn.draft.engine.versions] for turn in rollout],
     }

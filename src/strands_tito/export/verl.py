@@ -21,6 +21,7 @@ def output_of(
     temperature: float,
     end_id: int,
     branches: Literal["error", "last"] = "error",
+    agent: str | None = None,
     train_constrained: bool = False,
     **options: Any,
 ) -> AgentLoopOutput:
@@ -31,6 +32,7 @@ def output_of(
         temperature: verl's logit temperature, `rollout.temperature`.
         end_id: The tokenizer's end-of-sequence id.
         branches: See `sample_of`.
+        agent: See `sample_of`.
         train_constrained: Whether to train tokens that were sampled under a grammar.
         **options: `logprobs` (see `LogprobPolicy`); `prompt_length` and `response_length` of verl's configuration;
             `messages`, the number of messages, and `generating_s`, seconds of generation, for verl's metrics;
@@ -46,14 +48,21 @@ def output_of(
     """
     if not len(rollout):
         return _output(empty_response(end_id, logprobs=options.get("logprobs") != "omit"), None, **options)
-    return _of(sample_of(rollout, branches=branches, train_constrained=train_constrained), temperature, options)
+    sample = sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
+    return _of(sample, temperature, options)
 
 
 def outputs_of(
-    rollout: Ledger, *, temperature: float, end_id: int, train_constrained: bool = False, **options: Any
+    rollout: Ledger,
+    *,
+    temperature: float,
+    end_id: int,
+    agent: str | None = None,
+    train_constrained: bool = False,
+    **options: Any,
 ) -> list[AgentLoopOutput]:
     """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of`."""
-    samples = samples_of(rollout, train_constrained=train_constrained)
+    samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]
     return [_of(sample, temperature, options) for sample in samples]
@@ -96,15 +105,19 @@ def fields_of(
 ) -> dict[str, Any]:
     """Return the fields of verl's `AgentLoopOutput`; see `output_of`.
 
+    A rollout that ended from outside, or has no turns, has reward 0 and is masked: with a reward of None it would take
+    away those of its whole batch, since verl takes recorded rewards of all rollouts or of none.
+
     Args:
         parts: The prompt and response.
         sample: The trajectory that they come from, or None for a rollout without turns.
         messages: Number of messages.
         generating_s: Seconds of generation.
     """
-    extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], "termination": None, "rollout_id": None}
+    names = ("termination", "rollout_id", "group_id", "task_id", "sample", "agent")
+    extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], **dict.fromkeys(names)}
     if sample is not None:
-        extra |= {"termination": sample.termination.value, "rollout_id": sample.identity.rollout_id}
+        extra |= {"termination": sample.termination.value, "rollout_id": sample.identity.rollout_id, **sample.described}
         steps = [int(each) for each in sample.trained_versions if each is not None and each.isdigit()]
         if steps:
             extra |= {"min_global_steps": min(steps), "max_global_steps": max(steps)}
@@ -115,7 +128,7 @@ def fields_of(
         "response_logprobs": parts.logprobs,
         "routed_experts": parts.experts,
         "multi_modal_data": {"images": pictures_of(parts.images)} if parts.images else None,
-        "reward_score": None if sample is None else sample.reward,
+        "reward_score": 0.0 if sample is None or sample.ended_outside else sample.reward,
         "num_turns": messages,
         "metrics": {"generate_sequences": generating_s},
         "extra_fields": {**extra, "cut": parts.truncated},

@@ -24,6 +24,7 @@ from tito_core.chat.probes import TOOLS, assistant_message, call_message, cases,
 from tito_core.chat.rendering import TemplateError
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
+from tito_core.ledger.errors import how_to_install
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,7 +121,7 @@ class RendererComparison:
             made = _by_name(renderer, encoding, arguments) if isinstance(renderer, str) else renderer(encoding)
         except ImportError as error:
             raise TemplateError(
-                f"The renderer {renderer!r} needs a package ({error}): pip install 'strands-tito[renderers]'."
+                f"The renderer {renderer!r} needs a package ({error}): {how_to_install('renderers')}."
             ) from error
         except Exception as error:  # a renderer may fail with any error
             raise TemplateError(

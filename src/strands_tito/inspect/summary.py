@@ -99,7 +99,7 @@ def _answer(rollout: Rollout) -> str:
 
 
 def ledger_table(ledgers: Iterable[Ledger]) -> FittedTable:
-    """Return a table with one row per ledger; columns without any value (task, reward, termination) are left out."""
+    """Return a table with one row per ledger. Columns without any value (task, agents, reward, ended) are left out."""
     rows, counts = [], []
     for ledger in ledgers:  # one at a time: a file may hold thousands
         rows.append(_LedgerRow.of(ledger))
@@ -108,6 +108,7 @@ def ledger_table(ledgers: Iterable[Ledger]) -> FittedTable:
         Column("#", [str(number) for number in range(1, len(rows) + 1)]),
         Column("ledger", [row.ledger for row in rows], is_text=True),
         Column("task", [row.task for row in rows], rank=1, is_text=True),
+        Column("agents", [row.agents for row in rows], rank=1, is_text=True),
         *_count_columns(counts),
         Column("leaves", [row.leaves for row in rows], rank=4),
         Column("logprob", [row.logprob for row in rows], rank=2),
@@ -117,7 +118,7 @@ def ledger_table(ledgers: Iterable[Ledger]) -> FittedTable:
     return FittedTable([column for column in columns if column.name not in _OPTIONAL or any(column.cells)])
 
 
-_OPTIONAL = ("task", "reward", "ended")
+_OPTIONAL = ("task", "agents", "reward", "ended")
 
 
 def _count_columns(counts: Sequence[Counts]) -> list[Column]:
@@ -137,6 +138,7 @@ class _LedgerRow:
 
     ledger: str
     task: str
+    agents: str
     leaves: str
     logprob: str
     reward: str
@@ -148,6 +150,7 @@ class _LedgerRow:
         return cls(
             ledger=ledger.uuid[:8],
             task=ledger.header.task_id or "",
+            agents=", ".join(agents) if len(agents := ledger.agents) > 1 else "",
             leaves=str(len(ledger.leaves())),
             logprob=f"{np.concatenate(sampled).mean():.2f}" if sampled else "",
             reward=str(ledger.annotation("reward", default="")),

@@ -39,7 +39,7 @@ def ids_only(token: int) -> str:
 def coloured(ledger: Ledger, show: Show) -> RenderableType:
     """Return a legend and every trajectory of a ledger, turn by turn."""
     parts: list[RenderableType] = [_legend(), Text(ledger.tree())]
-    trajectories = ledger.trajectories()
+    trajectories = ledger.trajectories
     for number, trajectory in enumerate(trajectories, 1):
         parts.append(Text(f"\ntrajectory {number} of {len(trajectories)}", style="bold"))
         parts += _trajectory(trajectory, show)

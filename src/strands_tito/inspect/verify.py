@@ -64,7 +64,7 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
     prompt_differences: list[Logprobs] = []
     by_turn: list[tuple[int, npt.NDArray[np.intp], Logprobs]] = []
     not_comparable = 0
-    for trajectory in ledger.trajectories():
+    for trajectory in ledger.trajectories:
         scores = await _scores(trajectory, backend, version, media_ids)
         for segment in trajectory.segments:
             if not segment.is_output or segment.turn in trajectory.context_turns:

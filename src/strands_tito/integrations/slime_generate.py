@@ -10,7 +10,7 @@ from typing import Any
 from strands import Agent
 
 from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.slime import Branches, complete_aborted, fan_out, fill, reset_reward
+from strands_tito.export.slime import Branches, complete_aborted, fan_out, fill, normalizes, reset_reward
 from strands_tito.integrations.run_rollout import MakeAgent, cleanup_agent, load_function, run_rollout
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
@@ -33,8 +33,8 @@ _policies: dict[tuple[str, str, str], asyncio.Task[Policy]] = {}
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Run the agent that `args.tito_agent` names as "module:function"; see `generate_with`.
 
-    Set `tito_agent`, and optionally `tito_branches`, `tito_logprobs` and `tito_patience_s` (`BackendOptions`), in the
-    file of slime's `--custom-config-path`.
+    Set `tito_agent`, and optionally `tito_branches`, `tito_trained_agent`, `tito_logprobs` and `tito_patience_s`
+    (`BackendOptions`), in the file of slime's `--custom-config-path`.
     """
     where = getattr(args, "tito_agent", None)
     if where is None:
@@ -42,6 +42,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     run = generate_with(
         load_function(where),
         branches=getattr(args, "tito_branches", None),
+        trained_agent=getattr(args, "tito_trained_agent", None),
         logprobs=getattr(args, "tito_logprobs", "checked"),
     )
     return await run(args, sample, sampling_params, evaluation=evaluation)
@@ -51,6 +52,7 @@ def generate_with(
     make_agent: MakeAgent,
     *,
     branches: Branches | None = None,
+    trained_agent: str | None = None,
     policy: Policy | None = None,
     logprobs: LogprobPolicy = "checked",
 ) -> Generate:
@@ -60,7 +62,9 @@ def generate_with(
         make_agent: Makes the agent of one rollout; its row is slime's sample.
         branches: "list" returns a list of samples for every rollout, one per trajectory; "last" and "error" return
             one sample, see `sample_of`. None means "list", or "last" with `--partial-rollout`, which takes no lists.
-            An evaluation returns one sample without logprobs, the last path unless `branches` is "error".
+            An evaluation returns one sample without logprobs, the last path unless `branches` is "error". A list needs
+            `--custom-reward-post-process-path strands_tito.export.slime.rewards_by_group`, or a function like it.
+        trained_agent: The agent whose paths are trained; see `agent` of `samples_of` and `sample_of`.
         policy: The policy; when None, connect to slime's router and checkpoint once.
         logprobs: See `LogprobPolicy`; with "omit" slime computes its own.
 
@@ -71,6 +75,8 @@ def generate_with(
     async def run(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
         partial = bool(getattr(args, "partial_rollout", False)) and not evaluation
         chosen = _branches(branches, partial, evaluation)
+        if chosen == "list":
+            _expect_groups(args)
         _expect_messages(args, sample, evaluation)
         reset_reward(sample)
         shared = policy or await _connected(args)
@@ -98,6 +104,7 @@ def generate_with(
             "logprobs": logprob_policy,
             "processor": _processor(str(args.hf_checkpoint)) if model.ledger.images and not evaluation else None,
             "images": not evaluation,
+            "agent": trained_agent,
         }
         aborted_options: dict[str, Any] = {
             "logprobs": logprob_policy,
@@ -109,7 +116,7 @@ def generate_with(
         done = fill(sample, model.ledger, branches=chosen, **options)
         if partial and done.tokens:
             _keep(done, agent, model.ledger)
-            _mask_earlier(args, done, model.ledger, earlier)
+            _mask_earlier(args, done, model.ledger, earlier, trained_agent)
         # Also with partial rollouts: slime runs a sample again only if slime itself aborted it.
         return complete_aborted(done, **aborted_options)
 
@@ -128,6 +135,20 @@ def _expect_messages(args: Any, sample: Any, evaluation: bool) -> None:
         raise ValueError(
             f"slime's --apply-chat-template has already rendered the prompt {sample.prompt[:60]!r}. Remove the flag: "
             "the agent's messages are rendered here."
+        )
+
+
+def _expect_groups(args: Any) -> None:
+    """Check that slime compares rewards within their group also where a rollout has several samples.
+
+    Raises:
+        ValueError: slime would compare the rewards of all prompts with each other as soon as one rollout branches.
+    """
+    if normalizes(args) and not getattr(args, "custom_reward_post_process_path", None):
+        raise ValueError(
+            "A list of samples for a rollout makes slime compare the rewards of different prompts. Add "
+            "--custom-reward-post-process-path strands_tito.export.slime.rewards_by_group, or set tito_branches: last "
+            "in slime's --custom-config-path."
         )
 
 
@@ -237,12 +258,12 @@ def _keep(sample: Any, agent: Agent, ledger: Ledger) -> None:
     sample.metadata[PARTIAL] = {"ledger": to_record(ledger), "messages": list(agent.messages)}
 
 
-def _mask_earlier(args: Any, sample: Any, ledger: Ledger, earlier: int) -> None:
+def _mask_earlier(args: Any, sample: Any, ledger: Ledger, earlier: int, agent: str | None) -> None:
     """Mask tokens that older weights sampled, if slime's `--mask-offpolicy-in-partial-rollout` is set."""
     if not getattr(args, "mask_offpolicy_in_partial_rollout", False) or not earlier:
         return
     start = len(sample.tokens) - sample.response_length
-    for turn in ledger.path(len(ledger) - 1):
+    for turn in ledger.path(ledger.last_turn(agent)):
         if turn.index < earlier:
             stop = turn.path_length - start
             first = max(stop - turn.own_length, 0)

@@ -25,6 +25,7 @@ def rollout_func(
     *,
     sampling: SamplingParams | Mapping[str, Any] | None = None,
     branches: Literal["error", "last"] = "error",
+    agent: str | None = None,
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
     concurrency: int = 32,
@@ -39,6 +40,7 @@ def rollout_func(
         policy: The policy. TRL does not update its server: load the trainer's weights yourself.
         sampling: Sampling parameters; those of the trainer's arguments when None.
         branches: See `sample_of`.
+        agent: See `sample_of`.
         logprobs: See `LogprobPolicy`; with "omit" TRL computes its own.
         train_constrained: Whether to train tokens that were sampled under a grammar.
         concurrency: Rollouts at once.
@@ -53,6 +55,7 @@ def rollout_func(
             temperature=float(trainer.temperature),
             end_id=int(policy.tokenizer.eos_token_id),
             branches=branches,
+            agent=agent,
             logprobs=logprobs,
             train_constrained=train_constrained,
         )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from strands_tito.engines.spec import find, names
 from tito_core.backend.engine_info import MAY_BE_UNREPORTED, EngineInfo
-from tito_core.backend.errors import UnsupportedByServerError
+from tito_core.backend.errors import BackendError, UnsupportedByServerError
 from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
@@ -54,13 +54,21 @@ class VerlBackend:
 
         Raises:
             UnsupportedByServerError: The request has a grammar.
+            BackendError: verl's client raised, such as Ray's errors of a server that died.
         """
-        began = time.perf_counter()
-        output = await self._client.generate(
-            request.session_id or request.request_id,
-            prompt_ids=request.input_ids.tolist(),
-            sampling_params=parameters(request.sampling),
-        )
+        began, sampling = time.perf_counter(), parameters(request.sampling)
+        try:
+            output = await self._client.generate(
+                request.session_id or request.request_id,
+                prompt_ids=request.input_ids.tolist(),
+                sampling_params=sampling,
+            )
+        except Exception as error:  # whatever it is, the agent's own code did not cause it
+            raise BackendError(
+                f"verl's client raised {type(error).__name__}: {str(error)[:1000]}",
+                backend=self.name,
+                request_id=request.request_id,
+            ) from error
         return _raw(output, request, time.perf_counter() - began)
 
     async def score(self, token_ids: TokenIds) -> RawScores:

@@ -10,12 +10,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from strands_tito.export.logprobs import LogprobPolicy
+from strands_tito.export.sample import OUTSIDE
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.run_rollout import cleanup_agent, load_function, run_rollout
 from strands_tito.integrations.verl_backend import VerlBackend
@@ -23,6 +25,8 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.model import Policy
 from tito_core.parsing.registry import AUTO
 from tito_core.policy import Bound, bind
+
+logger = logging.getLogger(__name__)
 
 _bound: dict[int, tuple[Any, Bound]] = {}
 """Bound templates and parsers by the tokenizer's identity, because verl makes a loop for every rollout."""
@@ -35,6 +39,10 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         *args: Arguments of verl's base class.
         agent: "module:function" of a `MakeAgent`; its row is the dataset's row, as a dict.
         branches: "error" or "last", see `sample_of`; or "list", one output per trajectory, for verl's v1 trainer.
+        trained_agent: The agent whose paths are trained; see `agent` of `samples_of` and `sample_of`.
+        reward: "recorded" takes the ledger's rewards; a rollout without one is masked and has reward 0, with a
+            warning. "verl" leaves all rewards to verl's own reward function, except where the rollout ended from
+            outside.
         parser: Name of the tool-call format; "auto" detects it from the chat template.
         logprobs: See `LogprobPolicy`. Logprobs of validation rollouts are not checked, because they are not trained.
         **kwargs: Arguments of verl's base class.
@@ -45,13 +53,19 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         *args: Any,
         agent: str,
         branches: Literal["error", "last", "list"] = "error",
+        trained_agent: str | None = None,
+        reward: Literal["recorded", "verl"] = "recorded",
         parser: str = AUTO,
         logprobs: LogprobPolicy = "checked",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._make_agent = load_function(agent)
+        if reward not in ("recorded", "verl"):
+            raise ValueError(f"reward must be 'recorded' or 'verl', not {reward!r}.")
         self._branches = branches
+        self._trained_agent = trained_agent
+        self._reward = reward
         self._logprobs = logprobs
         bound = _bound_of(self.tokenizer, parser)
         backend = VerlBackend(self.server_manager, self.rollout_config)
@@ -83,10 +97,24 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             "messages": len(agent.messages),
             "processor": self.processor,
             "generating_s": sum(turn.draft.engine.latency_s for turn in result.ledger),
+            "agent": self._trained_agent,
         }
         if self._branches == "list":
-            return outputs_of(result.ledger, **options)
-        return output_of(result.ledger, branches=self._branches, **options)
+            return [self._rewarded(output) for output in outputs_of(result.ledger, **options)]
+        return self._rewarded(output_of(result.ledger, branches=self._branches, **options))
+
+    def _rewarded(self, output: AgentLoopOutput) -> AgentLoopOutput:
+        """Return an output with the reward that verl should see; verl takes rewards of all rollouts or of none."""
+        fields = output.extra_fields
+        if self._reward == "recorded" and output.reward_score is None:
+            logger.warning(
+                "rollout=<%s> | not trained: it has no reward. Record one, or set reward: verl in the loop's "
+                "configuration to let verl compute all rewards.", fields["rollout_id"],
+            )  # fmt: skip
+            output.reward_score, output.response_mask = 0.0, [0] * len(output.response_mask)
+        elif self._reward == "verl" and fields["termination"] not in OUTSIDE:
+            output.reward_score = None
+        return output
 
 
 def _bound_of(tokenizer: Any, parser: str) -> Bound:

@@ -1,6 +1,6 @@
 """Hypothesis strategies: difficult texts, tools and histories, completions of a policy, and moves of an agent.
 
-Only this module of `strands_tito.testing` needs Hypothesis: `pip install "strands-tito[conformance]"`.
+Only this module of `strands_tito.testing` needs Hypothesis: the extra `conformance`.
 """
 
 from __future__ import annotations

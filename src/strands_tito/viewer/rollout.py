@@ -128,6 +128,7 @@ def _turn_data(turn: Turn, evidence: Evidence) -> Data:
     return {
         "index": turn.index,
         "parent": turn.parent,
+        "agent": draft.agent,
         "prompt": columns.prompt,
         "output": columns.output,
         "ids": _packed(columns.ids),
@@ -191,6 +192,7 @@ def _record(turn: Turn) -> Facts:
     temperature = "" if semantics.temperature is None else f", temperature {semantics.temperature:g}"
     responses = [f"{start} to {stop}: {request}" for start, stop, request in engine.responses]
     facts = {
+        "agent": draft.agent or "",
         "backend": server.backend,
         "model": server.model,
         "request": engine.request_id,

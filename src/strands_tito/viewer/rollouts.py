@@ -21,7 +21,7 @@ from tito_core.store import LedgerFile, SchemaError
 
 INDEXED = ("number", "ledger", "source", "task", "group", "reward", "turns", "tokens", "sampled", "termination")
 """Columns that need no ledger: a collection's index fills all but the group, a file only number, ledger and source."""
-READ = (*INDEXED[3:], "malformed", "logprob", "drift", "backend")
+READ = (*INDEXED[3:], "malformed", "logprob", "drift", "backend", "agents")
 """Columns that are filled from the ledger."""
 
 
@@ -227,6 +227,7 @@ def _read_row(ledger: Ledger, texts: TokenTexts) -> list[Any]:
         total / sampled if sampled else None,
         drifted / len(turns) if drifted is not None and turns else None,
         ", ".join(sorted({draft.engine.server.backend for draft in turns})),
+        ", ".join(ledger.agents) or None,
     ]
 
 

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tito_core.chat.messages import UnsupportedContentError
+from tito_core.ledger.errors import how_to_install
 from tito_core.ledger.image import Image
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def _read(data: bytes) -> Image:
         from PIL import Image as pillow
         from PIL import ImageOps, UnidentifiedImageError
     except ImportError as error:
-        raise ImageError(
-            "Images need Pillow, which is not installed. Run: pip install 'strands-tito[images]'"
-        ) from error
+        raise ImageError(f"Images need Pillow, which is not installed: {how_to_install('images')}.") from error
     too_many = f"more than the {MAX_PIXELS:,} pixels that this provider decodes. Send a smaller picture."
     try:
         with pillow.open(io.BytesIO(data), formats=FORMATS) as picture:

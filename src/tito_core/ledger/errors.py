@@ -1,4 +1,4 @@
-"""The ledger's error, and where the documentation explains an error."""
+"""The ledger's error, where the documentation explains an error, and how a missing package is installed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def place_in_docs(error: BaseException) -> str:
         if kind.__module__.partition(".")[0] in _EXPLAINED:
             return f"docs: errors.md#{kind.__name__.lower()}"
     return ""
+
+
+def how_to_install(extra: str = "") -> str:
+    """Return the command that installs strands-tito with an extra. No package index has it yet, so from a clone."""
+    return f"run pip install '.{f'[{extra}]' if extra else ''}' in a clone of strands-tito"
 
 
 class LawViolationError(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid as uuid_module
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,27 @@ from typing import Any
 
 from tito_core.ledger.json_equality import plain
 from tito_core.ledger.vocabulary import VocabularyCheck
+
+REWARD = "reward"
+"""Name of the annotation that holds a rollout's reward."""
+
+
+def as_reward(value: Any) -> float:
+    """Return a reward as a float: a finite number of Python, NumPy or torch, or a bool.
+
+    Raises:
+        ValueError: It is something else, such as text, a list, or NaN.
+    """
+    try:
+        number = float(value) if hasattr(value, "__float__") else math.nan
+    except (TypeError, ValueError, OverflowError):  # such as an array of several numbers
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"The reward {value!r:.200} is not a finite number: pass a float. Keep several scores, or text, as "
+            "annotations of other names."
+        )
+    return number
 
 
 def new_uuid() -> str:

@@ -1,4 +1,4 @@
-"""Values that the turns of a ledger share: tool-call ids, and one object for equal sampling parameters or servers."""
+"""Values that the turns of a ledger share: tool-call ids, and one object for equal parameters, servers and names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_core.ledger.json_equality import strict
-from tito_core.ledger.turn import Draft, Sampling, Server, Turn, VersionSpan
+from tito_core.ledger.turn import NEW_AGENT, Draft, Sampling, Server, Turn, VersionSpan
 
 
 class CallIds:
@@ -62,12 +62,13 @@ class CallIds:
 
 
 class Interner:
-    """Interns the sampling parameters, servers and version names of one ledger. The ledger calls it under its lock."""
+    """Interns the sampling parameters, servers, version names and agents of one ledger, under the ledger's lock."""
 
     def __init__(self) -> None:
         self._samplings: list[tuple[Any, Sampling]] = []
         self._servers: dict[tuple[Any, ...], Server] = {}
         self._versions: dict[str | None, str | None] = {}
+        self._agents: dict[str, str] = {}
 
     def intern(self, draft: Draft, index: int, call_ids: int) -> Draft:
         """Return a draft as turn `index` will hold it, with interned values. `register` adds its new ones."""
@@ -83,7 +84,9 @@ class Interner:
         engine = replace(record, server=server, versions=tuple(spans), responses=tuple(record.responses))
         sampling = Sampling(_copy(parameters), index) if known is None else known
         extras = dict(draft.extras)  # the caller may change its own dict
-        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras)
+        agent = f"agent-{index}" if draft.agent == NEW_AGENT else draft.agent
+        agent = None if agent is None else self._agents.setdefault(agent, agent)
+        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras, agent=agent)
 
     def register(self, turn: Turn) -> None:
         """Register the values that this turn is the first to have, so that later turns share them."""

@@ -15,13 +15,13 @@ import numpy as np
 from tito_core.ledger import invariants
 from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.header import Annotation, Header, new_uuid
+from tito_core.ledger.header import REWARD, Annotation, Header, as_reward, new_uuid
 from tito_core.ledger.history_index import HistoryIndex, Match, Node
 from tito_core.ledger.image import Image
 from tito_core.ledger.interning import CallIds, Interner
 from tito_core.ledger.json_equality import strict
 from tito_core.ledger.notebook import as_html
-from tito_core.ledger.trajectory import Trajectory, assemble
+from tito_core.ledger.trajectory import Trajectories, Trajectory, assemble
 from tito_core.ledger.tree import count, draw
 from tito_core.ledger.turn import Draft, MediaSpan, Turn
 from tito_core.ledger.vocabulary import VocabularyCheck
@@ -228,13 +228,15 @@ class Ledger:
 
         Args:
             name: Its name.
-            value: A JSON value.
+            value: A JSON value. A "reward" is a finite number, also of NumPy, or a bool; it is kept as a float.
             turn: The turn that it describes, or None for the whole rollout.
 
         Raises:
             IndexError: `turn` is not a turn of this ledger.
-            TypeError, ValueError: The name is not a string, or the value is not JSON.
+            TypeError, ValueError: The name is not a string, the value is not JSON, or the reward is not a number.
         """
+        if name == REWARD and value is not None:
+            value = as_reward(value)
         with self._lock:
             if turn is not None and not 0 <= turn < len(self._turns):
                 raise IndexError(f"Cannot annotate turn {turn}: the ledger holds {len(self._turns)} turns.")
@@ -301,6 +303,28 @@ class Ledger:
         parents = {turn.parent for turn in turns}
         return [turn.index for turn in turns if turn.index not in parents]
 
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The agents that made turns, in the order of their first turns; see `Draft.agent`."""
+        return tuple(dict.fromkeys(turn.draft.agent for turn in self if turn.draft.agent is not None))
+
+    def last_turn(self, agent: str | None = None) -> int:
+        """Return the latest turn of an agent; of the first agent when `agent` is None.
+
+        Where no turn names an agent, as in ledgers of schema 1, it is the latest turn.
+
+        Raises:
+            LookupError: The agent made no turn, or there are no turns.
+        """
+        turns, agents = list(self), self.agents
+        wanted = agent if agent is not None else next(iter(agents), None)
+        found = [turn.index for turn in turns if turn.draft.agent == wanted]
+        if not found:
+            raise LookupError(
+                f"Agent {agent!r} made no turn of ledger {self.uuid}. Its agents: {', '.join(agents) or 'none named'}."
+            )
+        return found[-1]
+
     def iter_trajectories(self, *, train_constrained: bool = False) -> Iterator[Trajectory]:
         """Yield the trajectory of each root-to-leaf path. A shared turn is trained in the first one only (law 3)."""
         for path, context in self.iter_paths():
@@ -320,9 +344,10 @@ class Ledger:
             yield path, seen
             seen.update([turn.index for turn in path])
 
-    def trajectories(self, *, train_constrained: bool = False) -> list[Trajectory]:
-        """Return the trajectories of all root-to-leaf paths; see `iter_trajectories`."""
-        return list(self.iter_trajectories(train_constrained=train_constrained))
+    @property
+    def trajectories(self) -> Trajectories:
+        """The trajectories of all root-to-leaf paths; see `iter_trajectories`."""
+        return Trajectories(self.iter_trajectories)
 
     def tree(self) -> str:
         """Draw the forest as text, one line per turn."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class Trajectory:
     Attributes:
         path: The turns, from the root to a leaf.
         token_ids: int32, shape (n,).
-        loss_mask: uint8, shape (n,): 1 where the token is trained here.
+        loss_mask: int64, shape (n,): 1 where the token is trained here.
         logprobs: float32, shape (n,): as the engine reported them; NaN on tokens that it did not sample.
         provenance: uint8, shape (n,): a `Provenance` value per token.
         context_turns: Turns of the path that an earlier trajectory trains; here their loss mask is 0.
@@ -49,7 +49,7 @@ class Trajectory:
 
     path: tuple[Turn, ...]
     token_ids: TokenIds
-    loss_mask: npt.NDArray[np.uint8]
+    loss_mask: npt.NDArray[np.int64]
     logprobs: Logprobs
     provenance: Provenances
     context_turns: frozenset[int]
@@ -73,6 +73,11 @@ class Trajectory:
     def turns(self) -> tuple[int, ...]:
         """Indices of the turns of the path."""
         return tuple(turn.index for turn in self.path)
+
+    @property
+    def agent(self) -> str | None:
+        """The agent of the last turn; see `Draft.agent`."""
+        return self.path[-1].draft.agent
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -150,6 +155,22 @@ class Trajectory:
         return whole
 
 
+class Trajectories(list[Trajectory]):
+    """The trajectories of a ledger. They can be called too, since `Ledger.trajectories` was a method before."""
+
+    def __init__(self, trajectories: Callable[..., Iterable[Trajectory]]) -> None:
+        super().__init__(trajectories())
+        self._trajectories = trajectories
+
+    def __call__(self, *, train_constrained: bool = False) -> list[Trajectory]:
+        """Return them; with `train_constrained`, tokens that were sampled under a grammar are trained too."""
+        return list(self._trajectories(train_constrained=train_constrained))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle them as a list."""
+        return list, (list(self),)
+
+
 _NO_IMAGES: Mapping[bytes, Image] = MappingProxyType({})
 
 
@@ -166,7 +187,7 @@ def assemble(
     `images` are the ledger's, by digest, and `tokenizer` is the name in its header.
     """
     n = sum(turn.own_length for turn in path)
-    token_ids, loss_mask = np.empty(n, np.int32), np.zeros(n, np.uint8)
+    token_ids, loss_mask = np.empty(n, np.int32), np.zeros(n, np.int64)  # with uint8, `sum(loss_mask)` overflows
     logprobs, provenance = np.full(n, np.nan, np.float32), np.empty(n, np.uint8)
     start = 0
     for turn in path:

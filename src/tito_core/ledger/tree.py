@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw(ledger: Ledger) -> str:
-    """Draw each turn under its parent: its tokens, finish reason, tool calls and branch reason."""
+    """Draw each turn under its parent: its agent if there are several, tokens, finish reason, calls and branch."""
     turns = list(ledger)
     sampled = sum(turn.draft.columns.output for turn in turns)
     total = sum(turn.own_length for turn in turns)
@@ -20,10 +20,10 @@ def draw(ledger: Ledger) -> str:
         f"ledger {ledger.uuid}: {count(len(turns), 'turn')}, "
         f"{count(len(ledger.leaves()), 'trajectory', 'trajectories')}, {total} tokens, {sampled} of them sampled"
     )
-    return "\n".join([title, *_lines(turns)])
+    return "\n".join([title, *_lines(turns, names_agents=len({turn.draft.agent for turn in turns}) > 1)])
 
 
-def _lines(turns: list[Turn]) -> Iterator[str]:
+def _lines(turns: list[Turn], *, names_agents: bool) -> Iterator[str]:
     """Yield one line per turn, depth first. Siblings are indented; an only child stays below its parent."""
     children_of: dict[int | None, list[Turn]] = {}
     for turn in turns:
@@ -31,7 +31,7 @@ def _lines(turns: list[Turn]) -> Iterator[str]:
     stack = _siblings(children_of.get(None, []), "")
     while stack:
         turn, lead, indent = stack.pop()
-        yield f"{lead}{_words(turn)}"
+        yield f"{lead}{_words(turn, names_agents=names_agents)}"
         children = children_of.get(turn.index, [])
         stack += _siblings(children, indent) if len(children) > 1 else [(child, indent, indent) for child in children]
 
@@ -44,9 +44,10 @@ def _siblings(turns: list[Turn], indent: str) -> list[tuple[Turn, str, str]]:
     ]
 
 
-def _words(turn: Turn) -> str:
+def _words(turn: Turn, *, names_agents: bool) -> str:
     draft = turn.draft
-    parts = [f"turn {turn.index}", f"{draft.columns.prompt}+{draft.columns.output} tokens", str(draft.finish)]
+    by = f" by {_one_line(draft.agent or 'no agent')}" if names_agents else ""
+    parts = [f"turn {turn.index}{by}", f"{draft.columns.prompt}+{draft.columns.output} tokens", str(draft.finish)]
     if draft.calls:
         parts.append(
             "calls " + ", ".join(f"{_one_line(call.name or '?')}{_unless_ok(call.status)}" for call in draft.calls)

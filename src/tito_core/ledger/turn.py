@@ -189,6 +189,10 @@ class EngineRecord:
         return self.server.semantics
 
 
+NEW_AGENT = ""
+"""A draft's `agent` before its commit, when a new agent without a name made the turn. The commit names it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """The content of a turn that is not committed yet. It is committed whole or not at all (law 5).
@@ -210,6 +214,8 @@ class Draft:
         branch: Why this turn does not simply follow the latest one, or None if it does.
         extras: Optional columns by name.
         media: Spans of media placeholders in the delta.
+        agent: The agent that made the turn: its name, or "agent-N" for one without a name whose first turn is N. None
+            for a call outside any agent, such as a summary of the history, and in ledgers of schema 1.
     """
 
     columns: Columns
@@ -228,6 +234,7 @@ class Draft:
     branch: Branch | None = None
     extras: Mapping[str, Column] = field(default_factory=dict)
     media: tuple[MediaSpan, ...] = ()
+    agent: str | None = None
 
     @property
     def prompt_ids(self) -> TokenIds:

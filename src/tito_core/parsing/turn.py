@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.completion import Completion, JsonSchema, Tools
+from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, forced_tools
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn

@@ -25,7 +25,7 @@ from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
-from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, SchemaError, expect_preamble, framed
+from tito_core.store.frames import BLOCK, PREAMBLE, SCHEMA, Frame, Kind, SchemaError, expect_preamble, framed
 from tito_core.store.index import Index, uuid_bytes
 from tito_core.store.records import UNREADABLE, expect_readable, image_record, load, record_of, turn_record
 
@@ -432,7 +432,8 @@ class LedgerFile:
                 size = len(PREAMBLE)
         if not self._has_preamble:
             self._file.seek(0)
-            expect_preamble(self._file, self.path)
+            if expect_preamble(self._file, self.path) < SCHEMA:
+                self._upgrade()
             self._has_preamble = True
         if size != self._index.end:
             self._index.scan(self._file)
@@ -441,6 +442,16 @@ class LedgerFile:
                     "path=<%s>, bytes=<%d>, at=<%d> | cut off a torn tail, which a crash left",
                     self.path, torn, self._index.end,
                 )  # fmt: skip
+
+    def _upgrade(self) -> None:
+        """Write this version's schema into the preamble: one byte, which no crash can tear."""
+        fileno = self._file.fileno()
+        flags = fcntl.fcntl(fileno, fcntl.F_GETFL)
+        fcntl.fcntl(fileno, fcntl.F_SETFL, flags & ~os.O_APPEND)  # with it, Linux appends wherever one writes
+        try:
+            os.pwrite(fileno, PREAMBLE, 0)
+        finally:
+            fcntl.fcntl(fileno, fcntl.F_SETFL, flags)
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:

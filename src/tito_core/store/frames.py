@@ -14,9 +14,10 @@ import zlib
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-SCHEMA = 1
+SCHEMA = 2
+"""Schema 1 has no `agent` of a turn. Both are read; a file of schema 1 becomes one of schema 2 when it is continued."""
 MAGIC = b"\x89TITO\r\n"
 PREAMBLE = MAGIC + bytes([SCHEMA])
 """The start of a file: the magic number, then the schema version as one byte."""
@@ -83,8 +84,8 @@ def framed(kind: Kind, uuid: bytes, payload: bytes) -> bytes:
     return facts + zlib.crc32(facts).to_bytes(4, "little") + payload
 
 
-def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> None:
-    """Read and check the preamble.
+def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> int:
+    """Read and check the preamble, and return the file's schema.
 
     Raises:
         SchemaError: The file is not a rollout file, or has a newer schema.
@@ -92,10 +93,20 @@ def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> None:
     preamble = file.read(len(PREAMBLE))
     if not preamble.startswith(MAGIC) or len(preamble) < len(PREAMBLE):
         raise SchemaError(f"{Path(path)} is not a strands-tito rollout file: it does not start with {MAGIC!r}.")
-    if preamble[-1] != SCHEMA:
+    expect_known(preamble[-1], str(Path(path)))
+    return preamble[-1]
+
+
+def expect_known(schema: Any, what: str) -> None:
+    """Check the schema of a file or a record.
+
+    Raises:
+        SchemaError: It is newer than this version reads.
+    """
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise SchemaError(
-            f"{Path(path)} has schema {preamble[-1]}, this version of strands-tito reads {SCHEMA}: "
-            "upgrade strands-tito to read it."
+            f"{what} has schema {schema}, this version of strands-tito reads up to {SCHEMA}: upgrade strands-tito to "
+            "read it."
         )
 
 

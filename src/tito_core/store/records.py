@@ -23,7 +23,7 @@ from tito_core.ledger.image import Image
 from tito_core.ledger.json_equality import plain
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Semantics, Server, Turn
-from tito_core.store.frames import SCHEMA, SchemaError
+from tito_core.store.frames import SCHEMA, SchemaError, expect_known
 
 FORMAT = "strands-tito/ledger"
 
@@ -63,11 +63,7 @@ def from_record(record: Mapping[str, Any], decode: Callable[[Any], Any] = lambda
     """
     if record.get("format") != FORMAT:
         raise SchemaError(f"This is not a ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
-    if record.get("schema") != SCHEMA:
-        raise SchemaError(
-            f"This ledger has schema {record.get('schema')}, this version of strands-tito reads {SCHEMA}: "
-            "upgrade strands-tito to read it."
-        )
+    expect_known(record.get("schema"), "This ledger")
     lists = {"images": [], **record}
     for name in ("turns", "annotations", "images"):
         if not isinstance(lists.get(name), list):

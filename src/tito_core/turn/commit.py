@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from strands.types.content import Message
 
@@ -17,9 +18,10 @@ from tito_core.backend.typed_values import InvalidValueError, short_repr
 from tito_core.ledger.history_index import Match
 from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Draft, Turn
+from tito_core.ledger.turn import NEW_AGENT, Draft, Turn
 from tito_core.store.file import LOCK_WAIT_S, FileLockedError, LockWait, without_waiting
-from tito_core.turn.parent import ledger_of
+from tito_core.turn.inputs import NO_CALLER, Caller, TurnInput
+from tito_core.turn.parent import ledger_of, own_turn
 from tito_core.turn.policy_parts import PolicyParts
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Recording:
         self._policy = policy
         self._lock = threading.Lock()
         self._untouched = ledger is None
+        self._agents: WeakKeyDictionary[threading.Event, tuple[str, str]] = WeakKeyDictionary()
         self._sealed: set[str] = set()
         # An empty ledger is falsy.
         self._ledger = policy.ledger() if ledger is None else self._streamed(self._continued(ledger))
@@ -88,6 +91,30 @@ class Recording:
             self._untouched = False
             return self._ledger
 
+    def agent(self, ledger: Ledger, turn_input: TurnInput, parent: int | None) -> str | None:
+        """Return the agent of a turn, as `Draft.agent` names it; `NEW_AGENT` for a new one without a name.
+
+        It is, in this order: the agent that this caller was before; the caller's own name; the agent that a restored
+        agent's key names; the agent whose history an agent without a name continues.
+
+        Args:
+            ledger: The turn's ledger.
+            turn_input: The input of the turn.
+            parent: The turn that it extends, or None.
+        """
+        state, caller = turn_input.model_state, turn_input.caller
+        if state is None:
+            return None
+        if caller.signal is not None:
+            with self._lock:
+                uuid, known = self._agents.get(caller.signal, ("", ""))
+            if uuid == ledger.uuid:
+                return known
+        if caller.name is not None:
+            return caller.name
+        earlier = [turn for turn in (own_turn(ledger, state), parent) if turn is not None]
+        return next((name for turn in earlier if (name := ledger[turn].draft.agent) is not None), NEW_AGENT)
+
     async def commit(
         self,
         ledger: Ledger,
@@ -95,6 +122,7 @@ class Recording:
         history: Match,
         answer: Message,
         images: Sequence[Image] = (),
+        caller: Caller = NO_CALLER,
         *,
         within_s: float = LOCK_WAIT_S,
     ) -> Turn:
@@ -120,12 +148,17 @@ class Recording:
             while True:
                 try:
                     with without_waiting():
-                        return ledger.commit(draft, history, answer, images)
+                        turn = ledger.commit(draft, history, answer, images)
+                    break
                 except FileLockedError as error:
                     wait = wait or LockWait(error.filename, within_s)
                 await asyncio.sleep(wait.pause_s())
         except OSError as error:
             raise self._not_stored(ledger, error) from error
+        if caller.signal is not None and turn.draft.agent is not None:
+            with self._lock:
+                self._agents[caller.signal] = (ledger.uuid, turn.draft.agent)
+        return turn
 
     def _not_stored(self, ledger: Ledger, error: OSError) -> TurnNotStoredError:
         where = "the store" if self._policy.store is None else self._policy.store.path

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
@@ -118,6 +118,42 @@ class OutputConstraint:
         return Grammar(kind="json_schema", value=json.dumps(schema)) if thinking is None else _grammar_of(thinking)
 
 
+_STRANDS_NAMES = ("Strands Agents", "default")
+"""The `name` and the `agent_id` that Strands gives to an agent without them."""
+
+
+class Caller(NamedTuple):
+    """The Strands agent that makes a call.
+
+    Attributes:
+        name: The `name` or else the `agent_id` that the user gave it; None if there is neither, or if it is unknown.
+        signal: The agent's own cancel signal, one object for the agent's life; None for a call outside any agent.
+    """
+
+    name: str | None = None
+    signal: threading.Event | None = None
+
+    @classmethod
+    def of(cls, invocation_state: Any, cancel_signal: threading.Event | None) -> Caller:
+        """Identify the caller.
+
+        Strands passes the agent's own signal, and puts the agent into the invocation state. Parallel agents of a graph
+        share that state, so the agent in it may be another one: only the agent with this signal names the caller.
+        """
+        agent = invocation_state.get("agent") if isinstance(invocation_state, Mapping) else None
+        if agent is None or not isinstance(cancel_signal, threading.Event):
+            return cls()
+        if getattr(agent, "cancel_signal", None) is not cancel_signal:
+            return cls(None, cancel_signal)
+        given = (getattr(agent, "name", None), getattr(agent, "agent_id", None))
+        names = (value for value, default in zip(given, _STRANDS_NAMES, strict=True) if value != default)
+        name = next((value for value in names if isinstance(value, str) and value), None)
+        return cls(None if name is None else name.encode(errors="replace").decode(), cancel_signal)
+
+
+NO_CALLER = Caller()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnInput:
     """The input of one turn. Build it with `TurnInput.of`, which checks it.
@@ -129,6 +165,7 @@ class TurnInput:
         constraint: A forced tool call, or the schema of the answer.
         model_state: The agent's own state, in which we keep its last turn; None for a call outside any agent.
         cancel_signal: Set when the agent is cancelled; or None.
+        caller: The agent that makes the call.
         injected: Number of last blocks of the last message that Strands adds for this call only, as `ContextInjector`
             does. They are in the prompt, and not in the agent's history.
     """
@@ -139,6 +176,7 @@ class TurnInput:
     constraint: OutputConstraint = OutputConstraint()
     model_state: dict[str, Any] | None = None
     cancel_signal: threading.Event | None = None
+    caller: Caller = NO_CALLER
     injected: int = 0
 
     @property
@@ -160,6 +198,7 @@ class TurnInput:
         model_state: dict[str, Any] | None,
         cancel_signal: threading.Event | None,
         injected: int = 0,
+        invocation_state: Any = None,
     ) -> TurnInput:
         """Check everything that can be checked before the parent is known.
 
@@ -180,7 +219,8 @@ class TurnInput:
         refuse_reserved_name(tool_specs)
         check_tools({spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()})
         constraint = OutputConstraint(tool_choice, output_model)
-        return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal, injected)
+        caller = Caller.of(invocation_state, cancel_signal)
+        return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal, caller, injected)
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:

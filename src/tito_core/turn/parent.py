@@ -133,7 +133,7 @@ def find_parent(
         HistoryChangedError: `may_branch` is False, and the agent's own history changed.
     """
     messages = [message if len(message) == 2 else _role_and_content(message) for message in messages]
-    own = _own_turn(ledger, state)
+    own = own_turn(ledger, state)
     history = ledger.match([opening, *messages], own)
     fit = _deepest_fit(history, messages)
     parent, answered = None, 0
@@ -164,7 +164,7 @@ def ledger_of(state: Mapping[str, Any] | None) -> str | None:
     return uuid if isinstance(uuid, str) else None
 
 
-def _own_turn(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
+def own_turn(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
     """Return the turn that the agent's own key names, if it is one of this ledger."""
     if ledger_of(state) != ledger.uuid or state is None:
         return None

@@ -96,6 +96,7 @@ def read(
     response: TokenResponse,
     next_call_id: Callable[[], str],
     settings: Settings = Settings(),  # noqa: B008  # frozen
+    agent: str | None = None,
 ) -> Read:
     """Return the message that Strands will store and the draft of the turn.
 
@@ -106,7 +107,7 @@ def read(
     check_forced_call(policy, prepared, response, parsed)
     runs_calls = settings.runs_calls or prepared.forces_call
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
-    drafted = draft(policy, prepared, response, message, parsed)
+    drafted = draft(policy, prepared, response, message, parsed, agent)
     return Read(message, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
 
 
@@ -204,7 +205,12 @@ def _refuse_reserved(call: ParsedCall) -> ParsedCall:
 
 
 def draft(
-    policy: PolicyParts, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn
+    policy: PolicyParts,
+    prepared: Prepared,
+    response: TokenResponse,
+    message: Message,
+    parsed: ParsedTurn,
+    agent: str | None = None,
 ) -> Draft:
     """Return the draft of an answered turn, ready to commit."""
     request, match = prepared.request, prepared.match
@@ -237,6 +243,7 @@ def draft(
             unordered=response.unordered,
         ),
         extras=response.columns,
+        agent=agent,
     )
 
 

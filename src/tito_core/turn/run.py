@@ -59,7 +59,8 @@ async def run_turn(
         hide_causes(error)
         raise
     with ledger.call_ids.for_turn() as next_call_id:
-        answer = read(policy, prepared, response, next_call_id, settings)
+        agent = recording.agent(ledger, turn_input, match.parent)
+        answer = read(policy, prepared, response, next_call_id, settings, agent)
         ledger.check(answer.draft)
         images = request.images
         texts = answered_texts(policy, ledger, answer.draft, prepared.text, images, response.output_ids)
@@ -74,7 +75,13 @@ async def run_turn(
         within_s = lock_wait_s(settings.turn_timeout_s, asyncio.get_running_loop().time() - began)
         new_images = images.new if images else ()
         turn = await recording.commit(
-            ledger, answer.draft, match.history, as_shown(answer.message), new_images, within_s=within_s
+            ledger,
+            answer.draft,
+            match.history,
+            as_shown(answer.message),
+            new_images,
+            turn_input.caller,
+            within_s=within_s,
         )
     keep_texts(policy, ledger, turn, texts)
     remember(turn_input.model_state, ledger, turn.index)

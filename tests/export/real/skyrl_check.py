@@ -26,7 +26,7 @@ from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
-from support.rollout_forests import HOT, chain, grow, rollouts  # noqa: E402
+from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, grow, rollouts  # noqa: E402
 from tito_core.ledger import Ledger  # noqa: E402
 
 END, PAD = 2, 0
@@ -104,6 +104,27 @@ def a_row_a_rollout() -> None:
     assert (empty["response_ids"][1], empty["loss_masks"][1], empty["rewards"][1]) == ([END], [0], 0.0)
 
 
+def a_whole_group_is_trained_without_its_bad_rows() -> None:
+    """SkyRL has no place for "without a reward": as the page says, such a row counts as 0 in its group's baseline."""
+    from skyrl.backends.skyrl_train.utils.ppo_utils import compute_grpo_outcome_advantage
+
+    output = generator_output_of(group_of_one_prompt(), branches="last", **OPTIONS)
+    validate_generator_output(6, output)
+    assert output["rewards"] == [*REWARDS, 0.0, 0.0, 0.0]
+    assert [any(mask) for mask in output["loss_masks"]] == [True] * 3 + [False] * 3
+    if "env_metrics" in output:
+        assert [row.get("group_id") for row in output["env_metrics"] or []] == ["g"] * 5 + [None]
+    sizes = [len(ids) for ids in output["response_ids"]]
+    rewards, mask = torch.zeros(6, max(sizes)), torch.zeros(6, max(sizes))
+    for row, size in enumerate(sizes):
+        rewards[row, size - 1] = output["rewards"][row]  # type: ignore[assignment]
+        mask[row, :size] = torch.tensor(output["loss_masks"][row])
+    advantages, _ = compute_grpo_outcome_advantage(rewards, mask, np.array(["g"] * 6))
+    every = torch.tensor([*REWARDS, 0.0, 0.0, 0.0])
+    expected = (every - every.mean()) / (every.std() + 1e-6)
+    assert torch.allclose(advantages, expected[:, None] * mask)
+
+
 def what_cannot_be_said_is_refused() -> None:
     with pytest.raises(LogprobMismatchError, match="SkyRL compares"):
         generator_output_of([rewarded(chain((3, 2), semantics=HOT))], **{**OPTIONS, "logprobs": "checked"})
@@ -111,7 +132,7 @@ def what_cannot_be_said_is_refused() -> None:
     grow(ledger, 0, 2, 2)
     with pytest.raises(BranchedRolloutError):
         generator_output_of([ledger], **OPTIONS)
-    with pytest.raises(ValueError, match="no reward"):
+    with pytest.raises(ValueError, match="None of the rollouts has a reward"):
         generator_output_of([chain((3, 2))], **OPTIONS)
     with pytest.raises(ValueError, match="trajectory_ids"):
         generator_output_of([ledger], branches="steps", **OPTIONS)
@@ -122,4 +143,5 @@ if __name__ == "__main__":
     rows_are_trained_as_sampled()
     a_row_a_rollout()
     what_cannot_be_said_is_refused()
+    a_whole_group_is_trained_without_its_bad_rows()
     print(f"skyrl: ok, {version('skyrl')}, {seen} rows")

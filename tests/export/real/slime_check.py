@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
+import inspect
+import json
 import tempfile
 from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +28,12 @@ from slime.utils.types import Sample
 from strands import Agent
 
 from strands_tito.export import samples_of
-from strands_tito.export.slime import STATUS, fan_out, fill
+from strands_tito.export.files import ExportOptions, write
+from strands_tito.export.slime import STATUS, complete_aborted, fan_out, fill, rewards_by_group
 from strands_tito.integrations.slime_generate import PARTIAL
 from strands_tito.testing import Completion, ScriptedServer
 from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
-from support.rollout_forests import rollouts
+from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
 from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
 from support.slime_facts import PARAMETERS, arguments
 from tito_core.ledger import Ledger
@@ -141,6 +147,82 @@ def slimes_loop_runs_ours(folder: str) -> None:
         assert trained == [ids_of(CALL + END), ids_of(ANSWER + END)]
 
 
+def slimes_conversion() -> Any:
+    """Return slime's function from samples to training data, out of a class whose module needs GPUs to be imported."""
+    source = Path(inspect.getsourcefile(Sample) or "").parents[1] / "ray" / "rollout.py"
+    wanted = ("_post_process_rewards", "_convert_samples_to_train_data")
+    functions = [
+        node
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name in wanted
+    ]
+    names: dict[str, Any] = {"Sample": Sample, "torch": torch, "get_source": lambda sample: "x"}
+    names["validate_rollout_routed_experts_for_replay"] = validate_rollout_routed_experts_for_replay
+    exec(compile(ast.Module(functions, []), str(source), "exec"), names)  # type: ignore[arg-type]
+
+    def convert(samples: list[Sample], prompts: int, size: int, function: Any) -> Any:
+        manager = SimpleNamespace(custom_reward_post_process_func=function)
+        manager.custom_convert_samples_to_train_data_func = None
+        manager.args = Namespace(
+            advantage_estimator="grpo", rewards_normalization=True, grpo_std_normalization=True, reward_key=None,
+            n_samples_per_prompt=size, rollout_batch_size=prompts, rollout_top_p=1.0, use_rollout_routing_replay=False,
+        )  # fmt: skip
+        manager._post_process_rewards = lambda *given: names["_post_process_rewards"](manager, *given)
+        return names["_convert_samples_to_train_data"](manager, samples)
+
+    return convert
+
+
+def samples_of_groups(groups: list[list[Ledger]]) -> list[Sample]:
+    found: list[Sample] = []
+    for number, group in enumerate(groups):
+        for place, ledger in enumerate(group):
+            base = Sample(index=10 * number + place, group_index=number)
+            found += [complete_aborted(one) for one in fan_out(base, ledger, **OPTIONS)]
+    return found
+
+
+def a_group_is_compared_with_itself() -> None:
+    convert = slimes_conversion()
+    plain = [group_of_one_prompt(name)[:2] for name in ("a", "b")]
+    for ledger, reward in zip([*plain[0], *plain[1]], (1.0, 0.9, 0.2, 0.1), strict=True):
+        ledger.annotate("reward", reward)
+    ours = convert(samples_of_groups(plain), 2, 2, rewards_by_group)["rewards"]
+    np.testing.assert_allclose(ours, convert(samples_of_groups(plain), 2, 2, None)["rewards"], atol=1e-3)
+    assert np.sign(ours).tolist() == [1, -1, 1, -1]
+
+    easy, hard = group_of_one_prompt("a"), group_of_one_prompt("b")
+    for ledger in easy[:3]:
+        ledger.annotate("reward", 10.0 + ledger.annotation("reward"))
+    samples = samples_of_groups([easy[:5], hard[:5]])
+    for sample in samples:
+        sample.remove_sample |= sample.reward is None  # as the export to a file writes one without a reward
+        sample.reward = 0.0 if sample.reward is None else sample.reward
+    data = convert(samples, 2, 5, rewards_by_group)
+    rewards = np.array(REWARDS)
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    one = [*expected, expected[2], 0.0, 0.0]  # the branched rollout has two samples
+    np.testing.assert_allclose(data["rewards"], one * 2, atol=1e-6)
+    trained = [bool(np.any(mask)) for mask in data["loss_masks"]]
+    assert trained == [True, True, True, True, False, False] * 2
+    theirs = np.array(convert(samples, 2, 5, None)["rewards"])
+    assert (theirs[:4] > 0).all(), "slime's own function compares the two prompts"
+    assert (theirs[6:] < 0).all()
+
+
+def a_file_is_converted() -> None:
+    """A null reward, or a rollout without turns, must not end slime's conversion."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out"
+        ledgers = group_of_one_prompt("a") + group_of_one_prompt("b")
+        write(ledgers, "slime", path, ExportOptions(lambda _: OPTIONS["decode"], logprobs="as-recorded"))
+        rows = [Sample.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+    data = slimes_conversion()(rows, 2, 6, rewards_by_group)
+    assert len(data["rewards"]) == 12
+    assert [sample.group_index for sample in rows] == [0] * 6 + [1] * 6
+    assert data["rewards"][:6] == data["rewards"][6:]
+
+
 def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
     def script(request: Any) -> Completion:
         answer = says(request)
@@ -198,6 +280,8 @@ if __name__ == "__main__":
     samples_are_slimes()
     a_rollout_without_a_turn_is_aborted()
     what_ended_from_outside_is_not_trained()
+    a_group_is_compared_with_itself()
+    a_file_is_converted()
     with tempfile.TemporaryDirectory() as place:
         tokenizer().save_pretrained(place)
         slimes_loop_runs_ours(place)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +12,17 @@ import torch
 import trl
 from datasets import Dataset
 from hypothesis import given, settings
+from packaging.version import Version
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of
 from strands_tito.integrations.trl import columns_of, recorded_reward, rollout_func
 from strands_tito.testing import ScriptedServer
 from support import multiplying
 from support.multiplying import QUESTION, SAMPLED, make_agent, make_editing_agent, says
-from support.rollout_forests import rollouts
+from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
 from support.scripted import engine_of, tokenizer
 from tito_core import Policy
 from tito_core.ledger import Ledger
@@ -35,7 +39,7 @@ class Watched(GRPOTrainer):
         return found
 
 
-def trainer_of(function: Any, folder: str, **more: Any) -> Watched:
+def trainer_of(function: Any, folder: str, size: int = 4, **more: Any) -> Watched:
     torch.manual_seed(0)
     loaded = tokenizer()
     loaded.pad_token = loaded.pad_token or loaded.eos_token
@@ -43,8 +47,8 @@ def trainer_of(function: Any, folder: str, **more: Any) -> Watched:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(loaded), **small))
     config = GRPOConfig(
         output_dir=folder,
-        per_device_train_batch_size=4,
-        num_generations=4,
+        per_device_train_batch_size=size,
+        num_generations=size,
         max_steps=1,
         learning_rate=1e-2,
         use_cpu=True,
@@ -55,7 +59,7 @@ def trainer_of(function: Any, folder: str, **more: Any) -> Watched:
         disable_tqdm=True,
         **more,
     )
-    rows = [{"prompt": [{"role": "user", "content": QUESTION}]}] * 4
+    rows = [{"prompt": [{"role": "user", "content": QUESTION}]}] * size
     return Watched(
         model=model,
         reward_funcs=[recorded_reward],
@@ -107,6 +111,61 @@ def what_trl_cannot_take_is_refused(folder: str) -> None:
         trainer_of(rollout_func(make_agent, policy, logprobs="omit"), folder).train()
 
 
+class TrainersServer:
+    """Stands in for TRL's connection to the vLLM server that it updates: no weights are sent."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        self.vllm_client = SimpleNamespace(get_server_info=lambda: info)
+        self.synced = 0
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+
+def recorded_logprobs_are_read_in_server_mode(folder: str) -> None:
+    """TRL corrects its loss by the ratio of its own and the recorded logprobs, only with `use_vllm=True`."""
+    grpo_trainer.VLLMGeneration = TrainersServer  # type: ignore[assignment,misc]
+    server: dict[str, Any] = {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_importance_sampling_mode": "token_truncate",
+    }
+    server["vllm_importance_sampling_cap"] = 1e9  # the model here is random: no bound may hide the shift
+    losses = {}
+    for mode in ({}, server):
+        for shift in (0.0, -0.5):
+
+            def columns(prompts: Any, trainer: Any, shift: float = shift) -> dict[str, Any]:
+                found = columns_of(group_of_one_prompt(), temperature=1.0, end_id=2, branches="last")
+                # The logprobs of a random model are near this; without a shift, the ratio is about 1.
+                shifted = [[-math.log(len(tokenizer())) * kept for kept in mask] for mask in found["env_mask"]]
+                shifted[0] = [value + shift for value in shifted[0]]  # of all rows, the two advantages would cancel
+                return {**found, "logprobs": shifted}
+
+            trainer = trainer_of(columns, folder, size=6, logging_steps=1, **mode)
+            trainer.train()
+            assert not mode or trainer.vllm_generation.synced == 1
+            losses[bool(mode), shift] = trainer.state.log_history[0]["loss"]
+    assert losses[False, 0.0] == losses[False, -0.5], "without use_vllm they are not read"
+    assert losses[True, -0.5] < losses[True, 0.0] - 0.05, losses  # a larger ratio where the advantage is positive
+
+
+def a_group_without_those_that_do_not_count() -> None:
+    def columns(prompts: Any, trainer: Any) -> dict[str, Any]:
+        return columns_of(group_of_one_prompt(), temperature=1.0, end_id=2, branches="last", logprobs="as-recorded")
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer_of(columns, folder, size=6).train()
+    found = caught[-1]["advantages"]
+    rewards = torch.tensor(REWARDS)
+    if Version(trl.__version__) < Version("1.6"):  # None is 0 there, and all six are in the baseline
+        rewards = torch.tensor([*REWARDS, 0.0, 0.0, 0.0])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    assert torch.allclose(found[: len(rewards)], expected)
+    assert not found[len(rewards) :].any()
+
+
 @settings(max_examples=40, deadline=None, database=None)
 @given(rollouts())
 def columns_are_aligned(ledger: Ledger) -> None:
@@ -127,4 +186,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         a_step_is_taken_on_exactly_what_was_sampled(place)
         what_trl_cannot_take_is_refused(place)
+        a_group_without_those_that_do_not_count()
+        recorded_logprobs_are_read_in_server_mode(place)
     print(f"trl: ok, {trl.__version__}, {len(caught)} batches")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,12 @@ import torch
 import verl
 from hypothesis import given, settings
 from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError, RayTaskError
 from transformers import BatchFeature
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
 from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.trainer.ppo.reward import extract_reward
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
@@ -103,9 +107,10 @@ def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **
     return worker, servers
 
 
-def batch_of(worker: Any, size: int, **more: Any) -> DataProto:
+def batch_of(worker: Any, size: int, prompts: Any = None, **more: Any) -> DataProto:
+    questions = [QUESTION] * size if prompts is None else [f"{kind}. {QUESTION}" for kind in prompts]
     prompts = np.empty(size, dtype=object)
-    prompts[:] = [[{"role": "user", "content": QUESTION}] for _ in range(size)]
+    prompts[:] = [[{"role": "user", "content": question}] for question in questions]
     batch = DataProto.from_dict(
         tensors={"dummy": torch.zeros(size, 1)},
         non_tensors={"raw_prompt": prompts, "index": np.arange(size)},
@@ -185,6 +190,56 @@ def a_validation_is_sampled_as_it_likes() -> None:
         batch_of(worker, 1)
 
 
+def what_verls_client_raises_is_an_engines_error() -> None:
+    """Ray's errors are not ours; as the agent's own error the rollout would be trained."""
+    errors = (ActorDiedError(), RayTaskError("generate", "traceback", RuntimeError("CUDA")), TimeoutError())
+    for error in (*errors, RuntimeError("engine core died")):
+        worker, servers = worker_of("make_agent")
+        good = servers.generate
+
+        async def generate(*args: Any, error: Any = error, good: Any = good, **more: Any) -> Any:
+            if "425" in tokenizer().decode(more["prompt_ids"]):
+                raise error
+            return await good(*args, **more)
+
+        servers.generate = generate  # type: ignore[method-assign]
+        found = batch_of(worker, 2)
+        assert list(found.non_tensor_batch["termination"]) == ["engine_error"] * 2, error
+        assert not found.batch["response_mask"].any()
+        assert not found.batch["rm_scores"].any()
+
+
+def a_whole_group_keeps_its_rewards() -> None:
+    """The engine ends a rollout before its first turn, another after it, and one records no reward."""
+    multiplying.ledgers.clear()
+    worker, servers = worker_of("make_group_agent", branches="last")
+    good, asked = servers.generate, itertools.count()
+
+    async def generate(*args: Any, **more: Any) -> Any:
+        text = tokenizer().decode(more["prompt_ids"])
+        if ("NOTHING" in text) or ("BROKEN" in text and "425" in text):
+            next(asked)
+            raise RuntimeError("engine core died")
+        return await good(*args, **more)
+
+    servers.generate = generate  # type: ignore[method-assign]
+    kinds = ["1.0", "0.0", "0.5 BRANCH", "0.0 BROKEN", "NONE", "NOTHING"]
+    found = batch_of(worker, 6, prompts=kinds)
+    assert next(asked) == 2
+    scores = found.batch["rm_scores"].sum(-1).tolist()
+    assert scores == [1.0, 0.0, 0.5, 0.0, 0.0, 0.0]
+    assert found.batch["response_mask"].any(-1).tolist() == [True] * 3 + [False] * 3
+    assert extract_reward(found)[0].shape == found.batch["responses"].shape
+    index = np.array([0] * 6)
+    mask = found.batch["response_mask"].float()
+    advantages, _ = compute_grpo_outcome_advantage(found.batch["rm_scores"].clone(), mask, index)
+    rewards = torch.tensor(scores)
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)  # as the page says, all six are in the baseline
+    assert torch.allclose(advantages, expected[:, None] * mask)
+    worker, _ = worker_of("make_group_agent", branches="last", reward="verl")
+    assert "rm_scores" not in batch_of(worker, 2, prompts=["1.0", "NONE"]).batch
+
+
 @settings(max_examples=60, deadline=None, database=None)
 @given(rollouts())
 def outputs_are_verls(ledger: Ledger) -> None:
@@ -256,4 +311,6 @@ if __name__ == "__main__":
     what_ends_early_or_is_too_long_keeps_its_shape()
     what_verl_cannot_take_is_refused()
     a_validation_is_sampled_as_it_likes()
+    what_verls_client_raises_is_an_engines_error()
+    a_whole_group_keeps_its_rewards()
     print(f"verl: ok, {verl.__version__}")

@@ -5,6 +5,7 @@ const COLUMNS = [
   ["task", "task", (row) => visible(row.task ?? "")],
   ["group", "group", (row) => visible(row.group ?? "")],
   ["reward", "reward", (row) => (typeof row.reward === "number" ? short(row.reward) : visible(row.reward ?? ""))],
+  ["agents", "agents", (row) => visible(row.agents ?? "")],
   ["turns", "turns", (row) => short(row.turns)],
   ["tokens", "tokens", (row) => short(row.tokens)],
   ["sampled", "sampled", (row) => short(row.sampled)],
@@ -15,7 +16,7 @@ const COLUMNS = [
   ["backend", "engine", (row) => visible(row.backend ?? "")],
   ["source", "file", (row) => visible(row.source ?? "")],
 ];
-const WORDS = new Set(["task", "group", "termination", "backend", "source"]);
+const WORDS = new Set(["task", "group", "agents", "termination", "backend", "source"]);
 const PAGE_ROWS = 100;
 
 class CollectionPage {

@@ -5,9 +5,10 @@ function branchTree(rollout, path, go) {
   const waiting = [...(rollout.below.get(null) ?? [])].reverse().map((turn) => [turn, 0]);
   const isFork = (rollout.below.get(null) ?? []).length > 1;
   const onPath = new Set(path.turns.map((turn) => turn.index));
+  const areSeveral = new Set(rollout.data.turns.map((turn) => turn.agent)).size > 1;
   while (waiting.length) {
     const [turn, depth] = waiting.pop();
-    items.push(treeItem(turn, depth, onPath.has(turn.index), isFork, go));
+    items.push(treeItem(areSeveral ? turn : { ...turn, agent: null }, depth, onPath.has(turn.index), isFork, go));
     const below = rollout.below.get(turn.index) ?? [];
     for (const next of [...below].reverse()) waiting.push([next, below.length > 1 ? depth + 1 : depth]);
   }
@@ -19,6 +20,7 @@ function treeItem(turn, depth, isOnPath, isFork, go) {
   const suspect = kinds.filter((kind) => kind === "suspect").length, calls = kinds.length - suspect;
   const button = el("button", { type: "button", class: `turn-link ${isOnPath ? "on" : ""}`, "data-turn": turn.index, onclick: () => go(turn.index) },
     el("span", { class: "name" }, `turn ${turn.index}`), el("span", { class: "size" }, `${turn.prompt}+${turn.output}`),
+    turn.agent ? chip(visible(turn.agent)) : null,
     turn.finish === "stop" ? null : chip(turn.finish, "warn"),
     calls ? chip(callsText(calls, bad), bad ? "bad" : "ok") : null,
     suspect ? chip(count(suspect, "text like a call", "texts like calls"), "warn") : null,
@@ -37,6 +39,7 @@ function turnHeading(path, place) {
   const inserted = path.kind.subarray(start, start + turn.prompt).filter((kind) => kind === INSERTED).length;
   const isContext = path.rollout.isContext(turn, path.leaf);
   const chips = [
+    turn.agent && chip(visible(turn.agent)),
     chip(turn.finish, turn.finish === "stop" ? "" : "warn"),
     turn.constrained && chip("constrained"),
     turn.open && chip("reasoning left open", "warn"),
