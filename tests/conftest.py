@@ -15,12 +15,14 @@ from hypothesis import Phase, settings
 settings.register_profile("tito", deadline=None)
 # A mutant is killed by the first example that fails; the smallest one is not needed.
 settings.register_profile("mutants", deadline=None, phases=[Phase.generate], derandomize=True, database=None)
+# A row of tools/matrix.py asks whether other versions of packages work, which few examples tell.
+settings.register_profile("matrix", deadline=None, derandomize=True, database=None)
 PROFILE = os.environ.get("TITO_PROFILE", "tito")
 settings.load_profile(PROFILE)
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 
-OF_A_MUTANT = 12
+FEW = 12
 """Examples of a property for each of thousands of mutants: what lives through these is rarely found by more."""
 
 
@@ -44,13 +46,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not EXAMPLES and PROFILE != "mutants":
+    if not EXAMPLES and PROFILE not in ("mutants", "matrix"):
         return
     for item in items:
         test = getattr(item, "obj", None)
         held_by = getattr(item, "cls", None) if hasattr(getattr(item, "cls", None), "settings") else test
         name = "settings" if held_by is getattr(item, "cls", None) else "_hypothesis_internal_use_settings"
         if isinstance(own := getattr(held_by, name, None), settings):
-            wanted = max(own.max_examples, EXAMPLES) if EXAMPLES else min(own.max_examples, OF_A_MUTANT)
+            wanted = max(own.max_examples, EXAMPLES) if EXAMPLES else min(own.max_examples, FEW)
             raised = settings(own, max_examples=wanted)
             setattr(getattr(held_by, "__func__", held_by), name, raised)

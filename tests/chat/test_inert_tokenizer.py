@@ -129,9 +129,10 @@ def test_a_copy_is_made_if_sharing_would_change_ids() -> None:
     assert plain.tokenizer.encode("ab<b>").ids == moved.encode("ab<b>").ids
 
 
-def test_a_tokenizer_is_copied_once() -> None:
-    backend = tokenizer(bpe("ab"), "<x>")
-    assert InertTokenizer.of(backend, "").tokenizer is InertTokenizer.of(backend, "").tokenizer
+def test_equal_tokenizers_are_copied_once_while_a_copy_is_in_use() -> None:
+    backend, equal = tokenizer(bpe("ab"), "<x>"), tokenizer(bpe("ab"), "<x>")
+    plain = InertTokenizer.of(backend, "")
+    assert InertTokenizer.of(backend, "").tokenizer is plain.tokenizer is InertTokenizer.of(equal, "").tokenizer
     backend.add_tokens(["<y>"])
     assert InertTokenizer.of(backend, "<y>").control == {"<x>", "<y>"}
     assert InertTokenizer.of(backend, "<y>").tokenizer is not InertTokenizer.of(backend, "").tokenizer

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from support import zoo
 from support.scripted import tokenizer
-from tito_core.chat.encoder import replace_surrogates
+from tito_core.chat.encoder import ContentSafeEncoder, replace_surrogates
 from tito_core.chat.least_tokens import LeastTokens
 
 ALPHABET = "abc e\u0301é\u1112\u1161\u11ab한日本🎉\n\t<>"
@@ -111,6 +111,11 @@ def made(name: str) -> Tokenizer:
     return zoo.tokenizer(name).backend_tokenizer
 
 
+@cache
+def bound_of(name: str) -> LeastTokens | None:
+    return LeastTokens.of(made(name))
+
+
 BOUNDED = ["bytes", "bytes, nfc", "bytes, some missing", "bytes, added", "characters", "characters, unknown fused",
            "characters, dropped when unknown", "characters, spaces as they are", "characters, bytes for the unknown",
            "unigram", "smollm2", "qwen3", "gemma3"]  # fmt: skip
@@ -122,7 +127,7 @@ UNBOUNDED = ["blanks swallowed", "blanks collapsed", "compatibility", "accents s
 @settings(deadline=None)
 @given(text=TEXTS)
 def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
-    bound = LeastTokens.of(made(name))
+    bound = bound_of(name)
     assert bound is not None
     tokens = made(name).encode(replace_surrogates(text), add_special_tokens=False).ids
     assert 0 <= bound.of_text(text) <= len(tokens)
@@ -136,7 +141,7 @@ def test_tokenizers_that_may_shrink_a_text_have_no_bound(name: str) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "qwen3", "gemma3"])
 @pytest.mark.parametrize("text", ["The quick brown fox jumps. ", "日本語のテキスト ", " ", "x", '{"a": 1.5}, '])
 def test_the_bound_is_close_enough_to_refuse_megabytes(name: str, text: str) -> None:
-    bound = LeastTokens.of(made(name))
+    bound = bound_of(name)
     assert bound is not None
     assert bound.of_text(text * (15_000_000 // len(text))) > 100_000
 
@@ -148,8 +153,9 @@ def test_the_bound_is_zero_for_text_that_nfc_may_shrink() -> None:
     assert bound.of_text("é" * 1000) > 900
 
 
-def test_the_bound_of_a_tokenizer_is_cached() -> None:
-    assert LeastTokens.of(made("smollm2")) is LeastTokens.of(made("smollm2"))
+def test_the_bound_of_an_encoder_is_cached() -> None:
+    encoder = ContentSafeEncoder(tokenizer())
+    assert LeastTokens.for_encoder(encoder) is LeastTokens.for_encoder(encoder)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class ContentSafeEncoder:
                 f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
                 "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
-        plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
+        self._plain = plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
         self.tokenizer = plain.original
         self.digest = plain.digest
         self.vocab_size = len(tokenizer)  # cached: a fast tokenizer counts on each call

@@ -7,9 +7,9 @@ import json
 import re
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
@@ -24,9 +24,24 @@ _MARKUP = re.compile(
 """Added tokens of these forms are control tokens whatever their flags are, because parsers read them as markup."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class _Copies:
+    """The private copies of one tokenizer, shared by all policies with an equal one while any of them uses it.
+
+    It exists because it can be referred to weakly: tokenizers 0.22 has no weak references to its own objects.
+    """
+
+    original: Tokenizer
+    inert: dict[frozenset[str], tuple[Tokenizer, WordCache | None]] = field(default_factory=dict)
+
+
+_copies: WeakValueDictionary[str, _Copies] = WeakValueDictionary()
+"""Copies by digest of the definition. A copy takes up to seconds and hundreds of megabytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class InertTokenizer:
-    """A tokenizer that encodes all text as ordinary text.
+    """A tokenizer that encodes all text as ordinary text. Keep it as long as its tokenizers: it holds the shared copies.
 
     Control tokens are the added tokens that are flagged special, occur in the template's source, or have the form of
     markup, such as `<|...|>` and `<think>`. Other added tokens (Gemma's `<table>`) stay ordinary text.
@@ -36,15 +51,22 @@ class InertTokenizer:
         words: The cache of its words, or None if it does not encode word by word.
         control: Texts of the control tokens.
         digest: sha256 of the original's definition, hex.
-        original: The original as it was, which its owner's calls do not change: transformers keeps the padding and
-            truncation of the last call in the tokenizer, which any thread may make. Neither is kept here.
     """
 
     tokenizer: Tokenizer
     words: WordCache | None
     control: frozenset[str]
     digest: str
-    original: Tokenizer
+    _copies: _Copies
+
+    @property
+    def original(self) -> Tokenizer:
+        """The original as it was, which its owner's calls do not change.
+
+        transformers keeps the padding and truncation of the last call in the tokenizer, which any thread may make.
+        Neither is kept here.
+        """
+        return self._copies.original
 
     @classmethod
     def of(cls, backend: Tokenizer, template: str, markup: Collection[str] = ()) -> InertTokenizer:
@@ -60,24 +82,18 @@ class InertTokenizer:
         """
         text = _plain(backend.to_str())
         digest = hashlib.sha256(text.encode()).hexdigest()
-        if (original := _originals.get(digest)) is None:
-            original = _originals[digest] = Tokenizer.from_str(text)
+        if (copies := _copies.get(digest)) is None:
+            copies = _copies.setdefault(digest, _Copies(Tokenizer.from_str(text)))
+        original = copies.original
         added = original.get_added_tokens_decoder().values()
         control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
-        made = _cache.setdefault(backend, {})
-        if (digest, control) not in made:
-            copy = _share_model(text, control, original) or _copy(
+        if control not in copies.inert:
+            copies.inert[control] = _share_model(text, control, original) or _copy(
                 text, control, {token.content for token in added}, original
             )
-            made[digest, control] = copy
-        return cls(*made[digest, control], control, digest, original)
+        return cls(*copies.inert[control], control, digest, copies)
 
 
-_Copies = dict[tuple[str, frozenset[str]], tuple[Tokenizer, WordCache | None]]
-_cache: WeakKeyDictionary[Tokenizer, _Copies] = WeakKeyDictionary()
-"""Copies by tokenizer. A copy takes up to seconds and hundreds of megabytes."""
-_originals: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
-"""Private copies by digest: policies that load a tokenizer anew share one."""
 _STATELESS = '"truncation":null,"padding":null'
 """How the definition of a tokenizer that neither truncates nor pads begins, after its version."""
 _EMPTY_MODEL = '{"type": "BPE", "vocab": {}, "merges": []}'

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram
 
-from tito_core.chat.encoder import replace_surrogates
+from tito_core.chat.encoder import ContentSafeEncoder, replace_surrogates
 
 _BLANK = "\u2581"
 """A space in SentencePiece vocabularies."""
@@ -38,7 +38,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastTokens:
-    """The bound for one tokenizer. Build it with `LeastTokens.of`.
+    """The bound for one tokenizer. Build it with `LeastTokens.of`, or `LeastTokens.for_encoder`, which caches it.
 
     Attributes:
         weights: Weight of each symbol, float64, shape (256,) for bytes, else one per code point.
@@ -49,11 +49,16 @@ class LeastTokens:
     composes: bool
 
     @classmethod
+    def for_encoder(cls, encoder: ContentSafeEncoder) -> LeastTokens | None:
+        """Return the bound for an encoder's tokenizer, cached; None if no bound is known."""
+        if encoder not in _known:
+            _known[encoder] = _bound(encoder.tokenizer)
+        return _known[encoder]
+
+    @classmethod
     def of(cls, tokenizer: Tokenizer) -> LeastTokens | None:
-        """Return the bound for a tokenizer, cached; None if no bound is known."""
-        if tokenizer not in _known:
-            _known[tokenizer] = _bound(tokenizer)
-        return _known[tokenizer]
+        """Return the bound for a tokenizer; None if no bound is known."""
+        return _bound(tokenizer)
 
     def of_text(self, text: str) -> int:
         """Return a lower bound on the number of tokens of a text."""
@@ -70,7 +75,7 @@ class LeastTokens:
         return int(total * (1 - _SLACK))
 
 
-_known: WeakKeyDictionary[Tokenizer, LeastTokens | None] = WeakKeyDictionary()
+_known: WeakKeyDictionary[ContentSafeEncoder, LeastTokens | None] = WeakKeyDictionary()
 
 
 def _bound(tokenizer: Tokenizer) -> LeastTokens | None:

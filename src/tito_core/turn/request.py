@@ -71,7 +71,7 @@ class _Part(NamedTuple):
 
 def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput) -> int:
     """Return a lower bound for the number of tokens in a turn's delta; 0 if no bound is known."""
-    bound, template, at = LeastTokens.of(policy.template.encoder.tokenizer), policy.template, match.answered
+    bound, template, at = LeastTokens.for_encoder(policy.template.encoder), policy.template, match.answered
     if bound is None:
         return 0
     messages, tools = turn_input.messages, turn_input.tool_specs
