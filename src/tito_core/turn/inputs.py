@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
@@ -147,6 +147,11 @@ class TurnInput:
         refuse_reserved_name(tool_specs)
         constraint = OutputConstraint(tool_choice, output_model)
         return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal)
+
+    def choosing(self, tool_specs: list[ToolSpec], name: str) -> TurnInput:
+        """Return this input with other tools, of which the one with this name has to be called."""
+        constraint = OutputConstraint({"tool": {"name": name}}, self.constraint.output_model)
+        return replace(self, tool_specs=tool_specs, constraint=constraint)
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:
