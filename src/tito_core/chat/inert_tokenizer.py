@@ -41,7 +41,9 @@ _copies: WeakValueDictionary[str, _Copies] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class InertTokenizer:
-    """A tokenizer that encodes all text as ordinary text. Keep it as long as its tokenizers: it holds the shared copies.
+    """A tokenizer that encodes all text as ordinary text.
+
+    Keep it as long as its tokenizers: it holds the copies that policies share.
 
     Control tokens are the added tokens that are flagged special, occur in the template's source, or have the form of
     markup, such as `<|...|>` and `<think>`. Other added tokens (Gemma's `<table>`) stay ordinary text.
