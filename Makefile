@@ -15,13 +15,14 @@ PROVE_ARGS ?=
 TRAIN_ARGS ?=
 PACKAGE ?=
 SAMPLE ?=
+ROWS ?=
 # Container images often set this; each test process would then compile 600 modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 # One process for each engine, which keeps its server from test to test.
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers prove defects mutants matrix lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -81,8 +82,11 @@ engines: $(READY)  ## run every test that needs real vLLM and SGLang servers on 
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
 	$(ON_ENGINES) tests/integration $(TEST_ARGS)
 
-trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (2.7 GB)
-	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect $(TEST_ARGS)
+trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs what they resolve to
+	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect tests/integrations $(TEST_ARGS)
+
+matrix: $(READY)  ## run rollouts and tests in resolved environments, or in ROWS="lowest verl-0.9.1"; writes docs/compatibility.md
+	$(BIN)/python tools/matrix.py $(ROWS)
 
 prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
@@ -100,6 +104,7 @@ lint: $(READY)  ## ruff, mypy, import contracts and circles
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/house.py --check
+	$(BIN)/python tools/matrix.py --check
 
 format: $(READY)  ## format, and apply ruff's fixes
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .

@@ -12,10 +12,10 @@ import pytest
 
 from support.backends import TRIES, Waits
 from support.raw_server import Ends, RawServer, full_backlog
-from support.tls import server_context
+from support.tls import CERTIFICATE_NAME, server_context
 from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
 from tito_core.backend.http import transport
-from tito_core.backend.http.connections import ConnectionPool
+from tito_core.backend.http.connections import ConnectionPool, known_authorities
 from tito_core.backend.http.transport import EngineHttp, HttpRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
@@ -143,6 +143,42 @@ async def test_a_pool_with_its_own_certificate_authority(tmp_path: Path) -> None
         http = EngineHttp("vllm", server.url, http_transport=lambda: ConnectionPool(tls=trusted))
         assert (await http.send_once(HttpRequest("/v1/models"), method="GET")).body == b"{}"
         await http.aclose()
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+async def test_a_companys_authority_is_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """OpenSSL finds a certificate in a folder by the hash of its subject."""
+    with RawServer(HEAD.replace(b"10", b"2") + b"{}", tls=server_context(tmp_path)) as server:
+        folder = tmp_path / "authorities"
+        folder.mkdir()
+        (folder / CERTIFICATE_NAME).symlink_to(tmp_path / "server.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem" if variable == "SSL_CERT_FILE" else "/none"))
+        monkeypatch.setenv("SSL_CERT_DIR", str(folder if variable == "SSL_CERT_DIR" else "/none"))
+        http = EngineHttp("vllm", server.url)
+        assert (await http.send_once(HttpRequest("/v1/models"), method="GET")).body == b"{}"
+        await http.aclose()
+
+
+def test_certifis_authorities_are_trusted_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/none")
+    monkeypatch.setenv("SSL_CERT_DIR", "/none")
+    assert not ssl.create_default_context().get_ca_certs()
+    assert len(known_authorities().get_ca_certs()) > 50
+
+
+@pytest.mark.parametrize(("bypassed", "named"), [("", True), ("127.0.0.1", False)])
+async def test_a_failed_connection_says_that_the_environments_proxy_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, bypassed: str, named: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", bypassed)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    error, _ = await failing(f"http://127.0.0.1:{port}")
+    fails_as(error, "refused")
+    assert ("HTTP_PROXY is not used" in str(error)) == named
 
 
 async def test_an_unknown_certificate(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_hole_in_a_traces_experts_is_refused() -> None:
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0"])
 def test_verifiers_branches_are_the_trajectories(version: str) -> None:
-    output = run("verifiers_check.py", [f"verifiers-{version}"])
+    output = run("verifiers_check.py", f"verifiers-{version}")
     assert f"verifiers: ok, {version}, " in output.splitlines()[-1]
 
 
@@ -146,12 +146,12 @@ if "PRIME_RL_SRC" in os.environ:  # prime-rl is in no registry: its source has t
     def test_prime_rl_trains_each_sampled_token_once() -> None:
         source = Path(os.environ["PRIME_RL_SRC"])
         paths = [source / "src", source / "packages" / "prime-rl-configs" / "src"]
-        output = run("prime_rl_check.py", ["verifiers-0.3.1", "verl", "data", "torch"], paths=paths)
+        output = run("prime_rl_check.py", "verifiers-0.3.1", paths=paths)
         assert output.splitlines()[-1].startswith("prime-rl: ok, ")
 
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])
 def test_skyrl_checks_the_output_and_makes_tensors_of_it(version: str) -> None:
-    output = run("skyrl_check.py", [f"skyrl-{version}", "ray", "verl", "data", "torch"])
+    output = run("skyrl_check.py", f"skyrl-{version}")
     assert f"skyrl: ok, {version}, " in output.splitlines()[-1]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+
+from tools.matrix import CPU_TORCH, TRAINERS, pins
 
 from strands_tito.export import samples_of
 from strands_tito.export.agent_lightning import STATE
 from strands_tito.export.slime import STATUS
 from support.rollout_forests import chain
-from support.trainer_packages import LOCKS
 from tito_core.termination import Termination, record_termination
 
 PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-8")
@@ -31,15 +33,13 @@ def test_each_termination_has_its_row() -> None:
 
 def test_each_version_on_the_page_is_locked_and_each_lock_is_on_the_page() -> None:
     table = PAGE.split("## The rules")[0]
-    for lock in LOCKS.glob("*.txt"):
-        name, _, version = lock.stem.rpartition("-")
-        if name in ("", "data"):
-            continue
-        assert version in table, lock.name
-        assert f"{name}=={version}" in lock.read_text(encoding="utf-8")
-    for lock, package in (("torch", "torch"), ("data", "pyarrow"), ("data", "datasets"), ("data-4.7.0", "pyarrow")):
-        (pinned,) = re.findall(rf"^{package}==(\S+)$", (LOCKS / f"{lock}.txt").read_text(), re.MULTILINE)
-        assert pinned in table
+    for name, versions in TRAINERS.items():
+        for version in versions:
+            assert name == "ray" or version in table, (name, version)
+            assert pins(f"{name}-{version}")[name] == version
+    for row, package in product(("lowest", "newest"), ("pyarrow", "datasets")):
+        assert pins(row)[package] in table
+    assert CPU_TORCH in table
 
 
 def test_no_trainer_is_imported_before_a_function_that_needs_it_is_called() -> None:

@@ -194,10 +194,10 @@ if SOURCE is not None:  # slime is in no registry: its source has to be there
 
     @pytest.mark.trainers
     def test_slimes_own_code_takes_the_samples_and_its_loop_runs_generate() -> None:
-        output = run("slime_check.py", ["verl", "data", "torch"], paths=[SOURCE])
+        output = run("slime_check.py", "slime", paths=[SOURCE])
         assert output.splitlines()[-1].startswith("slime: ok, ")
 
     @pytest.mark.trainers
     def test_slimes_own_data_path_gives_each_placeholder_its_feature() -> None:
-        output = run("slime_images_check.py", ["verl", "data", "torch"], paths=[SOURCE])
+        output = run("slime_images_check.py", "slime", paths=[SOURCE])
         assert output.splitlines()[-1].startswith("slime's images: ok, ")

@@ -22,6 +22,7 @@ import structured_output
 import sub_agent
 from strands_tito import engines
 from strands_tito.engines import install, models
+from support.keeping import ONCE
 from support.real import policy_at
 from tito_core import Policy
 from tito_core.ledger import Provenance
@@ -119,6 +120,7 @@ async def trained(here: Here, folder: Path) -> Any:
     return run
 
 
+@pytest.mark.parametrize("here", ONCE, indirect=True)
 async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: Here, tmp_path: Path) -> None:
     for number in range(TRIES):
         run = await trained(here, tmp_path / str(number))
@@ -140,6 +142,7 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     assert run.engine in (tmp_path / "page.md").read_text()
 
 
+@pytest.mark.parametrize("here", ONCE, indirect=True)
 def test_the_learner_equals_a_plain_implementation(here: Here, tmp_path: Path) -> None:
     model = models.ensure("qwen3-tiny", here.python)
     command = [here.python, CHECK, ROOT / "examples" / "training", model, tmp_path]

@@ -26,7 +26,7 @@ from strands_tito.engines import install, models
 from strands_tito.inspect.verify import rescore
 from strands_tito.testing.pictures import picture
 from support.collect_command import HERE
-from support.keeping import ENGINES, Keeper
+from support.keeping import ENGINES, ONCE, Keeper
 from support.picture_attacks import attacked
 from support.real import Served
 from support.scripted import tokenizer
@@ -137,6 +137,7 @@ async def test_both_engines_read_the_same_prompts_and_sample_the_same_tokens(see
     assert np.abs(np.concatenate(apart)).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("seeing", ONCE, indirect=True)
 @pytest.mark.parametrize("attacks", [100, pytest.param(300, marks=pytest.mark.long)])
 async def test_no_text_becomes_an_image(seeing: Served, attacks: int) -> None:
     """What the server echoed holds placeholders for the pictures alone."""
@@ -158,6 +159,7 @@ async def test_no_text_becomes_an_image(seeing: Served, attacks: int) -> None:
     await asyncio.gather(*map(attack, range(attacks // ATTACKS_A_TURN)))
 
 
+@pytest.mark.parametrize("seeing", ONCE, indirect=True)
 async def test_a_bias_moves_the_placeholder_and_a_path_that_sampled_it_takes_no_image(seeing: Served) -> None:
     """The ban of docs/images.md, and its opposite, which shows that the server obeys the bias for this token."""
     media = seeing.policy.template.certificate.media_ids
@@ -185,6 +187,7 @@ async def test_a_bias_moves_the_placeholder_and_a_path_that_sampled_it_takes_no_
         assert len(model.ledger) == 1
 
 
+@pytest.mark.parametrize("seeing", ONCE, indirect=True)
 def test_pictures_are_collected_and_the_engine_confirms_them(
     seeing: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from strands.types.exceptions import MaxTokensReachedException
 from calculator import make_agent
 from strands_tito import engines
 from strands_tito.engines import RunningEngine
+from support.keeping import ONCE
 from support.real import policy_at
 from tito_core import store
 from tito_core.backend import EngineConnectionError
@@ -28,7 +29,7 @@ def kill(server: RunningEngine) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ONCE)
 async def test_a_killed_engine_raises_and_a_restarted_one_is_used_again(kind: str) -> None:
     server = await asyncio.to_thread(engines.bring_up, kind, model="smollm2")
     try:

@@ -93,6 +93,6 @@ if SOURCE is not None:  # slime is in no package registry
     @pytest.mark.timeout(900)
     @pytest.mark.parametrize("served", ["sglang"], indirect=True)
     def test_slimes_loop_and_its_example_run_on_a_real_sglang(served: Served) -> None:
-        output = run("slime_engine_check.py", ["verl", "data", "torch"], served.url, paths=[str(SOURCE), EXAMPLES])
+        output = run("slime_engine_check.py", "slime", served.url, paths=[str(SOURCE), EXAMPLES])
         print("\n" + output)
         assert output.splitlines()[-1].startswith("slime on SGLang: ok, ")

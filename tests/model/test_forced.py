@@ -18,6 +18,7 @@ from tito_core.backend import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.ledger import Provenance, check_ledger
+from tito_core.model import TITOModel
 from tito_core.parsing import get_tool_parser
 from tito_core.turn.inputs import OutputConstraint, UnsupportedToolChoiceError
 
@@ -165,8 +166,13 @@ async def test_a_call_that_cannot_be_forced_is_refused_before_it_is_sent(
     assert len(model.ledger) == 0
 
 
+@pytest.mark.parametrize("keeps_tools", [True, False])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_agents_structured_output_is_a_forced_call_on_one_branch(kind: str) -> None:
+async def test_an_agents_structured_output_is_a_forced_call_on_one_branch(
+    kind: str, keeps_tools: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strands before 1.62, and 1.62 for a model without this attribute, leaves out all tools but the forced one."""
+    monkeypatch.setattr(TITOModel, "_supports_structured_output", keeps_tools)
     script = Says("I think it is 5.", call("Sum", '{"total": 5}'), "Bye.")
     model = model_of(kind, script)
     agent = Agent(model=model, tools=[look], callback_handler=None)
@@ -176,6 +182,20 @@ async def test_an_agents_structured_output_is_a_forced_call_on_one_branch(kind: 
     assert [turn.parent for turn in model.ledger] == [None, 0]
     assert [turn.draft.constrained for turn in model.ledger] == [False, True]
     check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("name", ["look", "count"])
+async def test_a_forced_call_of_a_tool_that_the_path_does_not_show_opens_anew(name: str) -> None:
+    """With `look`, the tool that is forced has another description than the one that the prompt shows."""
+    model = model_of("vllm", Says("Hi.", call(name, '{"at": "x", "of": "x"}')))
+    state: dict[str, Any] = {}
+    spec: Any = {**{tool["name"]: tool for tool in SPECS}[name], "description": "Another."}
+    async for event in model.stream(ASKED, [look.tool_spec, count.tool_spec][:1], model_state=state):
+        assert event
+    later: Any = [*ASKED, {"role": "assistant", "content": [{"text": "Hi."}]}, *ASKED]
+    async for event in model.stream(later, [spec], tool_choice=ANY, model_state=state):
+        assert event
+    assert [turn.parent for turn in model.ledger] == [None, None]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

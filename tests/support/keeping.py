@@ -11,11 +11,14 @@ import re
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from support.real import Served, serve
 
 ENGINES = ("vllm", "sglang")
+ONCE = ("vllm", pytest.param("sglang", marks=pytest.mark.long))
+"""For tests of what the client does, and of minutes: .ci/run runs them on one engine. Conformance runs on both."""
 BOTH = "both"
 """Tests without an engine in their parameters need both."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+CERTIFICATE_NAME = "ce275665.0"
+"""Name of the certificate in a folder of authorities, as OpenSSL looks it up: the hash of its subject."""
 _PEM = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgWyMC8ZfNkcstS15o

@@ -1,8 +1,7 @@
-"""Trainers' packages, installed into folders of the user's cache, and scripts that run with them.
+"""Scripts that run in the environment that a trainer's own requirements resolve to, and folders of single packages.
 
-A lock is a file of tests/export/locks with exact versions, installed without dependencies into one folder, keyed by the
-lock's content and the Python version. Other packages come from this environment. A test names the locks that it needs;
-it fails if a package cannot be installed.
+Rows of tools/matrix.py are such environments: our requirements and the trainer's, resolved together (the locks in
+tests/export/locks). A test names its row; it fails if a package cannot be installed.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from filelock import FileLock
+from tools.matrix import environment
 
 from strands_tito.engines.locations import cache_dir
 
@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 @cache
 def folder_of(lock: str) -> Path:
-    """Return the folder with a lock's packages; install them if necessary.
+    """Return a folder with the packages of a lock alone; install them if necessary.
 
     Raises:
         AssertionError: pip failed; has its output.
@@ -54,18 +54,19 @@ def _install(lock: str, folder: Path) -> None:
     assert done.returncode == 0, f"pip could not install {lock}: " + "\n".join(output[-15:])
 
 
-def run(script: str, locks: Sequence[str], *arguments: str, paths: Sequence[str | Path] = ()) -> str:
-    """Run a script of tests/export/real with the packages of some locks, earlier ones first, and return its output.
+def run(script: str, row: str, *arguments: str, paths: Sequence[str | Path] = ()) -> str:
+    """Run a script of tests/export/real in a row's environment, and return its output.
 
     Raises:
         AssertionError: The script failed; has its output.
+        RuntimeError: A package cannot be installed.
     """
     with TemporaryDirectory() as folder:
         (Path(folder) / "support").symlink_to(_ROOT / "tests" / "support")  # `tests` itself has a folder named vllm
-        return _run(script, [*paths, *(folder_of(lock) for lock in locks), _ROOT / "src", folder], arguments)
+        return _run(environment(row), script, [*paths, folder], arguments)
 
 
-def _run(script: str, paths: Sequence[str | Path], arguments: Sequence[str]) -> str:
+def _run(python: Path, script: str, paths: Sequence[str | Path], arguments: Sequence[str]) -> str:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -75,7 +76,7 @@ def _run(script: str, paths: Sequence[str | Path], arguments: Sequence[str]) -> 
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    command = [sys.executable, "-W", "ignore", str(SCRIPTS / script), *arguments]
+    command = [str(python), "-W", "ignore", str(SCRIPTS / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, f"{script} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout

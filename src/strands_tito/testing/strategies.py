@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import strategies as st
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    raise ImportError("These strategies need Hypothesis: pip install 'strands-tito[conformance]'.") from error
 
 from strands_tito.testing import moves as m
 from strands_tito.testing.faults import THROTTLED, UNAVAILABLE, Fault

@@ -43,6 +43,8 @@ _copies: WeakValueDictionary[str, _Copies] = WeakValueDictionary()
 class InertTokenizer:
     """A tokenizer that encodes all text as ordinary text. Keep it as long as its tokenizers: it holds the shared copies.
 
+    Keep it as long as its tokenizers: it holds the copies that policies share.
+
     Control tokens are the added tokens that are flagged special, occur in the template's source, or have the form of
     markup, such as `<|...|>` and `<think>`. Other added tokens (Gemma's `<table>`) stay ordinary text.
 

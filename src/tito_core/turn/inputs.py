@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -221,6 +221,11 @@ class TurnInput:
         constraint = OutputConstraint(tool_choice, output_model)
         caller = Caller.of(invocation_state, cancel_signal)
         return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal, caller, injected)
+
+    def choosing(self, tool_specs: list[ToolSpec], name: str) -> TurnInput:
+        """Return this input with other tools, of which the one with this name has to be called."""
+        constraint = OutputConstraint({"tool": {"name": name}}, self.constraint.output_model)
+        return replace(self, tool_specs=tool_specs, constraint=constraint)
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:

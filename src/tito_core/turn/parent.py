@@ -83,6 +83,24 @@ def match_parent(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, set
     return replace(match, new_characters=characters)
 
 
+def with_shown_tools(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput) -> TurnInput:
+    """Return a call that is forced by leaving out all other tools as a choice among the tools that the prompt shows.
+
+    For an agent's structured output, Strands asks again with only the tool of the schema; the agent still has the
+    others, and the path's prompt shows them. A branch for each answer would double the rollout's tokens. The choice of
+    one of the shown tools is the same request: the grammar allows this tool only.
+    """
+    specs = turn_input.tool_specs or ()
+    own = _own_turn(ledger, turn_input.model_state)
+    if len(specs) != 1 or own is None or not turn_input.constraint.forces_call:
+        return turn_input
+    shown = [*node.upward()][-1].message if (node := ledger.node_of(own)) is not None else None
+    opening = opening_of(turn_input.system_prompt, specs, policy.template.fingerprint)
+    if shown is None or specs[0] not in shown["tools"] or {**shown, "tools": opening["tools"]} != opening:
+        return turn_input
+    return turn_input.choosing(shown["tools"], specs[0]["name"])
+
+
 def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
     """Return what comes before all messages. A tool choice is not included: no template writes it into the prompt."""
     return {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template}

@@ -17,7 +17,7 @@ from tito_core.turn.fairness import yield_to_loop
 from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer
 from tito_core.turn.images import answered_texts, keep_texts
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.parent import as_shown, match_parent, remember
+from tito_core.turn.parent import as_shown, match_parent, remember, with_shown_tools
 from tito_core.turn.policy_parts import PolicyParts
 from tito_core.turn.read import MalformedCallError, check_sampled_ids, read, with_stop
 from tito_core.turn.request import how_to_shorten, prepare_turn
@@ -34,6 +34,7 @@ async def run_turn(
     began = asyncio.get_running_loop().time()
     ledger = await recording.begin(turn_input.model_state)
     try:
+        turn_input = with_shown_tools(policy, ledger, turn_input)
         match = match_parent(policy, ledger, turn_input, settings)
         prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
         request = prepared.request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import http.client
+import os
 import socket
 import ssl
 import weakref
@@ -175,13 +176,14 @@ _DEFAULT_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
 class ConnectionPool:
     """aiohttp connections of one event loop, in which it must be made.
 
-    Certificates are checked; proxies, redirects and cookies are disabled. aiohttp's exceptions are raised unchanged.
+    Certificates are checked; proxies (also those of HTTP_PROXY), redirects and cookies are disabled. aiohttp's
+    exceptions are raised unchanged.
 
     Args:
         socket: Path of a Unix socket, or None for hosts and ports.
         limit: Maximum number of connections; further requests wait. 0 for no limit.
         connect_timeout_s: Longest wait for a connection, in seconds.
-        tls: TLS context; None trusts certifi's authorities.
+        tls: TLS context; None for `known_authorities`.
     """
 
     def __init__(
@@ -235,10 +237,22 @@ async def _each(pieces: Pieces) -> AsyncIterator[bytes | memoryview]:
         yield piece
 
 
-@functools.cache
 def known_authorities() -> ssl.SSLContext:
-    """Return a TLS context that trusts certifi's authorities; cached, as reading them is slow."""
-    return ssl.create_default_context(cafile=certifi.where())
+    """Return a TLS context that trusts the system's authorities, or certifi's where the system has none.
+
+    OpenSSL reads `SSL_CERT_FILE` and `SSL_CERT_DIR` in place of the system's files. Cached, as reading them is slow.
+    """
+    return _authorities(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@functools.lru_cache(maxsize=4)
+def _authorities(file: str | None, folder: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()  # those that exist; certificates in a folder are read when they are needed
+    in_folder = paths.capath is not None and bool(os.listdir(paths.capath))
+    if not in_folder and not context.cert_store_stats()["x509_ca"]:
+        context.load_verify_locations(certifi.where())
+    return context
 
 
 def _connector(socket: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.BaseConnector:

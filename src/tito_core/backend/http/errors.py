@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 import aiohttp
 import msgspec
@@ -95,7 +96,7 @@ def _not_opened(
     elif reason in ("closed", "reset") and url.startswith("https:"):
         remedy = f"If the server speaks plain HTTP, use the address {_with_scheme(url, 'http')!r}."
     else:
-        remedy = _REMEDIES[reason]
+        remedy = _REMEDIES[reason] + _proxy_remark(url)
     error = EngineConnectionError(
         f"Cannot connect to {backend} at {url} ({detail}). {remedy}", backend=backend, request_id=request_id
     )
@@ -122,11 +123,20 @@ def _why_not_opened(failure: Exception, connect_timeout_s: float) -> tuple[Conne
     return "closed", detail
 
 
+def _proxy_remark(url: str) -> str:
+    """Return a sentence for users who expect the proxy of their environment to be used, or an empty string."""
+    where = urlsplit(url)
+    if where.scheme not in getproxies_environment() or proxy_bypass_environment(where.netloc):
+        return ""
+    return f" The proxy of {where.scheme.upper()}_PROXY is not used: the connection to a server is always direct."
+
+
 def _tls_remedy(failure: Exception, url: str) -> str:
     if isinstance(failure, aiohttp.ClientConnectorCertificateError) or "CERTIFICATE_VERIFY_FAILED" in str(failure):
         return (
-            "Use a certificate that a known authority signed for this host, or pass an http_transport that trusts the "
-            "server's own: lambda: ConnectionPool(tls=...), from tito_core.backend.http.connections."
+            "Use a certificate that a known authority signed for this host; or name the file of your own authority in "
+            "the environment variable SSL_CERT_FILE; or pass an http_transport that trusts it: lambda: "
+            "ConnectionPool(tls=...), from tito_core.backend.http.connections."
         )
     if any(word in str(failure) for word in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")):
         return f"The server speaks plain HTTP: use the address {_with_scheme(url, 'http')!r}."

@@ -1,0 +1,274 @@
+"""Run rollouts and tests in environments that a resolver made: the lowest versions of everything, and trainers' own.
+
+    python tools/matrix.py                      every row; writes the table of docs/compatibility.md
+    python tools/matrix.py lowest verl-0.9.1    these rows
+    python tools/matrix.py --resolve NAME...    resolve rows again with uv: writes tests/export/locks/NAME.txt
+    python tools/matrix.py --check              whether each lower bound of pyproject.toml has a row that resolved it
+
+A row's lock is what `uv pip compile` found. What runs is the lock, except that torch is a CPU build and packages that
+only a GPU uses, or that are engines themselves, are left out; the table names both. Environments are kept in the user's
+cache, by the hash of the lock. TITO_TORCH_INDEX names an index with CPU builds of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from filelock import FileLock
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from platformdirs import user_cache_path
+
+ROOT = Path(__file__).parent.parent
+LOCKS = ROOT / "tests" / "export" / "locks"
+PAGE = ROOT / "docs" / "compatibility.md"
+CPU_TORCH = "2.13.0"
+"""Version of the CPU build that runs in place of the resolved torch."""
+TABLE_END = "<!-- tools/matrix.py writes the rows above -->"
+NOT_ON_A_CPU = re.compile(
+    r"nvidia-|cuda-|cu\d|triton|flashinfer|sgl-|sglang|vllm|xformers|flash-attn|flash-mla|deep-?gemm|tilelang|apache-tvm"
+    r"|quack|torchao|torchaudio|torchvision|torchcodec|tokenspeed|mooncake|amd|fastsafetensors|humming|fa4|nixl|tpu"
+)
+TESTS = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "export")
+"""Folders of tests that need no engine, of the core and of exports."""
+SHOWN = ("strands-agents", "transformers", "tokenizers", "jinja2", "aiohttp", "pydantic", "msgspec", "numpy", "torch")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One environment.
+
+    Attributes:
+        requirements: What is resolved together with our own requirements.
+        extras: Our extras.
+        python: Version of Python.
+        lowest: Whether every requirement of ours is resolved to its lower bound, else to its newest version.
+    """
+
+    requirements: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ("dev",)
+    python: str = "3.11"
+    lowest: bool = False
+
+
+SLIME = (
+    "accelerate blobfile datasets httpx[http2] mcp[cli] numba omegaconf openai openai-agents pillow pylatexenc pyyaml"
+)
+LIGHT = ("dev", "images", "docs", "renderers", "torch", "parquet", "datasets", "conformance", "mutants", "train")
+TRAINERS = {
+    "agentlightning": {"0.3.0": "3.11", "1.0.0": "3.12", "1.0.2": "3.12"},
+    "ray": {"2.50.0": "3.11"},
+    "skyrl": {"0.3.0": "3.11", "0.4.0": "3.12"},
+    "tinker": {"0.30.0": "3.11", "0.38.0": "3.11"},
+    "trl": {"1.0.0": "3.11", "1.16.0": "3.11"},
+    "verifiers": {"0.3.1": "3.11", "0.4.0": "3.11"},
+    "verl": {"0.8.0": "3.11", "0.9.1": "3.11"},
+}
+"""Versions of trainers, the lowest of each extra among them, and the Python that runs them."""
+ROWS = {
+    "bare": Row(extras=()),
+    "lowest": Row(extras=LIGHT, lowest=True),
+    "newest": Row(extras=("dev", "renderers", "datasets", "torch")),
+    # Its requirements.txt at 624b824a, without tools for debugging and for other services.
+    "slime": Row(tuple(SLIME.split())),
+    "sglang-0.5.23": Row(("sglang==0.5.23",)),
+    "vllm-0.32.0": Row(("vllm==0.32.0",)),
+    **{
+        f"{package}-{version}": Row((f"{package}=={version}",), ("dev", "parquet"), python)
+        for package, versions in TRAINERS.items()
+        for version, python in versions.items()
+    },
+}
+
+
+def pins(name: str) -> dict[str, str]:
+    """Return the versions of a row's lock by canonical name."""
+    lines = (LOCKS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    found = (line.partition(" ")[0].partition("==") for line in lines if "==" in line and not line.startswith("#"))
+    return {canonicalize_name(package.partition("[")[0]): version for package, _, version in found}
+
+
+def left_out(name: str) -> list[str]:
+    """Return the packages of a row's lock that are not installed."""
+    return [package for package in pins(name) if NOT_ON_A_CPU.match(package)]
+
+
+@cache
+def uv() -> str:
+    """Return the path of uv; install it into an environment of its own in the user's cache if there is none."""
+    if found := shutil.which("uv"):
+        return found
+    folder = user_cache_path("tito") / "uv"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "bin" / "uv").is_file():
+            run(sys.executable, "-m", "venv", str(folder))
+            run(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "uv")
+    return str(folder / "bin" / "uv")
+
+
+def run(*command: str, **options: object) -> str:
+    """Run a command; return its output.
+
+    Raises:
+        RuntimeError: It failed; has the end of its output.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)[:200]}:\n{(done.stdout + done.stderr)[-4000:]}")
+    return str(done.stdout)
+
+
+def resolve(name: str) -> None:
+    """Write a row's lock."""
+    row = ROWS[name]
+    command = [uv(), "pip", "compile", "-q", "--no-header", "--no-annotate", "--python-version", row.python, "-"]
+    command += ["--resolution", "lowest-direct"] if row.lowest else []
+    ours = f"strands-tito[{','.join(row.extras)}] @ {ROOT.as_uri()}"
+    if row.lowest:  # our requirements have to be the direct ones
+        command[-1 if not row.lowest else command.index("-")] = "pyproject.toml"
+        command += [argument for extra in row.extras for argument in ("--extra", extra)]
+    found = run(*command, input="\n".join([ours, *row.requirements]))
+    lines = [line for line in found.splitlines() if not line.startswith(("strands-tito", "-e", "file:"))]
+    (LOCKS / f"{name}.txt").write_text("\n".join([f"# Python {row.python}", *lines, ""]), encoding="utf-8")
+
+
+def environment(name: str) -> Path:
+    """Return the Python of a row's environment; make the environment if necessary.
+
+    Raises:
+        RuntimeError: A package cannot be installed.
+    """
+    lock = (LOCKS / f"{name}.txt").read_text(encoding="utf-8")
+    key = hashlib.sha256(f"{lock}{NOT_ON_A_CPU.pattern}{CPU_TORCH}{ROOT}".encode()).hexdigest()[:12]
+    folder = user_cache_path("tito") / "matrix" / f"{name}-{key}"
+    python = folder / "bin" / "python"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / ".complete").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            version = lock.split()[2]
+            run(interpreter(version), "-m", "venv", "--without-pip", str(folder))
+            without = {*left_out(name), "torch"}
+            kept = [f"{package}=={number}" for package, number in pins(name).items() if package not in without]
+            torch = [str(cpu_torch(version) or "")] if "torch" in pins(name) else []
+            install = [uv(), "pip", "install", "-q", "--no-deps", "--python", str(python)]
+            run(*install, *kept, *filter(None, torch))
+            run(*install, "-e", str(ROOT))
+            (folder / ".complete").touch()
+    return python
+
+
+def interpreter(version: str) -> str:
+    """Return the path of a Python of this version: one of this machine, of pyenv, or else what uv installs."""
+    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+        return sys.executable
+    folders = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
+    return str(next(folders, None) or run(uv(), "python", "find", version).strip())
+
+
+def cpu_torch(python: str) -> Path | None:
+    """Return a wheel of the CPU build of torch, which pip finds (uv would take the build for CUDA), or None."""
+    folder = user_cache_path("tito") / "matrix" / "wheels" / python
+    if not folder.is_dir():
+        index = os.environ.get("TITO_TORCH_INDEX")
+        extra = ["--extra-index-url", index] if index else []
+        only = ["--python-version", python, "--only-binary", ":all:", "--no-deps"]
+        run(sys.executable, "-m", "pip", "download", "-q", *only, *extra, "-d", str(folder), f"torch=={CPU_TORCH}")
+    return next(folder.glob("torch-*+cpu*.whl"), None)
+
+
+def play(name: str) -> str:
+    """Run a row's rollouts and tests; return what passed.
+
+    Raises:
+        RuntimeError: Something failed; has the end of the output.
+    """
+    python = str(environment(name))
+    variables = {**os.environ, "TITO_PROFILE": "matrix", "TOKENIZERS_PARALLELISM": "false"}
+    extras = "without extras" if name == "bare" else "with extras"
+    done = run(python, "-W", "ignore", "tests/support/first_rollout.py", extras, env=variables).splitlines()[-1]
+    if name == "bare":
+        return done
+    folders = [f"tests/{folder}" for folder in TESTS]
+    tests = run(python, "-m", "pytest", "-q", "-n", "2", "--timeout", "900", *folders, env=variables)
+    return f"{done}, {tests.splitlines()[-1].strip('= ').partition(' in ')[0]}"
+
+
+def table_row(name: str, result: str) -> str:
+    """Return a row's line of the page."""
+    found, cells = pins(name), []
+    python = (LOCKS / f"{name}.txt").read_text(encoding="utf-8").split()[2]
+    for package in SHOWN:
+        version = found.get(package, "")
+        if package == "torch" and version:
+            version += f", ran {CPU_TORCH} (CPU)" if cpu_torch(python) else ", left out"
+        cells.append(version)
+    absent = sorted({re.sub(r"^(nvidia|cuda|flashinfer)-.*", r"\1-*", package) for package in left_out(name)})
+    return f"| `{name}` | {python} | {' | '.join(cells)} | {', '.join(absent)} | {result} |"
+
+
+def write(results: dict[str, str]) -> None:
+    """Replace the lines of these rows in the page's table."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, result in results.items():
+        line = table_row(name, result)
+        known = re.search(rf"^\| `{re.escape(name)}` \| 3.*$", text, re.MULTILINE)
+        text = text.replace(known[0], line) if known else text.replace(TABLE_END, f"{line}\n{TABLE_END}")
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def unresolved() -> list[str]:
+    """Return the requirements of pyproject.toml without a row that resolved exactly their lower bound."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    locks = [pins(name) for name in ROWS]
+    wrong = []
+    for text in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        requirement = Requirement(text)
+        lower = [Version(one.version) for one in requirement.specifier if one.operator in (">=", "==", "~=")]
+        resolved = [Version(lock[name]) for lock in locks if (name := canonicalize_name(requirement.name)) in lock]
+        if not lower or lower[0] not in resolved:
+            wrong.append(f"{text}: resolved to {', '.join(sorted({str(one) for one in resolved})) or 'nothing'}")
+    return wrong
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the module's docstring says; return the exit status."""
+    names = [one for one in arguments if not one.startswith("-")] or list(ROWS)
+    if "--check" in arguments:
+        wrong = unresolved()
+        print(
+            *(f"No row of tools/matrix.py resolved the lower bound of {one}" for one in wrong),
+            sep="\n",
+            end="\n" * bool(wrong),
+        )
+        return bool(wrong)
+    results, failed = {}, 0
+    for name in names:
+        try:
+            if "--resolve" in arguments:
+                resolve(name)
+                continue
+            results[name] = play(name)
+            print(table_row(name, results[name]), flush=True)
+        except RuntimeError as error:
+            failed += 1
+            print(f"{name}: {error}", flush=True)
+    if results and "--keep-page" not in arguments:
+        write(results)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
