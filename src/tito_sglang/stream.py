@@ -36,8 +36,8 @@ def stream_events(request: TokenRequest) -> int:
 
 
 class _Meta(msgspec.Struct):
-    id: str
     completion_tokens: int
+    id: str | None = None
     prompt_tokens: int | None = None
     finish_reason: FinishReason | None = None
 

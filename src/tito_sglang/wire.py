@@ -45,9 +45,9 @@ class LogprobEntry(msgspec.Struct, array_like=True, gc=False):
 class MetaInfo(msgspec.Struct):
     """`meta_info`. A request aborted in the queue has no `prompt_tokens` and `cached_tokens`."""
 
-    id: str
     finish_reason: FinishReason | None
     completion_tokens: int
+    id: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     weight_versions: list[WeightVersionSpan] = []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from strands_tito.testing import WireResponse
-from support.backends import BACKENDS, Handler, Received, Waits, http_response, in_process
+from support.backends import BACKENDS, Handler, Received, Waits, http_response, in_process, naming
 from tito_core.backend import BackendError, BadRequestError, ContextLengthError, ProtocolViolationError, SamplingParams
 from tito_core.backend.calls import generate, score
 from tito_core.backend.images import PromptImages
@@ -57,8 +57,9 @@ class Replayed:
             self.sent.append(body)
             if "body_text" in self.response:
                 headers = {"content-type": "text/event-stream"}
-                return http_response(200, content=self.response["body_text"].encode(), headers=headers)
-            return http_response(self.response["status"], json=self.response["body"])
+                response = http_response(200, content=self.response["body_text"].encode(), headers=headers)
+                return naming(request, response)
+            return naming(request, http_response(self.response["status"], json=self.response["body"]))
         return http_response(400)
 
     @property
