@@ -182,7 +182,8 @@ class TITOModel(Model):
     ) -> None:
         known = [*ModelOptions.__annotations__, *CONNECTED_TO, "ledger"]
         check_arguments("TITOModel", options, known, backend)
-        policy_options = one_model(options)
+        one_model(options)
+        policy_options: dict[str, Any] = dict(options)
         rollout: Any = {name: policy_options.pop(name) for name in RolloutOptions.__annotations__ if name in options}
         settings = Settings.of(**rollout)  # before connecting, so that bad input fails at once
         policy = Policy.connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **policy_options)

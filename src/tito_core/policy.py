@@ -19,7 +19,6 @@ from tito_core.backend.registry import (
     BackendOptions,
     check_backend,
     create_backend,
-    one_model,
     option_names,
 )
 from tito_core.backend.replicas import agreed, servers_of
@@ -150,7 +149,6 @@ async def connect(
             on_stage(message % values)
 
     check_backend(backend)
-    options = one_model(options)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
     file = store if isinstance(store, LedgerFile) or store is None else await asyncio.to_thread(_opened, store)

@@ -120,15 +120,17 @@ def test_the_span_gets_what_agent_lightning_reads() -> None:
 
 async def test_parameters_by_openais_names_and_extra_body_are_sent() -> None:
     script = Says("Hi.")
-    body = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}, "vllm_xargs": {"a": 1}}
+    body = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}, "bad_words": ["no"]}
     params = {"temperature": 0.5, "max_tokens": 9, "stop": ["zz"], "top_logprobs": 2, "logprobs": True, "n": 1}
     model = named("vllm", script, params={**params, "extra_body": body})
     await Agent(model=model, callback_handler=None).invoke_async("Hello?")
     sampling = model.ledger[0].draft.sampling
     assert (sampling["temperature"], sampling["top_k"], sampling["stop"]) == (0.5, 5, ["zz"])
-    assert sampling["extra"] == {"vllm_xargs": {"a": 1}}
+    assert sampling["extra"] == {"bad_words": ["no"]}
     assert script.requests[0].max_new_tokens == 9
     assert model.trajectory.column("top_ids", 0).shape[1] == 2
+    with pytest.raises(ValueError, match=r"'vllm_xargs'.*Available: bad_words"):
+        model.update_config(params={**params, "extra_body": {**body, "vllm_xargs": {"a": 1}}})
     with pytest.raises(ValueError, match="make a new model"):
         model.update_config(params={"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}})
     model.update_config(params={**params, "temperature": 0, "extra_body": body})

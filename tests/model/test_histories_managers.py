@@ -205,7 +205,8 @@ async def test_the_automatic_context_manager_offloads_and_summarises(kind: str) 
 
 
 async def test_retries_of_a_users_hook_leave_no_trace(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", fault=at(dict.fromkeys(range(1, 9), THROTTLED)))
+    longer_than_the_patience = dict.fromkeys(range(1, 40), THROTTLED)
+    rollout = observe(kind, "One.", "Two.", fault=at(longer_than_the_patience))
     agent = rollout.agent()
     failures: list[Exception | None] = []
 

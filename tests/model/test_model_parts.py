@@ -78,7 +78,7 @@ def test_each_option_reaches_its_part(connected: list[dict[str, Any]]) -> None:
     }
     ledger = Ledger()
     model = TITOModel(**NEEDED, **choices, **shared, ledger=ledger, model_id="m")
-    assert connected == [{**NEEDED, **shared, "model": "m"}]
+    assert connected == [{**NEEDED, **shared, "model_id": "m"}]
     assert model._settings == Settings.of(**choices).at(model.policy.info)
     assert model.ledger is ledger
     assert TITOModel.of(model.policy, ledger, **choices)._settings == model._settings
