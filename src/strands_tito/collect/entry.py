@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from strands_tito.collect.agent import REWARD
+from tito_core.ledger.header import REWARD
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
 from tito_core.store.index import uuid_bytes

@@ -200,7 +200,7 @@ def _call(turn: Turn) -> dict[str, Any]:
 
 
 def _info(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
-    """Return what verifiers' own fields cannot hold: group, sample, termination, and each answer's agent and versions."""
+    """Return what verifiers' own fields cannot hold: group, sample, termination, each answer's agent and versions."""
     return {
         "group": rollout.header.group_id,
         "sample": sample_number(rollout),

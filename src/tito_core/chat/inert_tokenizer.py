@@ -41,7 +41,7 @@ _copies: WeakValueDictionary[str, _Copies] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class InertTokenizer:
-    """A tokenizer that encodes all text as ordinary text. Keep it as long as its tokenizers: it holds the shared copies.
+    """A tokenizer that encodes all text as ordinary text.
 
     Keep it as long as its tokenizers: it holds the copies that policies share.
 

@@ -54,8 +54,8 @@ class ToolParser(Protocol):
 
         Args:
             prompt_tail: The last ids of the prompt; the chat template may have opened a reasoning block in them.
-            tools: The JSON Schema of each tool's arguments, by tool name. A call that does not fit is malformed. Formats
-                that write arguments as plain text (Qwen3-Coder, GLM, MiniMax) take the types from it; all arguments of
+            tools: The JSON Schema of each tool's arguments, by tool name. A call that does not fit is malformed.
+                Formats that write arguments as plain text (Qwen3-Coder, GLM, MiniMax) take the types from it; all arguments of
                 a tool that is not among them are strings.
 
         Raises:

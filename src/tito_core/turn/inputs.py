@@ -224,7 +224,8 @@ class TurnInput:
 
     def choosing(self, tool_specs: list[ToolSpec], name: str) -> TurnInput:
         """Return this input with other tools, of which the one with this name has to be called."""
-        constraint = OutputConstraint({"tool": {"name": name}}, self.constraint.output_model)
+        chosen: ToolChoice = {"tool": {"name": name}}
+        constraint = OutputConstraint(chosen, self.constraint.output_model)
         return replace(self, tool_specs=tool_specs, constraint=constraint)
 
 

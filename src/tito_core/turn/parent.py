@@ -91,7 +91,7 @@ def with_shown_tools(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput)
     one of the shown tools is the same request: the grammar allows this tool only.
     """
     specs = turn_input.tool_specs or ()
-    own = _own_turn(ledger, turn_input.model_state)
+    own = own_turn(ledger, turn_input.model_state)
     if len(specs) != 1 or own is None or not turn_input.constraint.forces_call:
         return turn_input
     shown = [*node.upward()][-1].message if (node := ledger.node_of(own)) is not None else None

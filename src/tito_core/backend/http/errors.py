@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -126,7 +126,7 @@ def _why_not_opened(failure: Exception, connect_timeout_s: float) -> tuple[Conne
 def _proxy_remark(url: str) -> str:
     """Return a sentence for users who expect the proxy of their environment to be used, or an empty string."""
     where = urlsplit(url)
-    if where.scheme not in getproxies_environment() or proxy_bypass_environment(where.netloc):
+    if where.scheme not in getproxies_environment() or proxy_bypass(where.netloc):
         return ""
     return f" The proxy of {where.scheme.upper()}_PROXY is not used: the connection to a server is always direct."
 
