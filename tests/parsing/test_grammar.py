@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from functools import reduce
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parsing import schemas
 from parsing.families import CALL_FAMILIES, NAMES, ids_of
 from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
+from tito_core.parsing.grammar_schema import for_grammar
+from tito_core.parsing.schema import kinds_of, meaning
 
 TOOLS: dict[str, Any] = {
     "look": {
@@ -180,3 +184,45 @@ def test_control_tokens_are_demanded_by_id() -> None:
     elements = json.loads(grammar)["format"]["elements"]
     assert [elements[0], elements[-1]] == [{"type": "token", "token": token} for token in tokens]
     assert "<tool_call>" not in grammar
+
+
+@settings(max_examples=150)
+@given(st.randoms(use_true_random=False))
+def test_a_grammar_leaves_out_nothing_that_a_generated_schema_allows(rng: Random) -> None:
+    schema, arguments = schemas.tool(rng, lambda: rng.choice("abz_") + rng.choice("ab"))
+    meant = meaning(schema)
+    assert schemas.is_valid(for_grammar(meant), arguments)
+    assert meant.required() <= arguments.keys()
+    assert not meant.is_closed() or arguments.keys() <= set(meant.names())
+    for name, value in arguments.items():
+        assert {*kinds_of(value)} & meant.kinds((name,))
+        assert schemas.is_valid(for_grammar(meant, name), value)
+        options = meant.options(name)
+        assert options is None or value in options
+
+
+ANY = {"type": "object", "additionalProperties": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "wide"),
+    [
+        ({"type": "string", "minLength": 3, "format": "date"}, {"type": "string"}),
+        ({"type": "string", "pattern": "a"}, {"type": "string"}),
+        ({"type": "string", "pattern": "^[a-z]{1,8}$"}, {"type": "string", "pattern": "^[a-z]{1,8}$"}),
+        ({"type": "object", "required": ["z"]}, {**ANY, "required": ["z"], "properties": {"z": True}}),
+        ({"type": "object", "patternProperties": {"^x": {}}, "additionalProperties": False}, ANY),
+        ({"type": "array", "prefixItems": [{}]}, {"type": "array", "prefixItems": [{}], "items": True}),
+        ({"type": "array", "contains": {}}, {"type": "array", "items": True}),
+        ({"$ref": "#/$defs/nobody", "anyOf": [False, {"type": "null"}]}, {"anyOf": [{"type": "null"}]}),
+    ],
+)
+def test_keywords_that_xgrammar_reads_narrowly_are_widened(given: Any, wide: Any) -> None:
+    found = for_grammar(meaning({"type": "object", "properties": {"at": given}}))["properties"]["at"]
+    assert {key: value for key, value in found.items() if key != "$comment"} == wide
+
+
+def test_a_reference_in_a_parameter_leads_to_the_same_schema_as_in_the_tool() -> None:
+    tool = meaning({"properties": {"at": {"$ref": "#/properties/far"}, "far": {"type": "integer"}}})
+    assert schemas.is_valid(for_grammar(tool, "at"), 5)
+    assert not schemas.is_valid(for_grammar(tool, "at"), "x")

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+DEEPEST = 100
+"""Maximum number of nested levels of lists and objects in a call; copying deeper ones overflows Python's stack."""
+
 _NAME = re.compile(r"\w[\w./-]*")
 
 

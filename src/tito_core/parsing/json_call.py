@@ -9,10 +9,7 @@ from collections import Counter
 from collections.abc import Set
 from typing import Any, NoReturn
 
-from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
-
-DEEPEST = 100
-"""Maximum number of nested levels of lists and objects in a call; copying deeper ones overflows Python's stack."""
+from tito_core.parsing.call_text import DEEPEST, Malformed, ParsedCallText, shortened
 
 _BLANK = re.compile(r"\s*")
 _USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')

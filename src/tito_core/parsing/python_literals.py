@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
-from tito_core.parsing.json_call import DEEPEST
+from tito_core.parsing.call_text import DEEPEST, Malformed, ParsedCallText, shortened
 
 _BLANK = re.compile(r"\s*")
 _NAME = re.compile(r"\w[\w./-]*")

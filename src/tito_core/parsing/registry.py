@@ -54,9 +54,9 @@ class ToolParser(Protocol):
 
         Args:
             prompt_tail: The last ids of the prompt; the chat template may have opened a reasoning block in them.
-            tools: The JSON Schema of each tool's arguments, by tool name. A call that does not fit is malformed.
-                Formats that write arguments as plain text (Qwen3-Coder, GLM, MiniMax) take the types from it; all arguments of
-                a tool that is not among them are strings.
+            tools: The JSON Schema of each tool's arguments, by tool name. A call that does not fit is malformed. Where
+                arguments are written as plain text (Qwen3-Coder, GLM, MiniMax), the types come from it; all arguments
+                of a tool that is not among them are strings.
 
         Raises:
             ToolSchemaError: A schema is not a JSON Schema, or refers to another document.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
-from strands.types.tools import ToolChoice, ToolSpec
+from strands.types.tools import ToolChoice, ToolChoiceToolDict, ToolSpec
 
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
@@ -224,7 +224,7 @@ class TurnInput:
 
     def choosing(self, tool_specs: list[ToolSpec], name: str) -> TurnInput:
         """Return this input with other tools, of which the one with this name has to be called."""
-        chosen: ToolChoice = {"tool": {"name": name}}
+        chosen: ToolChoiceToolDict = {"tool": {"name": name}}
         constraint = OutputConstraint(chosen, self.constraint.output_model)
         return replace(self, tool_specs=tool_specs, constraint=constraint)
 

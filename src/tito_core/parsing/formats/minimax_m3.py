@@ -17,13 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import Malformed, ParsedCallText
+from tito_core.parsing.call_text import DEEPEST, Malformed, ParsedCallText
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.minimax_m2 import quoted
 from tito_core.parsing.formats.sections import Section
-from tito_core.parsing.json_call import DEEPEST
 from tito_core.parsing.reasoning import ReasoningTags
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.schema import Choice
