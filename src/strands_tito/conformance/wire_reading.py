@@ -29,7 +29,6 @@ class WireGeneration:
 
     Attributes:
         request_id: The request's id, as the client sent it.
-        answered_id: The id by which the answer names its request, as the server writes it.
         prompt_ids: The prompt as sent, with one placeholder for each picture.
         sampling: Sampling parameters as sent, under the wire's names.
         echoed_ids: The prompt as the server read it.
@@ -49,12 +48,12 @@ class WireGeneration:
         image_names: The client's name of each picture, by which a server may keep it, or None.
         image_spans: (offset, length) of each picture's placeholders in the prompt, as the server reports them.
         image_tokens: The server's count of all placeholders.
+        answered_id: The id by which the answer names its request, as the server writes it.
     """
 
     request_id: str
     prompt_ids: list[int]
     sampling: dict[str, Any]
-    answered_id: str | None = None
     images: list[bytes | None] = field(default_factory=list)
     image_names: list[str | None] = field(default_factory=list)
     image_spans: list[tuple[int, int]] | None = None
@@ -74,6 +73,7 @@ class WireGeneration:
     prompt_logprobs: list[tuple[int, float | None]] = field(default_factory=list)
     routed_experts: str | None = None
     sampling_masks: list[list[int]] | None = None
+    answered_id: str | None = None
 
 
 ReadExchange = Callable[[WireExchange], WireGeneration | None]
