@@ -167,7 +167,7 @@ class Writer:
     """Writes random conversations.
 
     Args:
-        words: Words that every tenth text holds, such as those that switch a template.
+        words: Words that three texts of ten hold, such as those that switch a template.
     """
 
     def __init__(self, random: Random, reading: Reading, *, cuts: float = 0.15, words: Sequence[str] = ()) -> None:
@@ -221,7 +221,7 @@ class Writer:
         """Return a text of a few words; the last word is unique."""
         self.count += 1
         words = [self.random.choice(_WORDS) for _ in range(self.random.randint(0, 5))]
-        if self.words and self.random.random() < 0.1:
+        if self.words and self.random.random() < 0.3:
             words.insert(self.random.randint(0, len(words)), self.random.choice(self.words))
         gaps = _GAPS if lines and self.random.random() < 0.2 else _GAPS[:-2]
         return "".join(word + self.random.choice(gaps) for word in words) + f"zq{self.count}v"
