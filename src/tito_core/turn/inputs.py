@@ -19,7 +19,6 @@ from tito_core.chat.message_check import check_opening, check_system_blocks, sho
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
-from tito_core.parsing.schema import check_tools
 from tito_core.parsing.turn import TurnParser
 
 if TYPE_CHECKING:
@@ -153,7 +152,6 @@ class TurnInput:
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
             UnsupportedToolChoiceError, InvalidValueError: Another argument does not.
-            ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
         """
         check_opening(messages, system_prompt, tool_specs)
         if model_state is not None and not isinstance(model_state, dict):
@@ -163,7 +161,6 @@ class TurnInput:
                 f"cancel_signal must be a threading.Event, or None, not of type {type(cancel_signal).__name__}."
             )
         refuse_reserved_name(tool_specs)
-        check_tools({spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()})
         constraint = OutputConstraint(tool_choice, output_model)
         return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal)
 
