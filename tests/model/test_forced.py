@@ -231,7 +231,8 @@ async def test_a_call_is_forced_after_the_reasoning_that_the_prompt_opened() -> 
     answer = shape.sampling(SamplingParams(), parser, {}, tail).grammar
     assert answer is not None
     elements = json.loads(answer.value)["format"]["elements"]
-    assert [elements[1], elements[-1]["json_schema"]] == [closing, Sum.model_json_schema()]
+    wide = {**Sum.model_json_schema(), "additionalProperties": True}
+    assert [elements[1], elements[-1]["json_schema"]] == [closing, wide]
     assert shape.sampling(SamplingParams(), parser, {}, []).grammar == Grammar(
         kind="json_schema", value=json.dumps(Sum.model_json_schema())
     )

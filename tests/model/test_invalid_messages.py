@@ -17,6 +17,7 @@ from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.rendering import TemplateError
+from tito_core.parsing.schema import ToolSchemaError
 from tito_core.turn.inputs import UnsupportedToolChoiceError
 
 NAN = float("nan")
@@ -253,7 +254,7 @@ def test_a_damaged_call_is_a_turn_or_an_error(call: Any) -> None:
     message = None
     try:
         asyncio.run(streamed(model, **call))
-    except (InvalidMessageError, UnsupportedContentError, TemplateError) as error:
+    except (InvalidMessageError, ToolSchemaError, UnsupportedContentError, TemplateError) as error:
         message = str(error)
     if message is None:
         assert len(model.ledger) == before[0] + 1

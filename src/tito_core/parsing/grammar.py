@@ -122,13 +122,12 @@ def either(options: Iterable[Grammar]) -> Grammar:
 def sequence(*elements: Grammar) -> Grammar:
     """Match formats one after another. Texts that follow one another become one."""
     merged: list[Grammar] = []
-    for element in elements:
-        for one in element["elements"] if element["type"] == "sequence" else [element]:
-            if merged and one["type"] == merged[-1]["type"] == "const_string":
-                merged[-1] = text(merged[-1]["value"] + one["value"])
-            else:
-                merged.append(one)
-    return merged[0] if len(merged) == 1 else {"type": "sequence", "elements": merged}
+    for one in elements:
+        if merged and one["type"] == merged[-1]["type"] == "const_string":
+            merged[-1] = text(merged[-1]["value"] + one["value"])
+        else:
+            merged.append(one)
+    return {"type": "sequence", "elements": merged}
 
 
 def arguments_json(schema: JsonSchema) -> Grammar:
@@ -196,8 +195,8 @@ class Parameters:
             for one in [self._one(markup, text(name), meant, name)]
         ]
         if not meant.is_closed():
-            other = self._one(markup, {"type": "regex", "pattern": _OTHER_NAME}, meant, None)
-            written.append({"type": "star", "content": other})
+            name: Grammar = {"type": "regex", "pattern": _OTHER_NAME}
+            written.append({"type": "star", "content": self._one(markup, name, meant, None)})
         return written
 
     def _one(self, markup: Markup, key: Grammar, schema: ToolSchema, name: str | None) -> Grammar:
@@ -214,7 +213,7 @@ class Parameters:
             excluded = {"type": "any_text", "excludes": list(markup.texts)}
             anything = sequence({"type": "tag", "begin": "", "content": excluded, "end": self.end}, *after)
         else:
-            anything = sequence({"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}, close, *after)
+            anything = sequence(_any_tokens(markup), close, *after)
         plain = sequence(self.head(key, True), anything)
         if not self.tells_kind or kinds == {"string"}:
             return plain
@@ -223,6 +222,10 @@ class Parameters:
 
 _OTHER_NAME = "{0}+( {0}+)*".format("[!#-&(-;?-~\u00c0-\u024f\u0400-\u0481\u4e00-\u9fff\uac00-\ud7a3]")
 """Names of parameters that a schema allows without declaring them, without characters that end a name in a format."""
+
+
+def _any_tokens(markup: Markup) -> Grammar:
+    return {"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}
 
 
 def _one_of(options: Iterable[Any]) -> Grammar:

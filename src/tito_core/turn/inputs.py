@@ -20,7 +20,6 @@ from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError, arguments_json
 from tito_core.parsing.grammar import Grammar as GrammarFormat
-from tito_core.parsing.schema import check_tools
 from tito_core.parsing.turn import TurnParser
 
 if TYPE_CHECKING:
@@ -205,7 +204,6 @@ class TurnInput:
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
             UnsupportedToolChoiceError, InvalidValueError: Another argument does not.
-            ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
         """
         check_opening(messages, system_prompt, tool_specs)
         if model_state is not None and not isinstance(model_state, dict):
@@ -217,7 +215,6 @@ class TurnInput:
         if type(injected) is not int or injected < 0:
             raise InvalidValueError(f"dynamic_trailing_blocks must be a number of blocks, not {shown(injected)}.")
         refuse_reserved_name(tool_specs)
-        check_tools({spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()})
         constraint = OutputConstraint(tool_choice, output_model)
         caller = Caller.of(invocation_state, cancel_signal)
         return cls(messages, system_prompt, tool_specs, constraint, model_state, cancel_signal, caller, injected)

@@ -26,6 +26,7 @@ from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft
 from tito_core.parsing.parsed import CallStatus
+from tito_core.parsing.schema import check_tools
 from tito_core.settings import Settings
 from tito_core.turn.images import image_prompt, new_images
 from tito_core.turn.inputs import TurnInput
@@ -264,6 +265,7 @@ def prepare(
         InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
         TotalTokensReachedError: They leave no token of `max_total_tokens`.
         ContextLengthError: They leave no room for an answer.
+        ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
         UnsupportedToolChoiceError: The requested tool call cannot be forced.
     """
     backend, max_new_tokens = policy.backend.name, settings.sampling.max_new_tokens
@@ -289,6 +291,7 @@ def prepare(
     tools = turn_input.constraint.tools(
         {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
     )
+    check_tools(tools)
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     sampling = turn_input.constraint.sampling(settings.sampling, policy.parser, tools, tail)
     request = TokenRequest(
