@@ -10,6 +10,7 @@ import pytest
 from strands import Agent
 
 from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
+from support.backends import instant
 from support.scripted import END, ids_of, tokenizer
 from tito_core import Policy
 from tito_core.backend import EngineConnectionError, ServerChangedError
@@ -71,7 +72,7 @@ async def _at_once(seconds: float) -> None:
 
 def connected(kind: str, **options: Any) -> tuple[Policy, Address]:
     address = Address(kind, **options)
-    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: address, sleep=_at_once, max_attempts=2)
+    backend = BACKENDS[kind]("http://scripted", **instant({"http_transport": lambda: address}))
     return Policy.connect(backend=backend, tokenizer=tokenizer()), address
 
 
@@ -126,7 +127,7 @@ def test_a_server_that_comes_back_within_a_turn_is_checked_before_the_commit(kin
     async def back(seconds: float) -> None:
         address.engine = address.started(raw_logprobs=kind == "sglang")
 
-    policy.backend.http._retries._sleep = back  # type: ignore[attr-defined]
+    policy.backend.http.retries._sleep = back  # type: ignore[attr-defined]
     with pytest.raises(ServerChangedError, match="Law 11"):
         Agent(model=model, callback_handler=None)("How are you?")
     assert len(model.ledger) == 0
@@ -186,11 +187,11 @@ def test_an_answer_that_names_another_model_has_the_server_checked() -> None:
 def test_only_the_replica_that_was_replaced_is_refused() -> None:
     addresses = [Address("vllm"), Address("vllm")]
     members = [
-        VLLMBackend("http://scripted", http_transport=lambda address=address: address, max_attempts=1)
+        VLLMBackend("http://scripted", http_transport=lambda address=address: address, patience_s=0)
         for address in addresses
     ]
 
-    backend = replicas_of(members, ["one", "two"], Retries(3, _at_once))
+    backend = replicas_of(members, ["one", "two"], Retries(3, sleep=_at_once))
     policy = Policy.connect(backend=backend, tokenizer=tokenizer())
     addresses[0].engine = addresses[0].started(raw_logprobs=False)
     members[0].http.interruptions += 1
