@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tito_core.parsing.formats.python_literals import Calls, _number
+from tito_core.parsing.python_literals import Calls, _number
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as models_of
 from transformers.convert_slow_tokenizer import bytes_to_unicode
