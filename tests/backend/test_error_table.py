@@ -16,6 +16,7 @@ from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
     ProtocolViolationError,
+    EngineTimeoutError,
     ServerError,
     ThrottledError,
 )
@@ -119,7 +120,7 @@ MADE: list[tuple[int, Any, type[BackendError], str]] = [
     (500, "Internal Server Error", ServerError, "Internal Server Error"),
     (502, "<html>bad gateway</html>", ServerError, "bad gateway"),
     (503, "no upstream", ThrottledError, "no upstream"),
-    (504, {"error": {"message": None}}, ServerError, "answered 504"),
+    (504, {"error": {"message": None}}, EngineTimeoutError, "answered 504"),
     (400, {"error": {}}, BadRequestError, "answered 400"),
     (400, "[1]", BadRequestError, r"\[1\]"),
     (400, '"text"', BadRequestError, "text"),

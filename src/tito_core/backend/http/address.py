@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
@@ -15,6 +16,8 @@ from tito_core.backend.typed_values import short_repr
 API_KEY_VARIABLE = "TITO_API_KEY"
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNIX = "unix://"
+LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
+"""Longest path of a Unix socket, in bytes (`sun_path` of the system, without its end)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,14 @@ class Address:
                     f"{base_url!r} is not a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
                     backend=backend,
                 )
+            if (length := len(os.fsencode(path))) > LONGEST_SOCKET:
+                error = EngineConnectionError(
+                    f"The path of the Unix socket {path!r} is too long: it has {length} bytes, and the system allows "
+                    f"{LONGEST_SOCKET}. Move the socket, or make a symbolic link to its folder with a shorter path.",
+                    backend=backend,
+                )
+                error.reason = "address"
+                raise error
             return cls(given, "http://localhost", path)
         root = server_address(base_url, backend=backend)
         return cls(root, root)
