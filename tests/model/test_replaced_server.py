@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from strands import Agent
 from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
 from support.scripted import END, ids_of, tokenizer
 from tito_core import Policy
-from tito_core.backend import EngineConnectionError, ServerChangedError
+from tito_core.backend import EngineConnectionError, ProtocolViolationError, ServerChangedError
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.ledger.errors import LawViolationError
@@ -37,6 +38,7 @@ class Address:
     def __init__(self, kind: str, **options: Any) -> None:
         self.kind, self.requests = kind, 0
         self.engine: ScriptedEngine | None = self.started(**options)
+        self.fallback: ScriptedEngine | None = None
 
     def started(self, **options: Any) -> ScriptedEngine:
         loaded = tokenizer()
@@ -52,8 +54,12 @@ class Address:
 
     async def send(self, *request: Any) -> Any:
         self.requests += 1
-        engine = self.engine or self.away
-        return await InProcessTransport(engine).send(*request)
+        method, url, headers, body = request
+        if self.fallback is not None and url.endswith(("/generate", "/completions")):
+            sent = json.loads(body if isinstance(body, bytes) else b"".join(body))
+            body = json.dumps({**sent, "model": self.fallback.state.model}).encode()
+            return await InProcessTransport(self.fallback).send(method, url, headers, body)
+        return await InProcessTransport(self.engine or self.away).send(*request)
 
     @property
     def away(self) -> ScriptedEngine:
@@ -71,7 +77,7 @@ async def _at_once(seconds: float) -> None:
 
 def connected(kind: str, **options: Any) -> tuple[Policy, Address]:
     address = Address(kind, **options)
-    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: address, sleep=_at_once, max_attempts=2)
+    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: address, sleep=_at_once, patience_s=0.2)
     return Policy.connect(backend=backend, tokenizer=tokenizer()), address
 
 
@@ -126,7 +132,7 @@ def test_a_server_that_comes_back_within_a_turn_is_checked_before_the_commit(kin
     async def back(seconds: float) -> None:
         address.engine = address.started(raw_logprobs=kind == "sglang")
 
-    policy.backend.http._retries._sleep = back  # type: ignore[attr-defined]
+    policy.backend.http.retries._sleep = back  # type: ignore[attr-defined]
     with pytest.raises(ServerChangedError, match="Law 11"):
         Agent(model=model, callback_handler=None)("How are you?")
     assert len(model.ledger) == 0
@@ -183,14 +189,27 @@ def test_an_answer_that_names_another_model_has_the_server_checked() -> None:
     assert len(model.ledger) == 1
 
 
+@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
+def test_another_models_answer_is_refused_while_the_server_is_what_it_was(kind: str) -> None:
+    """A gateway falls back to another model while the first is busy; its list of models stays the same."""
+    policy, address = connected(kind)
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    address.fallback = address.started(model="tiny-fallback")
+    with pytest.raises(ProtocolViolationError, match="Law 4: .*model 'tiny-fallback', but .* 'scripted'"):
+        agent("And now?")
+    assert len(model.ledger) == 1
+
+
 def test_only_the_replica_that_was_replaced_is_refused() -> None:
     addresses = [Address("vllm"), Address("vllm")]
     members = [
-        VLLMBackend("http://scripted", http_transport=lambda address=address: address, max_attempts=1)
+        VLLMBackend("http://scripted", http_transport=lambda address=address: address, patience_s=0)
         for address in addresses
     ]
 
-    backend = replicas_of(members, ["one", "two"], Retries(3, _at_once))
+    backend = replicas_of(members, ["one", "two"], Retries(0.7, sleep=_at_once))
     policy = Policy.connect(backend=backend, tokenizer=tokenizer())
     addresses[0].engine = addresses[0].started(raw_logprobs=False)
     members[0].http.interruptions += 1
