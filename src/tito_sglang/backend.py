@@ -118,11 +118,11 @@ class SGLangBackend(HttpBackend):
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Kept generations are recomputed from their tokens."""
-        await self.http.send(HttpRequest("/pause_generation", msgspec.json.encode({"mode": _PAUSES[running]})))
+        await self.http.send(_admin("/pause_generation", {"mode": _PAUSES[running]}))
 
     async def resume(self) -> None:
         """See `EngineAdmin.resume`."""
-        await self.http.send(HttpRequest("/continue_generation", b"{}"))
+        await self.http.send(_admin("/continue_generation", {}))
 
     async def weight_version(self) -> str | None:
         """See `EngineAdmin.weight_version`; "default" until one is set."""
@@ -148,7 +148,7 @@ class SGLangBackend(HttpBackend):
             )
         update = {"model_path": path, "weight_version": version, "flush_cache": True}
         async with changing_weights(self, path, version, running):
-            await self.http.send(HttpRequest("/update_weights_from_disk", msgspec.json.encode(update)))
+            await self.http.send(_admin("/update_weights_from_disk", update))
 
     async def _send(
         self,
@@ -174,4 +174,9 @@ class SGLangBackend(HttpBackend):
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:
         """See `HttpBackend.abort_request`."""
-        return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))
+        return _admin("/abort_request", {"rid": request_id})
+
+
+def _admin(path: str, body: dict[str, Any]) -> HttpRequest:
+    """Return a request that needs `--admin-api-key` where the server has one."""
+    return HttpRequest(path, msgspec.json.encode(body), admin=True)

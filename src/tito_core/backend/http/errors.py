@@ -244,7 +244,10 @@ _WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)"
 """How nginx and Go answer plain HTTP on a TLS port."""
 _PAUSED = re.compile(r"\b(is|are) (currently )?paused\b", re.IGNORECASE)
 """How vLLM (from 0.33) refuses new requests between `/pause` and `/resume`, with a 503; SGLang lets them wait."""
-_GIVE_THE_KEY = "Pass the server's key as api_key or in TITO_API_KEY."
+_GIVE_THE_KEY = (
+    "Pass the server's key as api_key or in TITO_API_KEY; one that a gateway wants in a header of its own, in headers."
+)
+_GIVE_THE_ADMIN_KEY = "If the server has a key of its own for administration (--admin-api-key), pass it as admin_api_key."
 _CONNECT_AGAIN = (
     "If the endpoint worked before, the server may have been restarted without it: connect again with a new Policy "
     "or model."
@@ -259,8 +262,9 @@ def error_from_status(
     *,
     url: str,
     request_id: str | None,
+    admin: bool = False,
 ) -> BackendError:
-    """Return the error for an answer that is not a 200."""
+    """Return the error for an answer that is not a 200. `admin`: see `HttpRequest`."""
     if (
         status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body)
     ):  # a JSON error may quote a prompt
@@ -276,6 +280,8 @@ def error_from_status(
         body=body,
         request_id=request_id,
     )
+    if admin and isinstance(error, AuthenticationError):
+        error.advise(_GIVE_THE_ADMIN_KEY)
     error.sent = status in (*_GATEWAY_TIMEOUTS, *_GATEWAY_FAILURES)
     if isinstance(error, ThrottledError):
         error.retry_after_s = _seconds(headers.get("retry-after"), headers.get("date"))

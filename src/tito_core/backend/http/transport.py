@@ -57,12 +57,14 @@ class HttpRequest(msgspec.Struct, frozen=True):
         body: In one piece or several.
         headers: Additional headers; values must be printable ASCII.
         size: Size limits. The default, 4 MiB, is too small for a generation: use `answer_size`.
+        admin: Whether it needs the key for administration, where the server has one.
     """
 
     path: str
     body: bytes | Pieces = b""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     size: AnswerSize = _INFO
+    admin: bool = False
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
@@ -82,6 +84,8 @@ class EngineHttp:
         backend: Name for errors.
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
+        admin_api_key: Sent instead with aborts, pauses and new weights; `api_key` when None. Never shown.
+        headers: Sent with every request, such as {"X-API-Key": "..."} for a gateway. Values are never shown.
         timeout_s: Longest wait for a whole response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: Maximum number of connections per event loop; further requests wait. 0 for no limit.
@@ -100,6 +104,8 @@ class EngineHttp:
         base_url: str,
         *,
         api_key: str | None = None,
+        admin_api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 5.0,
         max_connections: int = 0,
@@ -119,6 +125,8 @@ class EngineHttp:
         self._was_reached = False
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
+        self._admin_api_key = address.api_key(admin_api_key, backend=backend) if admin_api_key else self._api_key
+        self._more_headers = address.more_headers(headers, backend=backend)
         limit = at_least("max_connections", max_connections, 0)
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
         self._transports = LoopTransports(http_transport or pool)
@@ -183,7 +191,13 @@ class EngineHttp:
             failed.__cause__ = failure
         else:
             failed = error_from_status(
-                self.backend, response.status, text, response.headers, url=shown, request_id=request_id
+                self.backend,
+                response.status,
+                text,
+                response.headers,
+                url=shown,
+                request_id=request_id,
+                admin=request.admin,
             )
         finally:
             del deadline  # it refers to the task, whose error refers to this frame
@@ -233,9 +247,9 @@ class EngineHttp:
                     "Change the session_id or request_id.",
                     backend=self.backend,
                 )
-        headers = {"Content-Type": "application/json", **request.headers}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
+        headers = {"Content-Type": "application/json", **self._more_headers, **request.headers}
+        if key := self._admin_api_key if request.admin else self._api_key:
+            headers["Authorization"] = f"Bearer {key}"
         return headers
 
     def blocking_post(self, request: HttpRequest) -> BlockingPost:
