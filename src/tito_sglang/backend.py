@@ -39,6 +39,7 @@ class SGLangBackend(HttpBackend):
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
+        wire.refuse_preferred(info.preferred_sampling_params if info else None)
         return EngineInfo(
             self.name,
             model.id,
@@ -110,7 +111,7 @@ class SGLangBackend(HttpBackend):
         return await self._scored(token_ids, length, wire.image_fields(images.images))
 
     async def _scored(self, token_ids: TokenIds, length: int, images: dict[str, Any]) -> RawScores:
-        sampling = {"max_new_tokens": 0, "temperature": 0.0}
+        sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **images}
         size = size_of(length, 0, scores=True)
         answer = await self._send(uuid.uuid4().hex, fields, IdText.of(token_ids), size)

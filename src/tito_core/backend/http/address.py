@@ -117,8 +117,8 @@ def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
 
 
 OWN_HEADERS = frozenset(
-    (*("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "content-type"),)
-    + ("host", "transfer-encoding", "x-request-id", "x-session-id", "x-smg-routing-key")
+    "accept-encoding authorization connection content-encoding content-length content-type host transfer-encoding "
+    "x-request-id x-session-id x-smg-routing-key".split()
 )
 """Headers that the client sets itself, in lower case."""
 
