@@ -349,6 +349,14 @@ def test_a_chunk_that_cannot_be_read_is_refused(chunk: Any) -> None:
     refused(lambda: asyncio.run(generate(backend, REQUEST, [].append)))
 
 
+def test_what_the_caller_of_a_stream_raises_is_the_callers_own() -> None:
+    def show(_: Any) -> None:
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        asyncio.run(generate(Liar(truth(), chunks=[TokenChunk(np.array([21]))]), REQUEST, show))
+
+
 @pytest.mark.parametrize("chunks", [[[22]], [[21], [21]], [[21, 22], [EOS, 9]]])
 def test_chunks_that_differ_from_the_answer_are_refused(chunks: list[list[int]]) -> None:
     backend: Any = Liar(truth(), chunks=[TokenChunk(np.array(ids)) for ids in chunks])
