@@ -14,6 +14,7 @@ from strands_tito.testing import Completion, HashPolicy, InProcessTransport, Scr
 from support.scripted import END, ids_of, tokenizer
 from tito_core import Policy
 from tito_core.backend import EngineConnectionError, ProtocolViolationError, ServerChangedError
+from tito_core.backend.http.transport import IDLE_S
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.ledger.errors import LawViolationError
@@ -160,6 +161,37 @@ def test_a_restart_of_the_same_server_and_new_weights_change_nothing(kind: str) 
     agent("And then?")
     assert address.requests - before == 1, "it was checked once"
     assert len(model.ledger) == 7
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_restart_while_the_client_was_idle_is_noticed(kind: str) -> None:
+    """No connection breaks, as none is open: a trainer updates its policy for minutes between two rollouts."""
+    policy, address = connected(kind)
+    http: Any = policy.backend.http  # type: ignore[attr-defined]
+    now = http._clock()
+    http._clock = lambda: now
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    now += IDLE_S
+    before = address.requests
+    agent("And now?")
+    assert address.requests - before == 1, "no engine starts so fast"
+    now += IDLE_S + 1
+    address.engine = address.started(raw_logprobs=kind == "sglang")
+    with pytest.raises(ServerChangedError, match="Law 11: .*processed_logprobs was"):
+        agent("And then?")
+    assert len(model.ledger) == 2
+
+
+async def test_a_long_request_is_no_idle_time() -> None:
+    policy, address = await asyncio.to_thread(connected, "vllm")
+    http: Any = policy.backend.http  # type: ignore[attr-defined]
+    began = http.interruptions
+    with http._in_use():
+        http._last_s -= 2 * IDLE_S
+        await Agent(model=policy.model(), callback_handler=None).invoke_async("How are you?")
+    assert http.interruptions == began
 
 
 async def test_a_check_is_shared_by_the_rollouts_that_wait_for_it() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
 import aiohttp
@@ -46,6 +47,8 @@ _AROUND = 4096
 _TLS_WITHIN_S = 1.0
 """Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
+IDLE_S = 15.0
+"""Seconds without any request after which the server may have been restarted: an engine takes longer to start."""
 _INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
 
 
@@ -78,7 +81,8 @@ class EngineHttp:
     """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
     Attributes:
-        interruptions: Number of connections that were refused, reset or closed early so far.
+        interruptions: How often the server may have become another one: connections that were refused, reset or closed
+            early, and times of `IDLE_S` without a request.
 
     Args:
         backend: Name for errors.
@@ -122,6 +126,9 @@ class EngineHttp:
         self.timeout_s = positive_seconds("timeout_s", timeout_s)
         self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
         self.retries = Retries(patience_s, pause_s=self.timeout_s, sleep=sleep, clock=clock)
+        self._clock = clock
+        self._open: set[object] = set()
+        self._last_s: float | None = None
         self._was_reached = False
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
@@ -166,6 +173,25 @@ class EngineHttp:
         Raises:
             BackendError: Its subclass says what failed.
         """
+        with self._in_use():
+            return await self._reading(request, read, method, request_id)
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
+        if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
+            self.interruptions += 1
+        mark = object()
+        self._open.add(mark)
+        try:
+            yield
+        finally:
+            self._open.discard(mark)
+            self._last_s = self._clock()
+
+    async def _reading(
+        self, request: HttpRequest, read: Callable[[HttpResponse], Awaitable[T]], method: str, request_id: str | None
+    ) -> T:
         shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
         transport = self._transports.held or await self._transports.current()
         if not isinstance(body, bytes):
