@@ -98,7 +98,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 async def test_a_bad_answer_has_a_short_error_whose_causes_do_not_show_the_key(bad: str) -> None:
     with RawServer(BAD[bad]) as server:
-        http = EngineHttp("vllm", server.url, api_key=KEY, max_attempts=1)
+        http = EngineHttp("vllm", server.url, api_key=KEY, patience_s=0)
         with pytest.raises(BackendError) as caught:
             decoded(http, await http.send(HttpRequest("/x")), list[int])
         await http.aclose()

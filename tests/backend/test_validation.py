@@ -46,7 +46,9 @@ def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
     sent = replace(request(), measured=measured)
     assert validate(reported(model="policy", versions=spans), sent).model == "policy"
     assert validate(reported(versions=spans), sent).model is None, "a stream does not name it"
-    refused("Law 4: .*model 'other', but .* named 'policy'", lambda: validate(reported(model="other", versions=spans), sent))
+    refused(
+        "Law 4: .*model 'other', but .* named 'policy'", lambda: validate(reported(model="other", versions=spans), sent)
+    )
     for lost in ([], [(0, 3, None)], [(0, 2, "a"), (2, 3, None)]):
         refused("Law 10: .*no weight versions", lambda lost=lost: validate(reported(versions=lost), sent))
     nothing = replace(request(), measured=INFO)

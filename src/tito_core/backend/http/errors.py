@@ -247,7 +247,9 @@ _PAUSED = re.compile(r"\b(is|are) (currently )?paused\b", re.IGNORECASE)
 _GIVE_THE_KEY = (
     "Pass the server's key as api_key or in TITO_API_KEY; one that a gateway wants in a header of its own, in headers."
 )
-_GIVE_THE_ADMIN_KEY = "If the server has a key of its own for administration (--admin-api-key), pass it as admin_api_key."
+_GIVE_THE_ADMIN_KEY = (
+    "If the server has a key of its own for administration (--admin-api-key), pass it as admin_api_key."
+)
 _CONNECT_AGAIN = (
     "If the endpoint worked before, the server may have been restarted without it: connect again with a new Policy "
     "or model."

@@ -246,7 +246,6 @@ class GenerationRunner:
         task.add_done_callback(self._abort_tasks.discard)
         return task
 
-
     def _log(self, request_id: str, error: Exception) -> None:
         """Log the first failed abort of a kind: a server that refuses one refuses all."""
         kind = (type(error), getattr(error, "status", None))
