@@ -15,8 +15,8 @@ from tito_core.backend import (
     BackendError,
     BadRequestError,
     ContextLengthError,
-    ProtocolViolationError,
     EngineTimeoutError,
+    ProtocolViolationError,
     ServerError,
     ThrottledError,
 )

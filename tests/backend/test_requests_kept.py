@@ -75,7 +75,7 @@ def test_a_prompt_is_read_only(parts: int) -> None:
     """Neither a first one nor one that goes on after an abort; the caller's array stays as it is, and is its own."""
     ids = np.array(PROMPT, np.int32)
     request = replace(request_of(max_new_tokens=9), input_ids=ids)
-    with pytest.raises(BackendError, match="raised ValueError: .*read-only"):
+    with pytest.raises(BackendError, match=r"raised ValueError: .*read-only"):
         asyncio.run(generate_resuming(Overwriter(parts), request))
     assert ids.tolist() == list(PROMPT)
     assert ids.flags.writeable

@@ -491,7 +491,7 @@ async def test_headers_for_a_gateway_go_with_every_request_and_are_hidden(kind: 
     await generate(backend, request_of())
     assert any("abort" in path for path in seen)
     wrong = behind(kind, gateway, headers={"X-API-Key": SECRET[:-1]})
-    with pytest.raises(AuthenticationError, match="<API key> is not a key.*in headers") as caught:
+    with pytest.raises(AuthenticationError, match=r"<API key> is not a key.*in headers") as caught:
         await wrong.connect()
     assert SECRET[:-1] not in str(caught.value) + repr(wrong.http)
 

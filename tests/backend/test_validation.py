@@ -51,6 +51,9 @@ def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
     )
     for lost in ([], [(0, 3, None)], [(0, 2, "a"), (2, 3, None)]):
         refused("Law 10: .*no weight versions", lambda lost=lost: validate(reported(versions=lost), sent))
+    cut = {"output_ids": [21, 22], "logprobs": [-1.0, -2.0], "logprob_ids": [21, 22], "completion_tokens": 2}
+    aborted = validate(reported(finish="abort", stop=None, **cut), sent)
+    assert aborted.versions == (VersionSpan(0, 2, None),), "SGLang leaves them out of some"
     nothing = replace(request(), measured=INFO)
     assert validate(reported(model="other"), nothing).versions == (VersionSpan(0, 3, None),)
 

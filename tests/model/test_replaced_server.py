@@ -179,13 +179,13 @@ def test_a_restart_while_the_client_was_idle_is_noticed(kind: str) -> None:
     assert address.requests - before == 1, "no engine starts so fast"
     now += IDLE_S + 1
     address.engine = address.started(raw_logprobs=kind == "sglang")
-    with pytest.raises(ServerChangedError, match="Law 11: .*processed_logprobs was"):
+    with pytest.raises(ServerChangedError, match=r"Law 11: .*processed_logprobs was"):
         agent("And then?")
     assert len(model.ledger) == 2
 
 
 async def test_a_long_request_is_no_idle_time() -> None:
-    policy, address = await asyncio.to_thread(connected, "vllm")
+    policy, _ = await asyncio.to_thread(connected, "vllm")
     http: Any = policy.backend.http  # type: ignore[attr-defined]
     began = http.interruptions
     with http._in_use():
@@ -229,7 +229,7 @@ def test_another_models_answer_is_refused_while_the_server_is_what_it_was(kind: 
     agent = Agent(model=model, callback_handler=None)
     agent("How are you?")
     address.fallback = address.started(model="tiny-fallback")
-    with pytest.raises(ProtocolViolationError, match="Law 4: .*model 'tiny-fallback', but .* 'scripted'"):
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*model 'tiny-fallback', but .* 'scripted'"):
         agent("And now?")
     assert len(model.ledger) == 1
 

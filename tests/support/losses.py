@@ -216,8 +216,11 @@ class Loss:
 
         try:
             events = await asyncio.ensure_future(limited())
-        except (Boom, BackendError, TimeoutError, asyncio.CancelledError) as lost:
-            assert not isinstance(lost, BackendError) or isinstance(lost.__cause__, Boom)
+        except (Boom, TimeoutError, asyncio.CancelledError):
+            return False
+        except BackendError as lost:
+            if not isinstance(lost.__cause__, Boom):
+                raise
             return False
         finally:
             self.world.slow_from = None

@@ -92,7 +92,7 @@ class Validation:
             cached_tokens=self._cached(raw.cached_tokens),
             latency_s=self._seconds(raw.latency_s),
             request_id=sent,
-            versions=self._versions(raw.versions, len(output), request),
+            versions=self._versions(raw.versions, len(output), self._has_versions(request, finish)),
             message=message if finish == Finish.ABORT else None,
             columns=columns,
             media=media,
@@ -234,9 +234,9 @@ class Validation:
             limit = min(limit, max(context - len(request.input_ids), 1))
         if known and finish == Finish.LENGTH and len(output_ids) not in (limit, sampling.max_new_tokens):
             raise self.reader.violation(
-                f"Law 4: the output finished with 'length' after {len(output_ids)} of {sampling.max_new_tokens} tokens. "
-                "Usually a limit for all answers cut it: max_new_tokens in the server's --override-generation-config or "
-                "generation_config.json, or a limit of a gateway. Remove it, and set max_new_tokens in sampling."
+                f"Law 4: the output finished with 'length' after {len(output_ids)} of {sampling.max_new_tokens} tokens."
+                " Usually a limit for all answers cut it: max_new_tokens in the server's --override-generation-config "
+                "or generation_config.json, or a limit of a gateway. Remove it, and set max_new_tokens in sampling."
             )
         last = None if finish == Finish.ABORT else -1  # an aborted output has no stop at its end
         before = output_ids[sampling.min_new_tokens : last]
@@ -316,17 +316,21 @@ class Validation:
             )
         return found
 
-    def _versions(self, spans: object, length: int, request: TokenRequest) -> tuple[VersionSpan, ...]:
+    @staticmethod
+    def _has_versions(request: TokenRequest, finish: Finish) -> bool:
+        """Return whether an answer must have weight versions; SGLang leaves them out of some that were aborted."""
+        return request.measured is not None and request.measured.reports_versions and finish != Finish.ABORT
+
+    def _versions(self, spans: object, length: int, required: bool) -> tuple[VersionSpan, ...]:
         if not isinstance(spans, Sequence) or isinstance(spans, str):
             raise self.reader.violation(
                 f"Law 10: versions must be (start, stop, version) spans, not {short_repr(spans)}."
             )
         versions = tuple(map(self._span, spans)) or (VersionSpan(0, length, None),)
-        required = request.measured is not None and request.measured.reports_versions
         if required and any(span.version is None and span.stop > span.start for span in versions):
             raise self.reader.violation(
-                "Law 10: the answer has no weight versions, which the answers at connect had. It was discarded. A proxy "
-                "that removes fields it does not know may stand before the server: use the server's own address."
+                "Law 10: the answer has no weight versions, which the answers at connect had. It was discarded. A "
+                "proxy that removes fields it does not know may stand before the server: use the server's own address."
             )
         try:
             check_versions(versions, length)

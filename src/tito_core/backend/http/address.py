@@ -117,8 +117,10 @@ def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
 
 
 OWN_HEADERS = frozenset(
-    "accept-encoding authorization connection content-encoding content-length content-type host transfer-encoding "
-    "x-request-id x-session-id x-smg-routing-key".split()
+    (
+        *("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "content-type"),
+        *("host", "transfer-encoding", "x-request-id", "x-session-id", "x-smg-routing-key"),
+    )
 )
 """Headers that the client sets itself, in lower case."""
 

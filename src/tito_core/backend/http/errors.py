@@ -103,8 +103,8 @@ def _not_opened(
         remedy = _tls_remedy(failure, url)
     elif reason == "no-files":
         remedy = (
-            f"This process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files and sockets: raise the limit "
-            "(ulimit -n), set max_connections, or lower the concurrency."
+            f"This process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files and sockets: raise the "
+            "limit (ulimit -n), set max_connections, or lower the concurrency."
         )
     elif reason in ("closed", "reset") and url.startswith("https:"):
         remedy = f"If the server speaks plain HTTP, use the address {_with_scheme(url, 'http')!r}."

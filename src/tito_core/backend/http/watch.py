@@ -40,7 +40,8 @@ class ServerWatch:
     """Watches one server. Threads and event loops may share it.
 
     A check is due after a connection that was refused or reset, after a time without requests in which the server could
-    have been restarted, and when an answer names another model or version than those before. Weight versions do not make one due: trainers change them all the time, and spans record them.
+    have been restarted, and when an answer names another model or version than those before. Weight versions do not
+    make one due: trainers change them all the time, and spans record them.
 
     It refers to no backend: in a reference cycle the sockets would be collected before they are closed.
 
