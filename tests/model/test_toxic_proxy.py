@@ -150,7 +150,7 @@ async def test_every_turn_was_sampled_for_its_own_request(wire: str, stream: boo
     engine = engine_of(kind, sampled, record=False, **options)
     proxy = ToxicProxy(engine, SEED)
     cls = VLLMBackend if kind == "vllm" else SGLangBackend
-    backend = cls("http://scripted", http_transport=in_process(Handler(proxy)), max_attempts=1)
+    backend = cls("http://scripted", http_transport=in_process(Handler(proxy)), patience_s=0)
     policy = replace(policy_of(kind), backend=backend)
     await backend.connect()
     turns: list[Any] = []
