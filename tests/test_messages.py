@@ -137,7 +137,7 @@ OPTIONS = [
         "api_key",
         "timeout_s",
     ),
-    *("connect_timeout_s", "max_connections", "patience_s", "unheard_of"),
+    *("admin_api_key", "headers", "connect_timeout_s", "max_connections", "patience_s", "unheard_of"),
 ]
 INSIDE: list[dict[str, Any]] = [
     *(

@@ -119,6 +119,24 @@ async def test_a_failing_hook_is_a_tool_error(kind: str) -> None:
 
 
 @by_kind
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("the actor died"), TimeoutError(), OSError("no route")])
+async def test_what_a_backends_client_raises_is_an_engine_error(kind: str, error: Exception, stream: bool) -> None:
+    """A third party's backend may raise anything; as the agent's own error the rollout would be trained."""
+    model = model_of(kind, Says(ADD), stream=stream)
+
+    async def broken(*_: Any) -> Any:
+        raise error
+
+    model.policy.backend.generate = broken  # type: ignore[method-assign]
+    assert await ended(model) is Termination.ENGINE_ERROR
+    with pytest.raises(BackendError, match=f"client raised {type(error).__name__}: {error}") as caught:
+        await Agent(model=model, callback_handler=None).invoke_async("Add.")
+    assert caught.value.__cause__ is error
+    assert len(model.ledger) == 0
+
+
+@by_kind
 async def test_a_malformed_call_that_is_raised_is_a_tool_error(kind: str) -> None:
     model = model_of(kind, Says(call("add", '{"a": 1')), malformed_calls="raise")
     assert await ended(model) is Termination.TOOL_ERROR

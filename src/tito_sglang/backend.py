@@ -39,6 +39,7 @@ class SGLangBackend(HttpBackend):
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
+        wire.refuse_preferred(info.preferred_sampling_params if info else None)
         return EngineInfo(
             self.name,
             model.id,
@@ -110,7 +111,7 @@ class SGLangBackend(HttpBackend):
         return await self._scored(token_ids, length, wire.image_fields(images.images))
 
     async def _scored(self, token_ids: TokenIds, length: int, images: dict[str, Any]) -> RawScores:
-        sampling = {"max_new_tokens": 0, "temperature": 0.0}
+        sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **images}
         size = size_of(length, 0, scores=True)
         answer = await self._send(uuid.uuid4().hex, fields, IdText.of(token_ids), size)
@@ -118,11 +119,11 @@ class SGLangBackend(HttpBackend):
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Kept generations are recomputed from their tokens."""
-        await self.http.send(HttpRequest("/pause_generation", msgspec.json.encode({"mode": _PAUSES[running]})))
+        await self.http.send(_admin("/pause_generation", {"mode": _PAUSES[running]}))
 
     async def resume(self) -> None:
         """See `EngineAdmin.resume`."""
-        await self.http.send(HttpRequest("/continue_generation", b"{}"))
+        await self.http.send(_admin("/continue_generation", {}))
 
     async def weight_version(self) -> str | None:
         """See `EngineAdmin.weight_version`; "default" until one is set."""
@@ -148,7 +149,7 @@ class SGLangBackend(HttpBackend):
             )
         update = {"model_path": path, "weight_version": version, "flush_cache": True}
         async with changing_weights(self, path, version, running):
-            await self.http.send(HttpRequest("/update_weights_from_disk", msgspec.json.encode(update)))
+            await self.http.send(_admin("/update_weights_from_disk", update))
 
     async def _send(
         self,
@@ -174,4 +175,9 @@ class SGLangBackend(HttpBackend):
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:
         """See `HttpBackend.abort_request`."""
-        return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))
+        return _admin("/abort_request", {"rid": request_id})
+
+
+def _admin(path: str, body: dict[str, Any]) -> HttpRequest:
+    """Return a request that needs `--admin-api-key` where the server has one."""
+    return HttpRequest(path, msgspec.json.encode(body), admin=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tito_core.backend.errors import BadRequestError
 from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, Capabilities
 from tito_core.backend.protocol import NOTHING, RawScores, TokenRequest
@@ -68,11 +69,12 @@ class Generation(msgspec.Struct):
 
 
 class ModelInfo(msgspec.Struct):
-    """`/model_info`."""
+    """`/model_info`. `preferred_sampling_params` fill in the fields that a request leaves out."""
 
     weight_version: str | None = None
     has_image_understanding: bool = False
     model_type: str | None = None
+    preferred_sampling_params: Any = None
 
 
 class Load(msgspec.Struct):
@@ -224,19 +226,43 @@ EXTRA_FIELDS = frozenset(("logit_bias", "stop_regex", "stream_interval"))
 """Fields that `SamplingParams.extra` may have (0.5.23). They ban tokens, end an answer or concern only its stream."""
 
 
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    **dict.fromkeys(("sampling_seed", "logit_bias", "stop_regex", "custom_params")),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag")),
+}
+"""Fields that most requests do not use. They are sent, as `--preferred-sampling-params` fills in those left out."""
+
+
+def refuse_preferred(preferred: object) -> None:
+    """Check the server's `--preferred-sampling-params`, a dictionary or its JSON.
+
+    Raises:
+        BadRequestError: It has a field that requests do not send, which would change answers and not be recorded.
+    """
+    found = msgspec.json.decode(preferred) if isinstance(preferred, str) else preferred
+    sent = sampling_fields(SamplingParams())
+    if more := sorted(set(found if isinstance(found, dict) else ()) - sent.keys() - {"stream_interval"}):
+        raise BadRequestError(
+            f"The server adds {', '.join(more)} to every request (--preferred-sampling-params), which would change "
+            "answers and not be recorded. Start it without, and set sampling parameters in the client.",
+            backend="sglang",
+        )
+
+
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Return all sampling parameters under SGLang's names, so that no server default applies.
 
     `no_stop_trim` and `skip_special_tokens` concern only the text; ids and logprobs always include the stop token.
     """
     fields: dict[str, Any] = {
+        **NEUTRAL,
         **sampling.shared_fields(),
         "max_new_tokens": sampling.max_new_tokens,
         "min_new_tokens": sampling.min_new_tokens,
         "no_stop_trim": True,
+        "sampling_seed": sampling.seed,
     }
-    if sampling.seed is not None:
-        fields["sampling_seed"] = sampling.seed
     if sampling.grammar is not None:
         fields[sampling.grammar.kind] = sampling.grammar.value
     return fields

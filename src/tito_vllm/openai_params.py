@@ -74,7 +74,7 @@ def check_unsupported(params: dict[str, Any]) -> None:
     if headers := params.pop("extra_headers", None):
         raise ValueError(
             f"extra_headers ({', '.join(map(str, headers))}) are not supported. Use api_key for authentication, or "
-            "pass backend=VLLMBackend(..., http_transport=...) to send headers of your own."
+            "pass backend=VLLMBackend(..., headers=...) to send headers of your own."
         )
 
 

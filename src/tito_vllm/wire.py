@@ -328,10 +328,17 @@ def named(answer: Completion | Generation, sent: str, *, unordered: bool = False
             "response_id": answer.request_id,
             "unordered": unordered,
             "served_by": answer.model,
+            "model": answer.model,
         }
     words = [word for word in (answer.model, answer.system_fingerprint) if word]
     served_by = " ".join(words) or None
-    return {"request_id": sent, "response_id": answer.id, "unordered": unordered, "served_by": served_by}
+    return {
+        "request_id": sent,
+        "response_id": answer.id,
+        "unordered": unordered,
+        "served_by": served_by,
+        "model": answer.model,
+    }
 
 
 def counts(usage: Usage | None) -> dict[str, Any]:

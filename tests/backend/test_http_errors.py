@@ -49,10 +49,13 @@ STATUSES: list[tuple[int, str, Mapping[str, str], type[BackendError], str]] = [
     ),
     (404, '{"error": "no  such\\n model"}', {}, BadRequestError, r" 404: no such model\. .*connect again"),
     (400, '{"error": {"message": "a < 2"}}', {"location": "/login"}, BadRequestError, r" 400: a < 2\. .*not retried"),
+    (408, "no", {}, EngineTimeoutError, " 408: no.*gateway's timeout.*stream=True"),
+    (413, "<html>no", {}, BadRequestError, " 413: <html>no.*too large.*client_max_body_size"),
     (422, "no", {}, BadRequestError, " 422: no.*not retried"),
     (499, "no", {}, BadRequestError, " 499: no.*not retried"),
     (500, "no", {}, ServerError, " 500: no.*log"),
     (500, TOO_LONG, {}, ServerError, f" 500: {TOO_LONG}.*log"),
+    (502, "no", {}, ServerError, " 502: no.*gateway lost the server"),
     (302, "no", {"location": "http://x"}, ProtocolViolationError, " 302: a redirect to http://x.*own address"),
 ]
 
@@ -90,6 +93,13 @@ def test_retry_after() -> None:
         assert error.retry_after_s == seconds
 
 
+def test_retry_after_as_a_date_is_counted_by_the_clock_of_the_answer() -> None:
+    headers = {"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT", "date": "Sun, 06 Nov 1994 08:49:30 GMT"}
+    error = error_from_status(B, 429, "", headers, url="u", request_id=None)
+    assert isinstance(error, ThrottledError)
+    assert error.retry_after_s == 7.0
+
+
 KEY: Any = SimpleNamespace(ssl=True, host="h", port=1)
 
 
@@ -100,6 +110,12 @@ FAILURES: list[tuple[Exception, bool, str, str]] = [
     (ConnectionResetError(104, "reset"), True, "reset", r"reset .*\(\[Errno 104\] reset\)"),
     (OSError("pipe"), True, "closed", r"closed .*\(pipe\)"),
     (aiohttp.ClientConnectorError(KEY, OSError(5, "no")), False, "closed", r"connect .*\(no\).*host and port"),
+    (
+        aiohttp.ClientConnectorError(KEY, OSError(24, "Too many open files")),
+        False,
+        "no-files",
+        r"connect .*\(Too many open files\).*ulimit -n.*max_connections",
+    ),
     (aiohttp.ConnectionTimeoutError("slow"), False, "never-opened", r"connect .*2\.5 s.*connect_timeout_s"),
     (
         aiohttp.ClientConnectorError(KEY, OSError(111, "Connection refused")),

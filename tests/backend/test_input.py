@@ -200,7 +200,13 @@ def test_values_are_shown_in_short_and_without_control_characters(text: str) -> 
 
 
 def test_a_wrong_option_is_named_with_its_value_but_a_key_is_not() -> None:
-    for name, value, shown in (("timeout_s", "soon", "'soon'"), ("patience_s", None, "None"), ("api_key", 77, None)):
+    for name, value, shown in (
+        ("timeout_s", "soon", "'soon'"),
+        ("patience_s", None, "None"),
+        ("api_key", 77, None),
+        ("admin_api_key", 77, None),
+        ("headers", 77, None),
+    ):
         options: Any = {name: value}
         with pytest.raises(InvalidValueError, match=name) as caught:
             create_backend("vllm", "http://h", **options)

@@ -249,7 +249,7 @@ def test_any_wrong_field_is_refused(name: str) -> None:
     if name in ("output_ids", "logprobs", "echoed"):
         assert f"{name} must be a list of" in str(refused(ask, truth(**{name: 5.5})))
     most = {"message": 5, "stop": 6, "request_id": 6, "cached_tokens": 4, "latency_s": 6, "versions": 4, "finish": 4}
-    most |= {"response_id": 0, "served_by": 5, "unordered": 2}
+    most |= {"response_id": 0, "served_by": 5, "model": 5, "unordered": 2}
     assert len(came) <= most.get(name, 2), came
     assert {error.request_id for error in refusals} <= {"r"}
     assert all(str(error).startswith("Law ") for error in refusals)
@@ -347,6 +347,14 @@ def test_an_invalid_chunk_does_not_reach_the_caller(chunk: Any) -> None:
 def test_a_chunk_that_cannot_be_read_is_refused(chunk: Any) -> None:
     backend: Any = Liar(truth(), chunks=[chunk])
     refused(lambda: asyncio.run(generate(backend, REQUEST, [].append)))
+
+
+def test_what_the_caller_of_a_stream_raises_is_the_callers_own() -> None:
+    def show(_: Any) -> None:
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        asyncio.run(generate(Liar(truth(), chunks=[TokenChunk(np.array([21]))]), REQUEST, show))
 
 
 @pytest.mark.parametrize("chunks", [[[22]], [[21], [21]], [[21, 22], [EOS, 9]]])

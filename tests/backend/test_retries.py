@@ -61,6 +61,7 @@ RETRIED: dict[str, tuple[Fault, type[BackendError]]] = {
     "503": (UNAVAILABLE, ThrottledError),
     "500": (Fault(status=500, body=b"oops"), ServerError),
     "502": (Fault(status=502), ServerError),
+    "522": (Fault(status=522), ServerError),
     "reset": (Fault(reset_after=0), EngineConnectionError),
     "closed": (Fault(close_after=0), EngineConnectionError),
     "reset in the body": (Fault(reset_after=20), EngineConnectionError),
@@ -121,9 +122,9 @@ async def test_a_try_that_takes_time_uses_patience_too() -> None:
     async def cut_off(attempt: Attempt) -> None:
         tries.append(attempt.number)
         waits.seconds.append(40.0)
-        raise ServerError("cut off", backend="vllm", status=504)
+        raise ThrottledError("cut off", backend="vllm", status=503)
 
-    with pytest.raises(ServerError):
+    with pytest.raises(ThrottledError):
         await Retries(60, sleep=waits, clock=waits.clock)(cut_off)
     assert tries == [0, 1, 2]
 
@@ -163,7 +164,7 @@ async def test_a_pause_longer_than_the_timeout_is_an_error_that_says_so(kind: Ki
     assert waits.clock() == pytest.approx(90)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 409, 413, 422])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 422])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_another_4xx_is_never_retried(kind: Kind, status: int) -> None:
     engine, waits, error = await outcome_of(kind, fault=always(Fault(status=status, headers={"retry-after": "1"})))
@@ -181,7 +182,8 @@ async def test_every_try_has_an_id_of_its_own(kind: Kind) -> None:
     assert response.request_id == "r-retry2"
 
 
-async def test_a_running_try_on_sglang_does_not_block_the_next() -> None:
+@pytest.mark.parametrize("status", [None, 502, 520])
+async def test_a_running_try_on_sglang_does_not_block_the_next(status: int | None) -> None:
     lost: list[str] = []
 
     async def handler(request: Received) -> WireResponse:
@@ -189,7 +191,7 @@ async def test_a_running_try_on_sglang_does_not_block_the_next() -> None:
         response = await engine.handle(request.method, request.path, request.headers, request.content)
         if request.path == "/generate" and not lost:
             lost.append("once")
-            return NO_ANSWER
+            return NO_ANSWER if status is None else http_response(status)
         return response
 
     engine = engine_of("sglang")
@@ -222,7 +224,8 @@ def throttling(header: str | None) -> Callable[[Received], WireResponse]:
         (None, 0.25, 0.5),
         ("nan", 0.25, 0.5),
         ("inf", 0.25, 0.5),
-        ("Sat, 21 Nov 2026 06:00:00 GMT", 0.25, 0.5),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 0.25, 0.5),
+        ("Sun, 06 Nov 2094 08:49:37 GMT", 60, 60),
         ("soon", 0.25, 0.5),
     ],
 )
@@ -275,6 +278,20 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(
     assert [e.path for e in engine.exchanges if "abort" in e.path] == [
         {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]
     ]
+
+
+@pytest.mark.parametrize("status", [408, 504, 524])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_gateways_timeout_is_one_too(kind: Kind, status: int) -> None:
+    """Another sample would be one of the answers that are short enough for the gateway."""
+    engine, waits, error = await outcome_of(kind, fault=first(1, Fault(status=status, body=b"Gateway Time-out")))
+    assert type(error) is EngineTimeoutError
+    assert "Raise the gateway's timeout, lower max_new_tokens" in str(error)
+    assert len(engine.requests) == 1
+    assert waits.seconds == []
+    aborts = [exchange.body for exchange in engine.exchanges if "abort" in exchange.path]
+    assert len(aborts) == 1
+    assert b'r"' in aborts[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

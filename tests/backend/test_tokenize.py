@@ -21,7 +21,7 @@ from support.backends import (
     in_process_backend,
     over_sockets,
 )
-from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
+from tito_core.backend import BadRequestError, EngineConnectionError, EngineTimeoutError, ThrottledError, create_backend
 from tito_core.backend.http.backend import HttpBackend
 
 BOS = 1
@@ -101,7 +101,7 @@ async def test_a_transient_failure_of_tokenize_is_retried(kind: Kind, passing: A
     ("response", "error"),
     [
         (http_response(503), ThrottledError),
-        (http_response(504), ServerError),
+        (http_response(504), EngineTimeoutError),
         (NO_ANSWER, EngineConnectionError),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, ScriptedServer, always, first, scripted_server
+from strands_tito.testing import Fault, ScriptedServer, WireResponse, always, first, scripted_server
 from support.backends import (
     BACKENDS,
     EOS,
@@ -26,12 +26,14 @@ from support.backends import (
     VOCAB,
     Handler,
     Kind,
+    Received,
     Waits,
     backend_of,
     engine_name,
     engine_of,
     hash_policy,
     http_response,
+    in_process,
     instant,
     over_socket,
     request_of,
@@ -47,6 +49,7 @@ from tito_core.backend import (
 )
 from tito_core.backend.calls import generate, score
 from tito_core.backend.http.backend import HttpBackend
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.ledger.turn import Finish
 
 
@@ -468,6 +471,67 @@ async def test_the_key_is_in_no_error_and_no_log(kind: Kind, caplog: pytest.LogC
         assert SECRET not in shown + caught.value.body + repr(caught.value)
         assert "<API key>" in caught.value.body
     assert SECRET not in caplog.text
+
+
+def behind(kind: Kind, handler: Callable[[Received], Any], **options: Any) -> HttpBackend:
+    return BACKENDS[kind]("http://scripted", **instant({"http_transport": in_process(Handler(handler)), **options}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_headers_for_a_gateway_go_with_every_request_and_are_hidden(kind: Kind) -> None:
+    engine, seen = engine_of(kind, fault=first(1, Fault(reset_after=0))), list[str]()
+
+    async def gateway(request: Received) -> WireResponse:
+        if request.headers.get("x-api-key") != SECRET:
+            return http_response(401, json={"error": f"{request.headers.get('x-api-key')} is not a key"})
+        seen.append(request.path)
+        return await engine.handle(request.method, request.path, request.headers, request.content)
+
+    backend = behind(kind, gateway, headers={"X-API-Key": SECRET})
+    await generate(backend, request_of())
+    assert any("abort" in path for path in seen)
+    wrong = behind(kind, gateway, headers={"X-API-Key": SECRET[:-1]})
+    with pytest.raises(AuthenticationError, match=r"<API key> is not a key.*in headers") as caught:
+        await wrong.connect()
+    assert SECRET[:-1] not in str(caught.value) + repr(wrong.http)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Request-ID": "a"}, {"Authorization": "Bearer a"}, {"a b": "c"}, {"X-Key": "schlüssel"}, {"a": 5}]
+)
+def test_headers_that_cannot_be_sent_are_refused(headers: Any) -> None:
+    with pytest.raises(InvalidValueError, match="headers") as caught:
+        BACKENDS["vllm"]("http://h", headers=headers)
+    assert "schl" not in str(caught.value)
+
+
+async def test_a_server_with_a_key_for_administration_gets_it_for_that_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang with `--admin-api-key` then refuses the other key for aborts and pauses (`utils/auth.py` of 0.5.23)."""
+    engine = engine_of("sglang", fault=lambda number, _: Fault(hang=True))
+    aborted, admin = list[str](), ("/abort_request", "/pause_generation", "/continue_generation")
+
+    async def server(request: Received) -> WireResponse:
+        if request.headers["authorization"] != ("Bearer ADMIN" if request.path in admin else "Bearer USER"):
+            return http_response(401, json={"error": "Unauthorized"})
+        aborted.extend([request.path] if request.path in admin else [])
+        return await engine.handle(request.method, request.path, request.headers, request.content)
+
+    for _ in range(2):
+        backend = behind("sglang", server, api_key="USER", timeout_s=0.1)
+        for name in ("r", "s"):
+            with pytest.raises(EngineTimeoutError):
+                await generate(backend, request_of(request_id=name))
+    assert aborted == []
+    lines = [record.getMessage() for record in caplog.records if "could not be aborted" in record.getMessage()]
+    assert len(lines) == 2, "one line for each backend"
+    assert "request r could not be aborted" in lines[0]
+    assert "pass it as admin_api_key" in lines[0]
+    backend = behind("sglang", server, api_key="USER", admin_api_key="ADMIN", timeout_s=0.1)
+    with pytest.raises(EngineTimeoutError):
+        await generate(backend, request_of())
+    await backend.pause()
+    await backend.resume()
+    assert aborted == list(admin)
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x00b"])

@@ -59,6 +59,13 @@ def test_an_invalid_socket_address_is_refused(address: str) -> None:
         create_backend("vllm", address)
 
 
+def test_a_path_that_no_socket_can_have_is_refused() -> None:
+    path = f"/var/lib/kubelet/pods/{'0a1b2c3d-' * 8}/volumes/vllm.sock"
+    with pytest.raises(EngineConnectionError, match=r"is too long: it has 112 bytes.*symbolic link") as caught:
+        create_backend("vllm", f"unix://{path}")
+    assert caught.value.reason == "address"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

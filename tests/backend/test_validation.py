@@ -39,6 +39,25 @@ def test_a_right_answer_is_kept_whole() -> None:
     assert dict(response.columns) == {}
 
 
+def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
+    """A gateway may fall back to another model, or drop fields that it does not know."""
+    spans = [(0, 2, "a"), (2, 3, "b")]
+    measured = replace(INFO, answering_models=frozenset({"policy"}), reports_versions=True)
+    sent = replace(request(), measured=measured)
+    assert validate(reported(model="policy", versions=spans), sent).model == "policy"
+    assert validate(reported(versions=spans), sent).model is None, "a stream does not name it"
+    refused(
+        "Law 4: .*model 'other', but .* named 'policy'", lambda: validate(reported(model="other", versions=spans), sent)
+    )
+    for lost in ([], [(0, 3, None)], [(0, 2, "a"), (2, 3, None)]):
+        refused("Law 10: .*no weight versions", lambda lost=lost: validate(reported(versions=lost), sent))
+    cut = {"output_ids": [21, 22], "logprobs": [-1.0, -2.0], "logprob_ids": [21, 22], "completion_tokens": 2}
+    aborted = validate(reported(finish="abort", stop=None, **cut), sent)
+    assert aborted.versions == (VersionSpan(0, 2, None),), "SGLang leaves them out of some"
+    nothing = replace(request(), measured=INFO)
+    assert validate(reported(model="other"), nothing).versions == (VersionSpan(0, 3, None),)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"finish": "x" * 101}, "Law 4.*'x+.*'abort'"),
     ({"finish": ""}, "Law 4.*''.*'abort'"),
@@ -57,10 +76,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprob_ids": [21, 22]}, "Law 4.*3 output ids.*2 ids"),
     ({"logprob_ids": [21, "x", EOS]}, "Law 4.*id 22 at offset 1.*x"),
     ({"logprobs": [-1.0, -2.0, None]}, r"Law 4.*output token 2 \(id 2\)"),
-    ({"logprobs": [-1.0, 0.5, -3.0]}, r"Law 4.*0\.5 at output offset 1"),
+    ({"logprobs": [-1.0, 0.5, -3.0]}, r"Law 4.*0\.5 at output offset 1.*logits.*--logprobs-mode raw_logprobs"),
     ({"logprobs": [-1e300, -1, -1]}, "Law 4.*-inf at output offset 0"),
     ({"stop": 77}, "Law 4.*stop token 77.* 2"),
-    ({"finish": "length"}, "Law 4.*'length'.*3 of 8"),
+    ({"finish": "length"}, "Law 4.*'length'.*3 of 8.*max_new_tokens in the server's --override-generation-config"),
     ({"versions": [(0, 2, "a")]}, "Law 10.* 2.* 3 tokens"),
     ({"echoed": raw(["x"])}, "Law 4.*echo"),
     ({"echoed": raw(None)}, "Law 4.*not echo.*proxy"),

@@ -149,7 +149,7 @@ async def test_parameters_by_openais_names_and_extra_body_are_sent() -> None:
         ({"params": {"n": 2}}, "n=2.*rollouts"),
         ({"params": {"extra_body": {"guided_json": {}}}}, "grammar"),
         ({"params": {"parallel_tool_calls": False}}, "parallel_tool_calls=False.*max_parallel_tool_calls=1"),
-        ({"params": {"extra_headers": {"X-A": "b"}}}, "extra_headers.*X-A.*http_transport"),
+        ({"params": {"extra_headers": {"X-A": "b"}}}, "extra_headers.*X-A.*VLLMBackend.*headers=..."),
         ({"params": {"response_format": {"type": "xml"}}}, "response_format.*xml.*json_schema"),
         ({"params": {"response_format": "json_schema"}}, "response_format.*json_schema"),
         ({"params": {"timeout": -1}}, "turn_timeout_s.*-1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from strands_tito.testing import Completion, HashPolicy, InProcessTransport, Scr
 from support.backends import instant
 from support.scripted import END, ids_of, tokenizer
 from tito_core import Policy
-from tito_core.backend import EngineConnectionError, ServerChangedError
+from tito_core.backend import EngineConnectionError, ProtocolViolationError, ServerChangedError
+from tito_core.backend.http.transport import IDLE_S
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.ledger.errors import LawViolationError
@@ -38,6 +40,7 @@ class Address:
     def __init__(self, kind: str, **options: Any) -> None:
         self.kind, self.requests = kind, 0
         self.engine: ScriptedEngine | None = self.started(**options)
+        self.fallback: ScriptedEngine | None = None
 
     def started(self, **options: Any) -> ScriptedEngine:
         loaded = tokenizer()
@@ -53,8 +56,12 @@ class Address:
 
     async def send(self, *request: Any) -> Any:
         self.requests += 1
-        engine = self.engine or self.away
-        return await InProcessTransport(engine).send(*request)
+        method, url, headers, body = request
+        if self.fallback is not None and url.endswith(("/generate", "/completions")):
+            sent = json.loads(body if isinstance(body, bytes) else b"".join(body))
+            body = json.dumps({**sent, "model": self.fallback.state.model}).encode()
+            return await InProcessTransport(self.fallback).send(method, url, headers, body)
+        return await InProcessTransport(self.engine or self.away).send(*request)
 
     @property
     def away(self) -> ScriptedEngine:
@@ -157,6 +164,37 @@ def test_a_restart_of_the_same_server_and_new_weights_change_nothing(kind: str) 
     assert len(model.ledger) == 7
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_restart_while_the_client_was_idle_is_noticed(kind: str) -> None:
+    """No connection breaks, as none is open: a trainer updates its policy for minutes between two rollouts."""
+    policy, address = connected(kind)
+    http: Any = policy.backend.http  # type: ignore[attr-defined]
+    now = http._clock()
+    http._clock = lambda: now
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    now += IDLE_S
+    before = address.requests
+    agent("And now?")
+    assert address.requests - before == 1, "no engine starts so fast"
+    now += IDLE_S + 1
+    address.engine = address.started(raw_logprobs=kind == "sglang")
+    with pytest.raises(ServerChangedError, match=r"Law 11: .*processed_logprobs was"):
+        agent("And then?")
+    assert len(model.ledger) == 2
+
+
+async def test_a_long_request_is_no_idle_time() -> None:
+    policy, _ = await asyncio.to_thread(connected, "vllm")
+    http: Any = policy.backend.http  # type: ignore[attr-defined]
+    began = http.interruptions
+    with http._in_use():
+        http._last_s -= 2 * IDLE_S
+        await Agent(model=policy.model(), callback_handler=None).invoke_async("How are you?")
+    assert http.interruptions == began
+
+
 async def test_a_check_is_shared_by_the_rollouts_that_wait_for_it() -> None:
     policy, address = await asyncio.to_thread(connected, "vllm")
     models = [policy.model() for _ in range(8)]
@@ -180,6 +218,19 @@ def test_an_answer_that_names_another_model_has_the_server_checked() -> None:
     address.engine.state.model = "another"
     address.engine.wire.state.model = "another"
     with pytest.raises(Exception, match="another"):
+        agent("And now?")
+    assert len(model.ledger) == 1
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
+def test_another_models_answer_is_refused_while_the_server_is_what_it_was(kind: str) -> None:
+    """A gateway falls back to another model while the first is busy; its list of models stays the same."""
+    policy, address = connected(kind)
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    address.fallback = address.started(model="tiny-fallback")
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*model 'tiny-fallback', but .* 'scripted'"):
         agent("And now?")
     assert len(model.ledger) == 1
 

@@ -42,7 +42,7 @@ def model_on(kind: str, script: Any, vocab_size: int, **options: Any) -> TITOMod
     """Make a model on an engine with this many embedding rows; only SGLang reports the number."""
     backend = backend_of(engine_of(kind, script, vocab_size=vocab_size, **options), kind)
     shared = policy_of(kind)
-    info = replace(shared.info, vocab_size=vocab_size if kind == "sglang" else None)
+    info = replace(shared.info, vocab_size=vocab_size if kind == "sglang" else None, reports_versions=False)
     return replace(shared, backend=backend, info=info).model()
 
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from strands_tito.testing import WireResponse
 from support.backends import Received, answering, http_response, request_of
-from tito_core.backend import OptionalOutputs, SamplingParams
+from tito_core.backend import BadRequestError, OptionalOutputs, SamplingParams
 from tito_core.backend.calls import score
 from tito_core.backend.http.streaming import StreamError
 from tito_sglang import stream, wire
+from tito_sglang.scripted.errors import FIELDS
 
 LIMIT = 1 << 20
 
@@ -84,8 +85,33 @@ def test_optional_request_fields() -> None:
 def test_sampling_under_its_names() -> None:
     fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2))
     assert (fields["max_new_tokens"], fields["min_new_tokens"], fields["no_stop_trim"]) == (7, 2, True)
-    assert "sampling_seed" not in fields
+    assert fields["sampling_seed"] is None
     assert wire.sampling_fields(SamplingParams(seed=0))["sampling_seed"] == 0
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_servers_preferred_parameters_change_no_request(name: str, as_json: bool) -> None:
+    """The server sends each request as {**preferred, **request} to the engine (`tokenizer_manager.py` of 0.5.23)."""
+    preferred: Any = json.dumps({name: 1}) if as_json else {name: 1}
+    sent = wire.sampling_fields(SamplingParams())
+    if name in ("beam_width", "watermark", "choice"):
+        with pytest.raises(BadRequestError, match=f"adds {name} to every request .--preferred-sampling-params"):
+            wire.refuse_preferred(preferred)
+    else:
+        wire.refuse_preferred(preferred)
+        assert name in sent or name == "stream_interval", "which concerns only how an answer is cut into events"
+    wire.refuse_preferred(None)
+
+
+async def test_a_server_whose_preferred_parameters_cannot_be_overridden_is_refused() -> None:
+    def handler(request: Received) -> WireResponse:
+        models = {"data": [{"id": "m"}]}
+        preferred = {"preferred_sampling_params": {"beam_width": 4}}
+        return http_response(200, json=models if request.path == "/v1/models" else preferred)
+
+    with pytest.raises(BadRequestError, match="adds beam_width"):
+        await answering("sglang", handler).connect()
 
 
 def loads(*sizes: int | None) -> wire.Loads:
@@ -166,7 +192,7 @@ async def test_scoring_samples_nothing() -> None:
     name = bodies[-1].pop("rid")
     assert len(name) == 32
     assert bodies[-1] == {
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "sampling_params": {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0},
         "logprob_start_len": 0,
         "return_logprob": True,
         "stream": False,

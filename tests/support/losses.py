@@ -17,7 +17,7 @@ from strands_tito.testing import ScriptedEngine, ScriptedRequest, ScriptedServer
 from support.interrupts import Boom, Steps
 from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of
 from tito_core import TITOModel, store
-from tito_core.backend import Backend
+from tito_core.backend import Backend, BackendError
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.http.backend import HttpBackend
 from tito_core.backend.protocol import RawResponse, TokenRequest
@@ -217,6 +217,10 @@ class Loss:
         try:
             events = await asyncio.ensure_future(limited())
         except (Boom, TimeoutError, asyncio.CancelledError):
+            return False
+        except BackendError as lost:
+            if not isinstance(lost.__cause__, Boom):
+                raise
             return False
         finally:
             self.world.slow_from = None

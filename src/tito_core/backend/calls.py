@@ -12,9 +12,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from strands.types.exceptions import ContextWindowOverflowException
 
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend.errors import (
+    BackendError,
+    BadRequestError,
+    ProtocolViolationError,
+    UnsupportedByServerError,
+    hide_causes,
+)
 from tito_core.backend.images import PromptImages, check_images, expanded
 from tito_core.backend.protocol import (
     Backend,
@@ -31,6 +38,7 @@ from tito_core.backend.request_check import check_input_ids, clamp_new_tokens, r
 from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
 
 ABORT_WITHIN_S = 5.0
 """Longest time for the abort of a request that got another one's answer, in seconds."""
@@ -131,23 +139,38 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
             optional outputs can rule out a stream of one part of a resumed answer and not of the next.
 
     Raises:
-        BackendError: The request cannot be sent, or failed.
+        BackendError: The request cannot be sent, or failed. What else the backend raises is its cause.
         ProtocolViolationError: The answer breaks law 2, 4 or 10.
+        LawViolationError, ContextWindowOverflowException: From the backend, unchanged.
+        Exception: What `on_chunk` raised.
     """
     info = await connected(backend)
     sent = sendable(request, info, backend=backend.name)
     if on_chunk is None:
-        return await _own(backend, await backend.generate(sent), sent, info)
+        try:
+            raw: object = await backend.generate(sent)
+        except Exception as error:
+            raise _typed(error, backend, sent, was_streamed=False)  # noqa: B904  # it is the cause already
+        return await _own(backend, raw, sent, info)
 
-    reader, seen = RawReader(info.backend, request.request_id), list[int]()
+    reader, seen, callers_own = RawReader(info.backend, request.request_id), list[int](), False
 
     def show(chunk: TokenChunk) -> None:
+        nonlocal callers_own
         with reader.reading(chunk):
             read = _readable(chunk, info.backend, request.request_id)
         seen.extend(read.output_ids.tolist())
+        callers_own = True
         on_chunk(read)
+        callers_own = False
 
-    response = await _own(backend, await backend.generate(sent, show), sent, info)
+    try:
+        raw = await backend.generate(sent, show)
+    except Exception as error:
+        if callers_own:
+            raise
+        raise _typed(error, backend, sent, was_streamed=bool(seen))  # noqa: B904
+    response = await _own(backend, raw, sent, info)
     if response.output_ids[: len(seen)].tolist() != seen:
         raise reader.violation(
             f"Law 4: the streamed chunks hold the ids {short_repr(seen)}, but the whole answer begins with "
@@ -156,6 +179,23 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     if len(seen) < len(response.output_ids):
         on_chunk(TokenChunk(response.output_ids[len(seen) :].astype(np.int64)))
     return response
+
+
+def _typed(error: Exception, backend: Backend, sent: TokenRequest, *, was_streamed: bool) -> Exception:
+    """Return an error of `Backend.generate` as it is where its type is known, else as the cause of a `BackendError`.
+
+    A client's own errors, such as those of an RPC, would be taken for errors of the agent's code.
+    """
+    if isinstance(error, BackendError | LawViolationError | ContextWindowOverflowException):
+        return error
+    typed = BackendError(
+        f"{backend.name}'s client raised {type(error).__name__}: {' '.join(str(error).split())}",
+        backend=backend.name,
+        request_id=sent.request_id,
+    )
+    typed.was_streamed = was_streamed
+    typed.__cause__ = error
+    return hide_causes(typed)
 
 
 async def _own(backend: Backend, raw: object, sent: TokenRequest, info: EngineInfo) -> TokenResponse:

@@ -34,6 +34,8 @@ class EngineInfo:
         unreported: Fields of `RawResponse`, out of `MAY_BE_UNREPORTED`, that the server's API does not have. The core
             checks them only where they are present, and the suite reports their checks as not applicable.
         images: Whether the server takes images.
+        answering_models: How answers name their model, as measured; empty if they do not, or if that was not measured.
+        reports_versions: Whether every measured answer had weight versions.
         extra_fields: Names that `SamplingParams.extra` may have; None if unknown, then the server decides.
         raw_before_penalties: Whether raw logprobs are taken before penalties, `min_new_tokens` and engine parameters
             such as a `logit_bias` change the logits. False also where that is unknown.
@@ -53,6 +55,8 @@ class EngineInfo:
     images: ImageSupport = NO_IMAGES
     raw_before_penalties: bool = False
     extra_fields: frozenset[str] | None = None
+    answering_models: frozenset[str] = frozenset()
+    reports_versions: bool = False
 
     def __post_init__(self) -> None:
         """Check every field once, so that turns need not.
@@ -112,6 +116,11 @@ _ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "endpoints": ("a tuple of paths", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
     "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
     "raw_before_penalties": ("True or False", lambda value: type(value) is bool),
+    "reports_versions": ("True or False", lambda value: type(value) is bool),
+    "answering_models": (
+        "a frozenset of names",
+        lambda value: isinstance(value, frozenset) and all(map(is_text, value)),
+    ),
     "images": ("an ImageSupport, with a boolean, a count or None, and a sentence", _is_image_support),
     "extra_fields": (
         "a frozenset of names, or None",

@@ -18,7 +18,7 @@ OUT_OF_VOCABULARY = (
 )
 """Remedy for a prompt with an id outside the server's vocabulary."""
 ConnectionFailure = Literal[
-    "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
+    "address", "no-files", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
 ]
 """How a connection failed. Up to "tls" the engine received nothing of the request."""
 
@@ -164,7 +164,7 @@ class EngineConnectionError(BackendError):
 
 
 class EngineTimeoutError(BackendError):
-    """The engine did not answer in time."""
+    """The engine did not answer in time, or a gateway gave up waiting for it (408, 504, 524)."""
 
 
 class ThrottledError(BackendError):

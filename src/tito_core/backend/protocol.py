@@ -41,6 +41,8 @@ class TokenRequest:
         echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared. With
             images always True.
         images: The images that its placeholders stand for; None for a prompt of text.
+        measured: The server as measured at connect. The answer must name its model as the measured answers did, and
+            have weight versions if they had. None where nothing was measured yet.
     """
 
     input_ids: TokenIds
@@ -53,6 +55,7 @@ class TokenRequest:
     outputs_may_be_missing: bool = False
     echo: bool = True
     images: PromptImages | None = None
+    measured: EngineInfo | None = None
 
     @property
     def echo_text(self) -> IdText | None:
@@ -128,6 +131,7 @@ class RawResponse:
         unordered: The answer was streamed, and nothing in its events shows their order.
         served_by: What the answer says of the server that made it, such as names of model and version; None if nothing.
             A new value makes the core query the server again.
+        model: How the answer names its model; None if it does not. Another name than at connect is refused.
     """
 
     finish: str | None
@@ -152,6 +156,7 @@ class RawResponse:
     request_id: str | None = None
     unordered: bool = False
     served_by: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -194,7 +199,7 @@ class TokenResponse:
         media: (offset, length) of the placeholders of each new image, in order, in the expanded prompt.
         finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
         unordered: See `RawResponse.unordered`.
-        served_by: See `RawResponse.served_by`.
+        model: See `RawResponse.model`.
     """
 
     output_ids: TokenIds
@@ -212,7 +217,7 @@ class TokenResponse:
     media: tuple[tuple[int, int], ...] = ()
     finish_word: str | None = None
     unordered: bool = False
-    served_by: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,10 +14,11 @@ from tito_core.backend.errors import BackendError, ProtocolViolationError
 from tito_core.backend.typed_values import short_repr, utf8_or_none
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.invariants import check_logprobs
+from tito_core.ledger.invariants import ROUNDING, check_logprobs
 
 INT32_MAX = 2**31 - 1
 """The highest token id."""
+_LOGITS = "Positive values are logits: start the server with --logprobs-mode raw_logprobs or processed_logprobs."
 
 
 def integer(value: object) -> int | None:
@@ -145,7 +146,7 @@ class RawReader:
                 offset = list(values).index(None)
                 token = f" (id {ids[offset]})" if ids else ""
                 raise self.violation(f"Law 4: output token {offset}{token} has no logprob.") from None
-            raise self.violation(str(error)) from error
+            raise self.violation(f"{error} {_LOGITS}" if ROUNDING < logprobs.max() < np.inf else str(error)) from error
         return logprobs
 
 

@@ -26,6 +26,10 @@ class BackendOptions(TypedDict, total=False):
         model: Name of the model on the server; its first one when None, the default. LoRA adapters are refused.
         model_id: Another name of `model`. Both at once are an error.
         api_key: The server's key. Default: None.
+        admin_api_key: The server's key for aborts, pauses and new weights, where it has one of its own, as SGLang with
+            `--admin-api-key`. Default: None, `api_key`.
+        headers: Further headers of every request, such as {"X-API-Key": "..."} for a gateway; values are hidden in
+            errors. Default: None.
         timeout_s: Longest wait for a response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: Maximum number of connections per event loop; further requests wait. Default: 0, no limit.
@@ -37,6 +41,8 @@ class BackendOptions(TypedDict, total=False):
     model: str | None
     model_id: str | None
     api_key: str | None
+    admin_api_key: str | None
+    headers: Mapping[str, str] | None
     timeout_s: float
     connect_timeout_s: float
     max_connections: int
@@ -131,7 +137,7 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
-            found = "a value of another type" if name == "api_key" else short_repr(value)
+            found = "a value of another type" if name in _SECRETS else short_repr(value)
             raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
 
 
@@ -154,12 +160,15 @@ def _names(factory: Callable[..., Backend]) -> Collection[str] | None:
 _KINDS: Mapping[str, tuple[Any, str]] = {
     "model": (str | None, "a name on the server, or None for its first one"),
     "api_key": (str | None, "a string, or None"),
+    "admin_api_key": (str | None, "a string, or None"),
+    "headers": (Mapping | None, "a dictionary of names and values, or None"),
     "timeout_s": (int | float, "a number of seconds"),
     "connect_timeout_s": (int | float, "a number of seconds"),
     "max_connections": (int, "a whole number"),
     "patience_s": (int | float, "a number of seconds"),
 }
 """Types of the options of `BackendOptions`."""
+_SECRETS = ("api_key", "admin_api_key", "headers")
 
 
 def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:

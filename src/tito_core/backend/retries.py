@@ -25,8 +25,6 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
 """Waits double from the first to the longest; each is lengthened by up to its own length at random."""
 _SERVER_ERRORS = 3
 """How often a request is sent again after a 500, which may be of this request and not of the server."""
-_GATEWAY_STATUSES = (502, 504)
-"""What a proxy answers while the server behind it is away."""
 _LOGGED = 300
 """Characters of an error in a log line."""
 
@@ -167,4 +165,4 @@ def backoff_s(failed: int) -> float:
 
 
 def _is_server_error(error: BackendError) -> bool:
-    return isinstance(error, ServerError) and error.status not in _GATEWAY_STATUSES
+    return isinstance(error, ServerError) and not error.sent  # a gateway that lost the server says nothing of a request

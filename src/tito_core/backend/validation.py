@@ -66,7 +66,7 @@ class Validation:
         """See `validated`."""
         if not isinstance(raw, RawResponse):
             raise self.reader.violation(f"Law 4: generate() must return a RawResponse, not {short_repr(raw)}.")
-        sent = self._request(raw, request)
+        sent, model = self._request(raw, request), self._model(raw.model, request)
         ids = None if raw.output_ids is None else self.reader.integers("output_ids", raw.output_ids)
         finish, word = self._finish(raw, ids or [], request)
         never_ran = (
@@ -82,6 +82,7 @@ class Validation:
         self._end(finish, ids or [], stop, request, known=word is None)
         columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
+        self.reader.text("served_by", raw.served_by)
         return TokenResponse(
             output_ids=output,
             logprobs=logprobs,
@@ -91,13 +92,13 @@ class Validation:
             cached_tokens=self._cached(raw.cached_tokens),
             latency_s=self._seconds(raw.latency_s),
             request_id=sent,
-            versions=self._versions(raw.versions, len(output)),
+            versions=self._versions(raw.versions, len(output), self._has_versions(request, finish)),
             message=message if finish == Finish.ABORT else None,
             columns=columns,
             media=media,
             finish_word=word,
             unordered=self._unordered(raw.unordered),
-            served_by=self.reader.text("served_by", raw.served_by),
+            model=model,
         )
 
     def _request(self, raw: RawResponse, request: TokenRequest) -> str:
@@ -234,6 +235,8 @@ class Validation:
         if known and finish == Finish.LENGTH and len(output_ids) not in (limit, sampling.max_new_tokens):
             raise self.reader.violation(
                 f"Law 4: the output finished with 'length' after {len(output_ids)} of {sampling.max_new_tokens} tokens."
+                " Usually a limit for all answers cut it: max_new_tokens in the server's --override-generation-config "
+                "or generation_config.json, or a limit of a gateway. Remove it, and set max_new_tokens in sampling."
             )
         last = None if finish == Finish.ABORT else -1  # an aborted output has no stop at its end
         before = output_ids[sampling.min_new_tokens : last]
@@ -301,12 +304,34 @@ class Validation:
             raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {short_repr(latency)}.")
         return float(seconds)
 
-    def _versions(self, spans: object, length: int) -> tuple[VersionSpan, ...]:
+    def _model(self, name: object, request: TokenRequest) -> str | None:
+        """Compare the model that the answer names with those that the measured answers named at connect."""
+        found = self.reader.text("model", name)
+        known = frozenset[str]() if request.measured is None else request.measured.answering_models
+        if found is not None and known and found not in known:
+            raise self.reader.violation(
+                f"Law 4: the answer is of the model {short_repr(found)}, but at connect answers named "
+                f"{', '.join(map(short_repr, sorted(known)))}. It was discarded. A gateway may have fallbacks to other "
+                "models: disable them, or use the server's own address."
+            )
+        return found
+
+    @staticmethod
+    def _has_versions(request: TokenRequest, finish: Finish) -> bool:
+        """Return whether an answer must have weight versions; SGLang leaves them out of some that were aborted."""
+        return request.measured is not None and request.measured.reports_versions and finish != Finish.ABORT
+
+    def _versions(self, spans: object, length: int, required: bool) -> tuple[VersionSpan, ...]:
         if not isinstance(spans, Sequence) or isinstance(spans, str):
             raise self.reader.violation(
                 f"Law 10: versions must be (start, stop, version) spans, not {short_repr(spans)}."
             )
         versions = tuple(map(self._span, spans)) or (VersionSpan(0, length, None),)
+        if required and any(span.version is None and span.stop > span.start for span in versions):
+            raise self.reader.violation(
+                "Law 10: the answer has no weight versions, which the answers at connect had. It was discarded. A "
+                "proxy that removes fields it does not know may stand before the server: use the server's own address."
+            )
         try:
             check_versions(versions, length)
         except LawViolationError as error:

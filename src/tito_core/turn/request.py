@@ -304,6 +304,7 @@ def prepare(
         delta_start=before,
         echo=settings.verify_echo == "always" or match.parent is None or prompt is not None,
         images=None if prompt is None else prompt.images,
+        measured=policy.info,
     )
     constraint, forced = turn_input.constraint, tuple[str, ...]()
     if constraint.forces_call and constraint.output_model is None:

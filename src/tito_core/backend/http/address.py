@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from yarl import URL
 
 from tito_core.backend.errors import AuthenticationError, EngineConnectionError, keep_secret
-from tito_core.backend.typed_values import short_repr
+from tito_core.backend.typed_values import InvalidValueError, short_repr
 
 API_KEY_VARIABLE = "TITO_API_KEY"
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNIX = "unix://"
+LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
+"""Longest path of a Unix socket, in bytes (`sun_path` of the system, without its end)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,14 @@ class Address:
                     f"{base_url!r} is not a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
                     backend=backend,
                 )
+            if (length := len(os.fsencode(path))) > LONGEST_SOCKET:
+                error = EngineConnectionError(
+                    f"The path of the Unix socket {path!r} is too long: it has {length} bytes, and the system allows "
+                    f"{LONGEST_SOCKET}. Move the socket, or make a symbolic link to its folder with a shorter path.",
+                    backend=backend,
+                )
+                error.reason = "address"
+                raise error
             return cls(given, "http://localhost", path)
         root = server_address(base_url, backend=backend)
         return cls(root, root)
@@ -101,6 +114,33 @@ def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
     error = EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
     error.reason = "address"
     return error
+
+
+OWN_HEADERS = frozenset(
+    (
+        *("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "content-type"),
+        *("host", "transfer-encoding", "x-request-id", "x-session-id", "x-smg-routing-key"),
+    )
+)
+"""Headers that the client sets itself, in lower case."""
+
+
+def more_headers(given: Mapping[str, str] | None, *, backend: str) -> dict[str, str]:
+    """Return the headers that a gateway wants, such as {"X-API-Key": "..."}. Errors hide their values.
+
+    Raises:
+        InvalidValueError: A name is not that of a header or is one of `OWN_HEADERS`, or a value cannot be sent.
+    """
+    for name, value in (given or {}).items():
+        if not isinstance(name, str) or not _HEADER.fullmatch(name) or name.lower() in OWN_HEADERS:
+            raise InvalidValueError(
+                f"headers must not contain {short_repr(name)}: the {backend} client sets it itself, or it is not a "
+                "header's name. Pass a bearer token as api_key."
+            )
+        if not (isinstance(value, str) and value.isascii() and value.isprintable()):
+            raise InvalidValueError(f"The value of {name!r} in headers must be a string of printable ASCII.")
+        keep_secret(value)
+    return dict(given or {})
 
 
 def api_key(given: str | None, *, backend: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar, TypeVar
 
@@ -65,7 +65,7 @@ class HttpBackend(ABC):
     Args:
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         model: Name of the model; the server's first one when None.
-        api_key: See `EngineHttp`.
+        api_key, admin_api_key, headers: See `EngineHttp`.
         timeout_s: Longest wait for an answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
@@ -85,6 +85,8 @@ class HttpBackend(ABC):
         *,
         model: str | None = None,
         api_key: str | None = None,
+        admin_api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 5.0,
         max_connections: int = 0,
@@ -97,6 +99,8 @@ class HttpBackend(ABC):
             self.name,
             base_url,
             api_key=api_key,
+            admin_api_key=admin_api_key,
+            headers=headers,
             timeout_s=timeout_s,
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,

@@ -6,9 +6,12 @@ import asyncio
 import errno
 import math
 import re
+import resource
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
@@ -38,6 +41,7 @@ _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETD
 _REFUSED = (errno.ECONNREFUSED, errno.ENOENT, errno.EACCES, errno.EPERM)
 """The last three concern a Unix socket's path."""
 _RESET = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
 _CHECK_ADDRESS = "Check that the server is running, and its host and port."
 _REMEDIES: dict[ConnectionFailure, str] = {
     "refused": _CHECK_ADDRESS,
@@ -48,6 +52,10 @@ _REMEDIES: dict[ConnectionFailure, str] = {
     "closed": _CHECK_ADDRESS,
     "reset": _CHECK_ADDRESS,
 }
+_GATEWAY_TIMEOUTS = (408, 504, 524)
+"""What a gateway answers when its time for an answer is over (524: Cloudflare's). The server may still be working."""
+_GATEWAY_FAILURES = (502, 520, 521, 522, 523)
+"""What a gateway answers when its connection to the server broke or could not be opened (from 520: Cloudflare's)."""
 
 
 def error_from_failure(
@@ -93,6 +101,11 @@ def _not_opened(
     reason, detail = _why_not_opened(failure, connect_timeout_s)
     if reason == "tls":
         remedy = _tls_remedy(failure, url)
+    elif reason == "no-files":
+        remedy = (
+            f"This process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} files and sockets: raise the "
+            "limit (ulimit -n), set max_connections, or lower the concurrency."
+        )
     elif reason in ("closed", "reset") and url.startswith("https:"):
         remedy = f"If the server speaks plain HTTP, use the address {_with_scheme(url, 'http')!r}."
     else:
@@ -112,6 +125,8 @@ def _why_not_opened(failure: Exception, connect_timeout_s: float) -> tuple[Conne
         return "tls", _one_line(str(next(one for one in chain if isinstance(one, ssl.SSLError))))
     if any(isinstance(one, aiohttp.ClientConnectorDNSError | socket.gaierror) for one in chain):
         return "unknown-host", f"unknown host: {detail}"
+    if numbers & set(_NO_FILES):
+        return "no-files", detail
     if numbers & set(_REFUSED):
         return "refused", f"connection refused: {detail}"
     if numbers & set(_NO_ROUTE):
@@ -229,7 +244,12 @@ _WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)"
 """How nginx and Go answer plain HTTP on a TLS port."""
 _PAUSED = re.compile(r"\b(is|are) (currently )?paused\b", re.IGNORECASE)
 """How vLLM (from 0.33) refuses new requests between `/pause` and `/resume`, with a 503; SGLang lets them wait."""
-_GIVE_THE_KEY = "Pass the server's key as api_key or in TITO_API_KEY."
+_GIVE_THE_KEY = (
+    "Pass the server's key as api_key or in TITO_API_KEY; one that a gateway wants in a header of its own, in headers."
+)
+_GIVE_THE_ADMIN_KEY = (
+    "If the server has a key of its own for administration (--admin-api-key), pass it as admin_api_key."
+)
 _CONNECT_AGAIN = (
     "If the endpoint worked before, the server may have been restarted without it: connect again with a new Policy "
     "or model."
@@ -244,8 +264,9 @@ def error_from_status(
     *,
     url: str,
     request_id: str | None,
+    admin: bool = False,
 ) -> BackendError:
-    """Return the error for an answer that is not a 200."""
+    """Return the error for an answer that is not a 200. `admin`: see `HttpRequest`."""
     if (
         status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body)
     ):  # a JSON error may quote a prompt
@@ -261,8 +282,11 @@ def error_from_status(
         body=body,
         request_id=request_id,
     )
+    if admin and isinstance(error, AuthenticationError):
+        error.advise(_GIVE_THE_ADMIN_KEY)
+    error.sent = status in (*_GATEWAY_TIMEOUTS, *_GATEWAY_FAILURES)
     if isinstance(error, ThrottledError):
-        error.retry_after_s = _seconds(headers.get("retry-after"))
+        error.retry_after_s = _seconds(headers.get("retry-after"), headers.get("date"))
         error.is_pause = status == 503 and _PAUSED.search(message) is not None
     return error
 
@@ -282,6 +306,19 @@ def _kind(status: int, message: str) -> tuple[type[BackendError], str]:
         return BadRequestError, OUT_OF_VOCABULARY
     if status == 404:
         return BadRequestError, f"Check the model's name, the address and the backend. {_CONNECT_AGAIN}"
+    if status == 413:
+        return BadRequestError, (
+            "The request is too large for the server or a gateway before it: raise its limit (client_max_body_size of "
+            "nginx, 1 MB by default), or shorten the history."
+        )
+    if status in _GATEWAY_TIMEOUTS:
+        return EngineTimeoutError, (
+            "A gateway gave up waiting. The request was aborted and is not sent again, which would select short "
+            "answers. Raise the gateway's timeout, lower max_new_tokens, or use stream=True, which keeps the "
+            "connection busy."
+        )
+    if status in _GATEWAY_FAILURES:
+        return ServerError, "A gateway lost the server, or could not reach it: check the logs of both."
     if 400 <= status < 500:
         return BadRequestError, "Fix the field that the server reports; this request is not retried."
     if status >= 500:
@@ -311,9 +348,19 @@ def server_message(body: str) -> str:
     return message if isinstance(message, str) else body[:200]
 
 
-def _seconds(header: str | None) -> float | None:
+def _seconds(header: str | None, date: str | None) -> float | None:
+    """Return the seconds of a `Retry-After`, which may be an HTTP date, by the clock of the answer's own `Date`."""
     try:
         seconds = float(header) if header is not None else math.nan
     except ValueError:
-        return None  # an HTTP date is ignored: our own backoff is used
+        until = _time(header)
+        seconds = math.nan if until is None else (until - (_time(date) or datetime.now(UTC))).total_seconds()
     return seconds if math.isfinite(seconds) else None
+
+
+def _time(header: str | None) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(header or "")
+    except (ValueError, OverflowError):
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tito_core.backend.errors import BackendError, EngineTimeoutError
+from tito_core.backend.errors import BackendError, EngineTimeoutError, hidden
 from tito_core.backend.http.connections import BlockingPost, LoopEndingError
 from tito_core.backend.http.streaming import StreamAssembler, StreamReader
 from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
@@ -22,6 +23,7 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import OnChunk
 from tito_core.backend.retries import Attempt
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
@@ -161,6 +163,7 @@ class GenerationRunner:
     def __init__(self, http: EngineHttp, abort_request: Callable[[str], HttpRequest]) -> None:
         self.http = http
         self._abort_tasks: set[asyncio.Task[None]] = set()
+        self._logged: set[tuple[type[Exception], int | None]] = set()
         self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
 
     async def run(
@@ -225,7 +228,7 @@ class GenerationRunner:
     def _abort_quietly(self, request_id: str, abort: Abort, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Start an abort as a task of its own, so that it completes even if its caller is cancelled."""
 
-        # Failures are ignored: the caller must see the error that lost the generation.
+        # Failures are only logged: the caller must see the error that lost the generation.
         async def stop() -> None:
             try:
                 async with asyncio.timeout(ABORT_WITHIN_S):
@@ -234,14 +237,26 @@ class GenerationRunner:
                 self._in_flight.abort_without_loop(request_id)
                 if isinstance(ending, GeneratorExit):
                     raise
-            except Exception:
-                pass
+            except Exception as error:
+                self._log(request_id, error)
             self._in_flight.discard(request_id)
 
         task = loop.create_task(stop())
         self._abort_tasks.add(task)
         task.add_done_callback(self._abort_tasks.discard)
         return task
+
+    def _log(self, request_id: str, error: Exception) -> None:
+        """Log the first failed abort of a kind: a server that refuses one refuses all."""
+        kind = (type(error), getattr(error, "status", None))
+        if kind not in self._logged:
+            self._logged.add(kind)
+            _log.warning(
+                "request %s could not be aborted, and may still run on the server: %s: %s (logged once)",
+                request_id,
+                type(error).__name__,
+                " ".join(hidden(str(error)).split()) or f"no answer within {ABORT_WITHIN_S:g} s",
+            )
 
 
 def _may_still_run(lost: BaseException) -> bool:

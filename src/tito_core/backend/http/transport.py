@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
 import aiohttp
@@ -46,6 +47,8 @@ _AROUND = 4096
 _TLS_WITHIN_S = 1.0
 """Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
+IDLE_S = 15.0
+"""Seconds without any request after which the server may have been restarted: an engine takes longer to start."""
 _INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
 
 
@@ -57,12 +60,14 @@ class HttpRequest(msgspec.Struct, frozen=True):
         body: In one piece or several.
         headers: Additional headers; values must be printable ASCII.
         size: Size limits. The default, 4 MiB, is too small for a generation: use `answer_size`.
+        admin: Whether it needs the key for administration, where the server has one.
     """
 
     path: str
     body: bytes | Pieces = b""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     size: AnswerSize = _INFO
+    admin: bool = False
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
@@ -76,12 +81,15 @@ class EngineHttp:
     """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
     Attributes:
-        interruptions: Number of connections that were refused, reset or closed early so far.
+        interruptions: How often the server may have become another one: connections that were refused, reset or closed
+            early, and times of `IDLE_S` without a request.
 
     Args:
         backend: Name for errors.
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
+        admin_api_key: Sent instead with aborts, pauses and new weights; `api_key` when None. Never shown.
+        headers: Sent with every request, such as {"X-API-Key": "..."} for a gateway. Values are never shown.
         timeout_s: Longest wait for a whole response, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: Maximum number of connections per event loop; further requests wait. 0 for no limit.
@@ -100,6 +108,8 @@ class EngineHttp:
         base_url: str,
         *,
         api_key: str | None = None,
+        admin_api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
         connect_timeout_s: float = 5.0,
         max_connections: int = 0,
@@ -116,9 +126,14 @@ class EngineHttp:
         self.timeout_s = positive_seconds("timeout_s", timeout_s)
         self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
         self.retries = Retries(patience_s, pause_s=self.timeout_s, sleep=sleep, clock=clock)
+        self._clock = clock
+        self._open: set[object] = set()
+        self._last_s: float | None = None
         self._was_reached = False
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
+        self._admin_api_key = address.api_key(admin_api_key, backend=backend) if admin_api_key else self._api_key
+        self._more_headers = address.more_headers(headers, backend=backend)
         limit = at_least("max_connections", max_connections, 0)
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
         self._transports = LoopTransports(http_transport or pool)
@@ -158,6 +173,25 @@ class EngineHttp:
         Raises:
             BackendError: Its subclass says what failed.
         """
+        with self._in_use():
+            return await self._reading(request, read, method, request_id)
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
+        if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
+            self.interruptions += 1
+        mark = object()
+        self._open.add(mark)
+        try:
+            yield
+        finally:
+            self._open.discard(mark)
+            self._last_s = self._clock()
+
+    async def _reading(
+        self, request: HttpRequest, read: Callable[[HttpResponse], Awaitable[T]], method: str, request_id: str | None
+    ) -> T:
         shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
         transport = self._transports.held or await self._transports.current()
         if not isinstance(body, bytes):
@@ -183,7 +217,13 @@ class EngineHttp:
             failed.__cause__ = failure
         else:
             failed = error_from_status(
-                self.backend, response.status, text, response.headers, url=shown, request_id=request_id
+                self.backend,
+                response.status,
+                text,
+                response.headers,
+                url=shown,
+                request_id=request_id,
+                admin=request.admin,
             )
         finally:
             del deadline  # it refers to the task, whose error refers to this frame
@@ -233,9 +273,9 @@ class EngineHttp:
                     "Change the session_id or request_id.",
                     backend=self.backend,
                 )
-        headers = {"Content-Type": "application/json", **request.headers}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
+        headers = {"Content-Type": "application/json", **self._more_headers, **request.headers}
+        if key := self._admin_api_key if request.admin else self._api_key:
+            headers["Authorization"] = f"Bearer {key}"
         return headers
 
     def blocking_post(self, request: HttpRequest) -> BlockingPost:

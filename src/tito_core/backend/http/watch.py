@@ -39,13 +39,14 @@ _checking: ContextVar[bool] = ContextVar("checking", default=False)
 class ServerWatch:
     """Watches one server. Threads and event loops may share it.
 
-    A check is due after a connection that was refused or reset, and when an answer names another model or version than
-    those before. Weight versions do not make one due: trainers change them all the time, and spans record them.
+    A check is due after a connection that was refused or reset, after a time without requests in which the server could
+    have been restarted, and when an answer names another model or version than those before. Weight versions do not
+    make one due: trainers change them all the time, and spans record them.
 
     It refers to no backend: in a reference cycle the sockets would be collected before they are closed.
 
     Args:
-        interruptions: Returns how many connections have been refused, reset or closed early so far.
+        interruptions: Returns how often the server may have become another one so far; see `EngineHttp`.
     """
 
     def __init__(self, interruptions: Callable[[], int]) -> None:
