@@ -259,16 +259,17 @@ def verls_own_reward_scores_whole_batches() -> None:
         good = servers.generate
 
         async def generate(*args: Any, good: Any = good, **more: Any) -> Any:
-            if "NOTHING" in tokenizer().decode(more["prompt_ids"]):
+            text = tokenizer().decode(more["prompt_ids"])
+            if "NOTHING" in text or ("BROKEN" in text and "425" in text):
                 raise RuntimeError("engine core died")
             return await good(*args, **more)
 
         servers.generate = generate  # type: ignore[method-assign]
-        for prompts in (["NONE", "NOTHING"], ["NOTHING", "NONE"]):
-            found = batch_of(worker, 2, prompts=prompts)
-            assert found.batch["rm_scores"].sum(-1).tolist() == [0.25] * 2
+        for prompts in (["NONE", "NOTHING", "NONE BROKEN"], ["NONE BROKEN", "NOTHING", "NONE"]):
+            found = batch_of(worker, 3, prompts=prompts)
+            assert found.batch["rm_scores"].sum(-1).tolist() == [0.25] * 3
             assert found.batch["response_mask"].any(-1).tolist() == [kind == "NONE" for kind in prompts]
-            assert list(found.non_tensor_batch["acc"]) == [0.25] * 2
+            assert list(found.non_tensor_batch["acc"]) == [0.25] * 3
     worker, _ = worker_of("make_group_agent", branches="last")
     worker.config["reward"] = {"custom_reward_function": {"path": "reward.py"}}
     with pytest.raises(ValueError, match=r"recorded the reward 1\.0.*reward: recorded or reward: verl"):
