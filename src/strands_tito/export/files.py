@@ -229,13 +229,8 @@ def _verl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[R
 
 def _trl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
     for export in exports:
-        columns = trl.columns_of(
-            [export.ledger], temperature=options.temperature, end_id=0, branches=options.branches, agent=options.agent,
-            logprobs=options.logprobs, train_constrained=options.train_constrained,
-        )  # fmt: skip
-        row = {name: None if column is None else column[0] for name, column in columns.items()}
         (sample,) = export.samples
-        yield {**row, "rollout_reward": None if sample.ended_outside else sample.reward}
+        yield trl.row_of(export.ledger, sample, temperature=options.temperature, end_id=0, logprobs=options.logprobs)
 
 
 _ROWS: Mapping[str, Callable[[Iterable[_Export], ExportOptions], Iterator[Row]]] = MappingProxyType(

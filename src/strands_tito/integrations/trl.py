@@ -98,10 +98,10 @@ def sampling_of(trainer: Any) -> SamplingParams:
     more: dict[str, Any] = getattr(args, "generation_kwargs", None) or {}
     given |= {_NAMES.get(name, name): value for name, value in more.items()}
     given["top_k"] = given["top_k"] or None  # 0 means all tokens
-    if getattr(args, "vllm_structured_outputs_regex", None) is not None:
+    if regex := [name for name in vars(args) if name.endswith("structured_outputs_regex") and getattr(args, name)]:
         raise ValueError(
-            "vllm_structured_outputs_regex would constrain all answers, and constrained tokens are not trained. Leave "
-            "it out, or pass rollout_func(sampling={'grammar': ...}, train_constrained=True)."
+            f"{regex[0]} would constrain all answers, and constrained tokens are not trained. Leave it out, or pass "
+            "rollout_func(sampling={'grammar': ...}, train_constrained=True)."
         )
     try:
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
