@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from strands_tito.engines.spec import find, names
+from strands_tito.engines.spec import EngineSpec, find, names
 from tito_core.backend.engine_info import MAY_BE_UNREPORTED, EngineInfo
 from tito_core.backend.errors import BackendError, UnsupportedByServerError
 from tito_core.backend.optional_outputs import Capabilities
@@ -49,7 +49,8 @@ class VerlBackend:
     def __init__(self, client: Client, rollout: Mapping[str, Any], model: str = "policy") -> None:
         self._client = client
         self.info = _info(rollout, model)
-        self._sampling_names = find(engine).sampling_names if (engine := self.info.version) in names() else {}
+        spec = _spec(rollout)
+        self._sampling_names = {} if spec is None else spec.sampling_names
 
     async def connect(self) -> EngineInfo:
         """Return what verl's configuration says; no server is contacted."""
@@ -133,10 +134,16 @@ def parameters(sampling: SamplingParams, names: Mapping[str, str]) -> dict[str, 
     return sent
 
 
+def _spec(rollout: Mapping[str, Any]) -> EngineSpec | None:
+    """Return the engine of verl's configuration if a package here knows it, else None."""
+    name = rollout.get("name")
+    return find(name) if name in names() else None
+
+
 def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
-    engine = str(rollout.get("name") or "unknown")
     mode = rollout.get("logprobs_mode")  # vLLM's option; SGLang has none
-    processed = find(engine).processed_logprobs if engine in names() else None
+    spec = _spec(rollout)
+    processed = None if spec is None else spec.processed_logprobs
     if processed is None and mode is not None:
         processed = str(mode).startswith("processed")
     limit = rollout.get("max_model_len")
@@ -145,7 +152,7 @@ def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
         backend="verl",
         model=model,
         max_model_len=longest - 1,  # verl reserves one token on SGLang
-        version=engine,
+        version=str(rollout.get("name") or "unknown"),
         processed_logprobs=processed,
         capabilities=_NO_OPTIONAL_OUTPUTS,
         unreported=MAY_BE_UNREPORTED,
