@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ CHECKS: dict[str, Callable[[list[str]], bool]] = {
     "cd": lambda words: len(words) == 2,
     "git": lambda words: words[1] == "clone",
     "--custom-generate-function-path": lambda words: words[1].startswith("strands_tito."),
-    "--custom-reward-post-process-path": lambda words: words[1].startswith("strands_tito."),
+    "--custom-reward-post-process-path": lambda words: locate(words[1]) is not None,
     "--custom-config-path": lambda words: words[1].endswith(".yaml"),
 }
 """What is checked of commands other than `tito`. Servers and trainers are other projects' programs."""

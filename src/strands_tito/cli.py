@@ -20,6 +20,7 @@ from strands_tito.engines.cli import app as engine_app
 from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.optional_dependency import MissingPackageError
+from strands_tito.export.output_file import is_stdout
 from strands_tito.export.slime import Decode
 from strands_tito.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line, unordered_line
 from strands_tito.inspect.template_check import app as template_app
@@ -115,7 +116,7 @@ def _checked(rollouts: Rollouts) -> Iterator[Ledger]:
     return (rollouts.load(number, check=True) for number in progress_of(numbers, "checking", len(numbers)))
 
 
-def _print_skipped(rollouts: Rollouts) -> bool:
+def _print_skipped(rollouts: Rollouts, console: Console = console) -> bool:
     """Print what was skipped, and return whether it may be a part of a rollout."""
     skipped = rollouts.skipped()
     for each in skipped:
@@ -158,7 +159,7 @@ def _shown(ledger: Ledger, name: str) -> Show:
 def export(
     paths: Paths,
     to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")],
-    out: Annotated[Path, typer.Option(help="File to write. An existing file is replaced.", dir_okay=False)],
+    out: Annotated[Path, typer.Option(help="File, link or pipe to write; files are replaced.", dir_okay=False)],
     temperature: Annotated[float, typer.Option(min=0, help="The trainer's logit temperature.")] = 1.0,
     logprobs: Annotated[
         str, typer.Option(help="checked: refuse logprobs of another quantity than the trainer's; as-recorded; omit.")
@@ -208,9 +209,10 @@ def export(
         except (ValueError, MissingPackageError, OSError) as error:
             print_error(error)
             raise typer.Exit(1) from error
+        report = VisibleConsole(stderr=True) if is_stdout(out) else console
         for line in written.lines(str(out)):
-            console.print(line, markup=False, soft_wrap=True)
-        _print_skipped(rollouts)
+            report.print(line, markup=False, soft_wrap=True)
+        _print_skipped(rollouts, report)
 
 
 def _missing_reward(text: str) -> float | str | None:

@@ -75,5 +75,6 @@ SPEC = EngineSpec(
     standins=(TORCHVISION_STANDIN, Path(str(files("tito_sglang") / "standins"))),
     standin_startup="tito_torchvision_ops",
     processed_logprobs=True,
+    sampling_names={"seed": "sampling_seed"},  # trainers start it without a tokenizer, which the others need
     grace_s=2.0,  # it checks for SIGTERM only every 5 s, and has nothing to save
 )

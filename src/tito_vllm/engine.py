@@ -71,4 +71,5 @@ SPEC = EngineSpec(
     standins=(TORCHVISION_STANDIN,),
     standin_startup="tito_torchvision_ops",
     check_env={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"},
+    sampling_names={"min_new_tokens": "min_tokens", "seed": "seed", "stop": "stop"},
 )

@@ -54,6 +54,23 @@ def test_a_padded_row_is_its_sample_and_padding(ledgers: list[Ledger], side: str
 
 
 @few
+@given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(1, 3)), min_size=1, max_size=4))
+def test_a_batch_numbers_rollouts_and_groups(rollouts: list[tuple[str | None, int]]) -> None:
+    """So that a group's mean counts each rollout once, however many samples it has."""
+    samples, expected = [], []
+    for number, (group, paths) in enumerate(rollouts):
+        ledger = Ledger(group_id=group)
+        for draft in (turn.draft for _ in range(paths) for turn in chain((2, 2))):
+            ledger.commit(draft)
+        samples += samples_of(ledger)
+        groups = list(dict.fromkeys(name for name, _ in rollouts if name is not None))
+        expected += [(number, -1 if group is None else groups.index(group))] * paths
+    for batch in (padded(samples, pad_id=PAD), packed(samples, pad_id=PAD, length=8)):
+        assert (batch.rollout_index.dtype, batch.group_index.dtype) == (np.int64, np.int64)
+        assert list(zip(batch.rollout_index.tolist(), batch.group_index.tolist(), strict=True)) == expected
+
+
+@few
 @given(sets, st.integers(0, 40))
 def test_a_packed_batch_holds_every_sample_once(ledgers: list[Ledger], more: int) -> None:
     samples = all_of(ledgers)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, Recorded
 from tito_core import store
 from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile
 
 AS_RECORDED = ExportOptions(lambda _: text_of, logprobs="as-recorded", branches="last")
 
@@ -72,6 +77,72 @@ def test_a_rollout_that_is_refused_leaves_the_file_as_it_was(to: str, tmp_path: 
     with pytest.raises(LogprobMismatchError):
         write([chain((2, 2)), chain((2, 2), semantics=HOT)], to, path, ExportOptions(lambda _: text_of))
     assert [path.read_text(), *tmp_path.iterdir()] == ["before", path]
+
+
+def linked(path: Path, way: str) -> Path:
+    other = path.with_name("other")
+    {
+        "itself": lambda: path.rename(other),
+        "link": lambda: other.symlink_to(path),
+        "hard link": lambda: other.hardlink_to(path),
+    }[way]()
+    return other
+
+
+@pytest.mark.parametrize("way", ["itself", "link", "hard link"])
+@pytest.mark.parametrize("to", FORMATS)
+def test_recorded_rollouts_are_not_replaced(to: str, way: str, tmp_path: Path) -> None:
+    store.append(tmp_path / "rollouts.tito", [chain((2, 2))])
+    path = linked(tmp_path / "rollouts.tito", way)
+    before = path.read_bytes()
+    with LedgerFile(path) as ledgers, pytest.raises(FileExistsError, match="other holds recorded rollouts"):
+        write(ledgers, to, path, AS_RECORDED)
+    assert path.read_bytes() == before
+    with LedgerFile(path) as ledgers:
+        write(ledgers, to, tmp_path / "out", AS_RECORDED)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("target", ["older", None])
+def test_a_link_stays_and_its_file_is_replaced(to: str, target: str | None, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    whole, link = tmp_path / "folder" / "out", tmp_path / "link"
+    if target:
+        whole.write_text(target)
+    link.symlink_to(whole)
+    write([chain((2, 2))], to, link, AS_RECORDED)
+    assert link.is_symlink()
+    assert [*(tmp_path / "folder").iterdir()] == [whole]
+    write([chain((2, 2))], to, tmp_path / "plain", AS_RECORDED)
+    assert len(link.read_bytes()) == len((tmp_path / "plain").read_bytes())
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_pipe_gets_the_rows(to: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write([chain((2, 2))], to, pipe, AS_RECORDED)
+    reader.join()
+    assert pipe.is_fifo()
+    (tmp_path / "read").write_bytes(read[0])
+    assert len(list(read_parquet(tmp_path / "read"))) == 1 if to == "parquet" else len(lines(tmp_path / "read")) == 1
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_standard_output_has_the_rows_alone(appends: bool, path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "stdout"
+    out.symlink_to("/proc/self/fd/1")  # as /dev/stdout is, which a defect would replace for the whole machine
+    command = [sys.executable, "-m", "strands_tito", "export", path, "--to", "trl", "--out", out]
+    (tmp_path / "rows").write_text("{}\n")
+    with (tmp_path / "rows").open("ab" if appends else "wb") as rows:
+        done = subprocess.run(command, stdout=rows, stderr=subprocess.PIPE, text=True, check=True)
+    assert f"Wrote 1 row of 2 rollouts to {out}." in done.stderr
+    assert out.is_symlink()
+    assert len(lines(tmp_path / "rows")) == 1 + appends
 
 
 def tito(*words: object) -> tuple[int, str]:

@@ -76,6 +76,37 @@ def test_a_table_in_memory_is_sliced_and_read() -> None:
     assert same(next(samples_in(table.slice(1, 1))), samples[1])
 
 
+def test_added_and_reordered_columns_do_no_harm(tmp_path: Path) -> None:
+    samples = [sample for size in (1, 2) for sample in samples_of(chain((2, size)))]
+    table = table_of(samples).append_column("advantage", [[0.5, -0.5]])
+    table = table.select(sorted(table.column_names)).replace_schema_metadata(schema().metadata)
+    assert all(same(a, b) for a, b in zip(samples, samples_in(table), strict=True))
+    pq.write_table(table, tmp_path / "more.parquet")
+    assert all(same(a, b) for a, b in zip(samples, read_parquet(tmp_path / "more.parquet"), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda table: table.drop_columns(["token_ids", "reward"]), "no token_ids, reward"),
+        (lambda table: table.set_column(0, "rollout_id", [[None, None]]), "rollout_id|null"),
+        (lambda table: table.drop_columns(["turns"]).append_column("turns", [["x", "y"]]), "'[xy]'"),
+    ],
+)
+def test_rows_that_are_not_samples_say_why(change: Any, named: str) -> None:
+    table = table_of([sample for size in (1, 2) for sample in samples_of(chain((2, size)))])
+    with pytest.raises(SamplesSchemaError, match=rf"rows are not samples: .*({named})"):
+        next(samples_in(change(table)))
+
+
+def test_a_file_can_be_written_from_its_own_samples(tmp_path: Path) -> None:
+    """They are read while they are written."""
+    path, samples = tmp_path / "rollouts.parquet", samples_of(chain((2, 2)))
+    write_parquet(path, samples)
+    assert write_parquet(path, read_parquet(path)) == 1
+    assert all(same(a, b) for a, b in zip(samples, read_parquet(path), strict=True))
+
+
 @pytest.mark.parametrize(
     ("metadata", "values"),
     [

@@ -12,7 +12,7 @@ import pytest
 from strands_tito.export import MissingPackageError, sample_of, verl
 from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
-from strands_tito.integrations.verl_backend import VerlBackend, parameters
+from strands_tito.integrations.verl_backend import VerlBackend
 from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
@@ -137,23 +137,58 @@ async def test_semantics_are_the_configurations(
     assert VerlBackend(Client(Answer([], [])), {**CONFIG, "max_model_len": 64}).info.max_model_len == 63
 
 
-def test_parameters_are_verls_and_a_grammar_is_refused() -> None:
-    sent = parameters(
-        SamplingParams(max_new_tokens=9, temperature=0.5, min_p=0.1, stop=("X",), extra={"bad_words": []})
-    )
-    assert sent == {
-        "logprobs": True,
-        "max_tokens": 9,
-        "temperature": 0.5,
-        "top_p": 1.0,
-        "top_k": -1,
-        "stop_token_ids": [],
-        "min_p": 0.1,
-        "stop": ["X"],
-        "bad_words": [],
-    }
-    with pytest.raises(UnsupportedByServerError, match="no grammar"):
-        parameters(SamplingParams(grammar=Grammar(kind="json_schema", value="{}")))
+NEUTRAL = {
+    "logprobs": True,
+    "max_tokens": 4,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop_token_ids": [STOP],
+    "ignore_eos": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampling", "sent"),
+    [
+        ("vllm", {}, {}),
+        ("vllm", {"min_p": 0.1, "repetition_penalty": 1.1}, {"min_p": 0.1, "repetition_penalty": 1.1}),
+        ("vllm", {"min_new_tokens": 2, "seed": 0}, {"min_tokens": 2, "seed": 0}),
+        ("vllm", {"stop": ("X",), "extra": {"bad_words": []}}, {"stop": ["X"], "bad_words": []}),
+        ("sglang", {"seed": 7}, {"sampling_seed": 7}),
+        ("another", {"top_k": 5}, {"top_k": 5}),
+    ],
+)
+async def test_what_is_recorded_is_sent_under_the_engines_name(
+    engine: str, sampling: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    """What is not sent, verl's server takes from its own configuration."""
+    client = Client(Answer([5, 6, STOP], [-1.0, -2.0, -1.0]))
+    await generate(VerlBackend(client, {**CONFIG, "name": engine}), request(**sampling))
+    assert client.requests[0][2] == {**NEUTRAL, **sent}
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampling", "named"),
+    [
+        ("vllm", {"grammar": Grammar(kind="json_schema", value="{}")}, "no grammar"),
+        ("vllm", {"extra": {"stop_regex": "a+"}}, "stop_regex"),
+        ("sglang", {"min_new_tokens": 2}, "min_new_tokens=2"),
+        ("sglang", {"stop": ("X",)}, r"stop=\['X'\]"),
+        ("sglang", {"extra": {"stop_regex": "a+"}}, "stop_regex"),
+        ("another", {"seed": 0}, "seed=0"),
+    ],
+)
+async def test_what_verls_servers_do_not_apply_is_refused(engine: str, sampling: dict[str, Any], named: str) -> None:
+    """verl starts SGLang without a tokenizer, so that a stop string would end the server."""
+    client = Client(Answer([5, 6, STOP], [-1.0, -2.0, -1.0]))
+    with pytest.raises(UnsupportedByServerError, match=named):
+        await generate(VerlBackend(client, {**CONFIG, "name": engine}), request(**sampling))
+    assert client.requests == []
 
 
 async def test_scoring_raises_and_abort_does_nothing() -> None:

@@ -199,9 +199,16 @@ async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollo
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("more", "patience_s"), [({}, 60), ({"tito_patience_s": 7}, 7)])
-async def test_the_patience_is_of_slimes_configuration(
-    more: dict[str, Any], patience_s: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("more", "connected"),
+    [
+        ({}, {"patience_s": 60, "template_arguments": None}),
+        ({"tito_patience_s": 7, "apply_chat_template_kwargs": {}}, {"patience_s": 7, "template_arguments": None}),
+        ({"apply_chat_template_kwargs": {"think": False}}, {"template_arguments": {"think": False}}),
+    ],
+)
+async def test_patience_and_template_arguments_are_of_slimes_configuration(
+    more: dict[str, Any], connected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
 
@@ -210,10 +217,40 @@ async def test_the_patience_is_of_slimes_configuration(
         raise OSError("enough")
 
     monkeypatch.setattr(Policy, "connect_async", connect)
-    args = arguments("http://patient:1", f"patient {patience_s}", **more)
+    args = arguments("http://patient:1", f"patient {more}", **more)
     with pytest.raises(OSError, match="enough"):
         await generate_with(make_agent)(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
-    assert given["patience_s"] == patience_s
+    assert {name: given[name] for name in connected} == connected
+
+
+async def test_template_arguments_that_the_given_policy_does_not_have_are_refused() -> None:
+    args = arguments("http://nowhere:1", "unused", apply_chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ValueError, match=r"--apply-chat-template-kwargs is .*enable_thinking.*template_arguments"):
+        await generate_with(make_agent, policy=policy_of("sglang"))(args, Recorded(prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "limits", "limit"),
+    [
+        (False, {"rollout_max_context_len": 300, "eval_max_context_len": 200}, 300),
+        (True, {"rollout_max_context_len": 300, "eval_max_context_len": 200}, 200),
+        (True, {"rollout_max_context_len": 300}, 300),
+    ],
+)
+async def test_the_limit_of_the_context_is_that_of_training_or_of_the_evaluation(
+    evaluation: bool, limits: dict[str, int], limit: int
+) -> None:
+    found: list[Any] = []
+
+    def make(model: Any, row: Any) -> Agent:
+        found.append(model.config["context_window_limit"])
+        return make_agent(model, row)
+
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", **limits)
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    await generate_with(make, policy=policy)(args, own, {**PARAMETERS}, evaluation=evaluation)
+    assert found == [limit]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,37 @@ def test_the_trainers_parameters_are_the_policys() -> None:
     assert sampling_of(trainer()).top_k == -1
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"presence_penalty": 1.5, "seed": 7}, {"presence_penalty": 1.5, "seed": 7}),
+        ({"max_tokens": 9, "min_tokens": 2, "stop": "X"}, {"max_new_tokens": 9, "min_new_tokens": 2, "stop": ("X",)}),
+        ({"temperature": 0.5, "top_k": 0, "min_p": None}, {"temperature": 0.5, "top_k": -1, "min_p": 0.0}),
+    ],
+)
+def test_generation_kwargs_override_the_trainers_own_as_in_trl(given: object, found: dict[str, object]) -> None:
+    sampling = sampling_of(trainer(generation_kwargs=given, top_k=20))
+    assert {name: getattr(sampling, name) for name in found} == found
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"generation_kwargs": {"num_beams": 4}}, "generation_kwargs=.*num_beams"),
+        ({"generation_kwargs": {"guided_regex": "a+"}}, "generation_kwargs=.*grammar"),
+        ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.*template_arguments"),
+    ],
+)
+def test_an_argument_that_cannot_be_followed_is_refused(more: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        rollout_func(make_agent, policy_of("vllm"))([QUESTION], trainer(**more))
+
+
+def test_no_limit_of_a_completion_is_no_limit_of_an_answer() -> None:
+    assert sampling_of(trainer(max_completion_length=None)).max_new_tokens == 2**31 - 1
+
+
 def test_a_rollout_function_gives_a_completion_for_each_prompt() -> None:
     from dataclasses import replace
 

@@ -80,6 +80,8 @@ class EngineSpec:
     """Seconds between SIGTERM and SIGKILL when the server is stopped."""
     processed_logprobs: bool | None = None
     """Whether logprobs include the temperature on servers that a trainer starts; None if an option decides."""
+    sampling_names: Mapping[str, str] = field(default_factory=dict)
+    """The engine's names of `min_new_tokens`, `seed` and `stop`, as far as servers that a trainer starts apply them."""
 
     def key(self, minor: str) -> str:
         """Return twelve hex digits that identify the environment's contents for a Python minor version."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -39,6 +39,9 @@ class Batch:
         prompt_lengths: int64, shape (b,).
         lengths: int64, shape (b,).
         rewards: float32, shape (b,), NaN if a rollout has no reward.
+        rollout_index: int64, shape (b,): number of the sample's rollout, from 0 in order of appearance. A rollout with
+            several samples repeats its reward in each: count it once in a group's mean.
+        group_index: int64, shape (b,): number of its group in the same way, -1 for a rollout without a group.
     """
 
     input_ids: Ints
@@ -49,6 +52,8 @@ class Batch:
     prompt_lengths: Ints
     lengths: Ints
     rewards: npt.NDArray[np.float32]
+    rollout_index: Ints
+    group_index: Ints
 
     def torch(self) -> dict[str, torch.Tensor]:
         """Return the columns as CPU tensors that share this batch's memory, by name."""
@@ -109,12 +114,20 @@ def padded(
         np.array([sample.prompt_length for sample in samples], np.int64),
         np.array([len(sample) for sample in samples], np.int64),
         rewards_of(samples),
+        numbers_of(sample.identity.rollout_id for sample in samples),
+        numbers_of(sample.identity.group_id for sample in samples),
     )
 
 
 def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
     """Return the engine's logprobs, shape (n,), with 0.0 instead of NaN on tokens that it did not sample."""
     return np.where(sampled_mask(sample), sample.logprobs, np.float32(0)).astype(np.float32)
+
+
+def numbers_of(names: Iterable[str | None]) -> Ints:
+    """Return the number of each name, from 0 in order of appearance, shape (b,); -1 for None."""
+    numbers: dict[str, int] = {}
+    return np.array([-1 if name is None else numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
 def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from strands_tito.export import slime, trl, verl
 from strands_tito.export.images import refuse_images
 from strands_tito.export.logprobs import LogprobPolicy
+from strands_tito.export.output_file import replacing
 from strands_tito.export.parquet import write_parquet
 from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.sample import TrainingSample, exported_turns, sample_of, samples_of, trained_tokens
@@ -114,29 +115,22 @@ def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions
     Args:
         ledgers: The rollouts.
         to: One of `FORMATS`.
-        path: The file. An existing one is replaced when all rows are written.
+        path: The file. An existing one is replaced when all rows are written; see `replacing`.
         options: The options.
 
     Returns:
         What was written and left out.
 
     Raises:
-        FileNotFoundError: The folder does not exist.
+        FileNotFoundError, FileExistsError: The folder does not exist, or the file holds recorded rollouts.
         BranchedRolloutError, LogprobMismatchError, ValueError: A rollout cannot be exported. Nothing is written.
     """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"The folder {path.parent} does not exist. Create it, or choose another file.")
-    part = path.with_name(f"{path.name}.part")
     written = Written()
-    try:
-        exports = _exports(ledgers, to, options, written)
-        if to == PARQUET:
-            written.rows = write_parquet(part, (sample for each in exports for sample in each.samples))
-        else:
-            written.rows = _write_lines(_ROWS[to](exports, options), part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    exports = _exports(ledgers, to, options, written)
+    if to == PARQUET:
+        written.rows = write_parquet(path, (sample for each in exports for sample in each.samples))
+    else:
+        written.rows = _write_lines(_ROWS[to](exports, options), path)
     return written
 
 
@@ -196,7 +190,7 @@ def _count_elsewhere(ledger: Ledger, turns: set[int], written: Written) -> None:
 
 def _write_lines(rows: Iterator[Row], path: Path) -> int:
     number = 0
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, allow_nan=False) + "\n")
             number += 1
@@ -235,13 +229,8 @@ def _verl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[R
 
 def _trl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
     for export in exports:
-        columns = trl.columns_of(
-            [export.ledger], temperature=options.temperature, end_id=0, branches=options.branches, agent=options.agent,
-            logprobs=options.logprobs, train_constrained=options.train_constrained,
-        )  # fmt: skip
-        row = {name: None if column is None else column[0] for name, column in columns.items()}
         (sample,) = export.samples
-        yield {**row, "rollout_reward": None if sample.ended_outside else sample.reward}
+        yield trl.row_of(export.ledger, sample, temperature=options.temperature, end_id=0, logprobs=options.logprobs)
 
 
 _ROWS: Mapping[str, Callable[[Iterable[_Export], ExportOptions], Iterator[Row]]] = MappingProxyType(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.parquet import samples_in, schema, table_of
+from strands_tito.export.parquet import samples_in, table_of
 from strands_tito.export.sample import TrainingSample
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ def dataset_of(samples: Iterable[TrainingSample], **options: Any) -> Dataset:
 
 
 def samples_of_dataset(dataset: Dataset) -> Iterator[TrainingSample]:
-    """Yield the samples of a dataset, equal to those that it was made from."""
-    known = [field for field in schema() if field.name in dataset.column_names]  # older ones have fewer
-    arrow = import_optional("pyarrow", "datasets")
+    """Yield the samples of a dataset, equal to those that it was made from; other columns are ignored.
+
+    Raises:
+        SamplesSchemaError: The rows are not samples.
+    """
     for chunk in dataset.with_format("arrow").iter(batch_size=64):
-        yield from samples_in(cast(Any, chunk).cast(arrow.schema(known)))
+        yield from samples_in(cast(Any, chunk))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.export.batch import Ints, TooLongError, known_logprobs, rewards_of
+from strands_tito.export.batch import Ints, TooLongError, known_logprobs, numbers_of, rewards_of
 from strands_tito.export.images import refuse_images
 from strands_tito.export.optional_dependency import import_optional
 from strands_tito.export.sample import TrainingSample
@@ -39,6 +39,7 @@ class PackedBatch:
         logprobs: float32, shape (r, l): the engine's logprob of every sampled token, 0.0 elsewhere.
         placed: The position of each sample, in the order of `samples`.
         rewards: float32, shape (b,), in the samples' order, NaN if a rollout has no reward.
+        rollout_index: int64, shape (b,), in the samples' order, and `group_index`: see `Batch`.
     """
 
     input_ids: Ints
@@ -48,6 +49,8 @@ class PackedBatch:
     logprobs: npt.NDArray[np.float32]
     placed: tuple[Placed, ...]
     rewards: npt.NDArray[np.float32]
+    rollout_index: Ints
+    group_index: Ints
 
     def cu_seqlens(self, row: int) -> npt.NDArray[np.int32]:
         """Return the boundaries of a row's samples as FlashAttention takes them; padding counts as one more sample.
@@ -97,7 +100,10 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> Pa
         segments[at] = seen[place.row]
         mask[at] = sample.loss_mask
         logprobs[at] = known_logprobs(sample)
-    return PackedBatch(ids, positions, segments, mask, logprobs, tuple(placed), rewards_of(samples))
+    rollouts = numbers_of(sample.identity.rollout_id for sample in samples)
+    groups = numbers_of(sample.identity.group_id for sample in samples)
+    rewards = rewards_of(samples)
+    return PackedBatch(ids, positions, segments, mask, logprobs, tuple(placed), rewards, rollouts, groups)
 
 
 def _places(lengths: Sequence[int], length: int) -> list[Placed]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from strands_tito.export.images import SampleImage
 from strands_tito.export.optional_dependency import import_optional
+from strands_tito.export.output_file import replacing
 from strands_tito.export.sample import Identity, TrainingSample, sampled_mask
 from tito_core.ledger.image import Image
 from tito_core.ledger.turn import Finish, Semantics, VersionSpan
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 FORMAT = b"strands-tito/samples"
 SCHEMA = 3
 """Schema 1 had no images and media_ids, schema 2 no sample and agent."""
+_LATER = ("sample", "agent", "images", "media_ids")
+"""Columns that files of an older schema do not have."""
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 
@@ -102,7 +105,7 @@ def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], 
     """Write samples to a file one row group at a time, with at most `ROWS_AT_ONCE` of them in memory.
 
     Args:
-        path: The file. An existing one is replaced.
+        path: The file. An existing one is replaced when all rows are written; see `replacing`.
         samples: Samples of any number of rollouts.
         **options: For `pyarrow.parquet.ParquetWriter`, such as `compression`.
 
@@ -111,7 +114,7 @@ def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], 
     """
     parquet = import_optional("pyarrow.parquet", "parquet")
     count = 0
-    with parquet.ParquetWriter(path, schema(), **options) as writer:
+    with replacing(path) as part, parquet.ParquetWriter(part, schema(), **options) as writer:
         for chunk in _chunks(samples):
             writer.write_table(table_of(chunk))
             count += len(chunk)
@@ -132,7 +135,19 @@ def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
 
 
 def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
-    """Yield the samples of an Arrow table that has `schema()`."""
+    """Yield the samples of an Arrow table that has the columns of `schema()`, in any order; others are ignored.
+
+    Raises:
+        SamplesSchemaError: A column is missing, or has values of another type.
+    """
+    arrow = import_optional("pyarrow", "parquet")
+    own = [field for field in schema() if field.name in table.column_names]
+    if missing := [name for name in schema().names if name not in table.column_names and name not in _LATER]:
+        raise SamplesSchemaError(f"The rows are not samples: they have no {', '.join(missing)}.")
+    try:
+        table = table.select([field.name for field in own]).cast(arrow.schema(own))
+    except (arrow.ArrowException, ValueError) as error:
+        raise SamplesSchemaError(f"The rows are not samples: {error}") from error
     numbers = {
         name: table.column(name).combine_chunks() for name in ("token_ids", "loss_mask", "logprobs", "provenance")
     }

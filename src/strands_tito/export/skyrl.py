@@ -120,11 +120,6 @@ class _Row(NamedTuple):
         """Whether a reward is needed and missing."""
         return self.is_judged and self.reward is None
 
-    @property
-    def has_reward(self) -> bool:
-        """Whether the rollout's own reward is there."""
-        return self.is_judged and self.reward is not None
-
     def without_reward(self) -> _Row:
         """Return the row masked, with reward 0."""
         return self._replace(part=replace(self.part, mask=[0] * len(self.part.mask)), reward=0.0)
@@ -148,7 +143,7 @@ def _expect_rewards(rows: Sequence[_Row]) -> None:
         ValueError: None of them has one.
     """
     missing = [row.described["rollout_id"] for row in rows if row.lacks_reward]
-    if missing and not any(row.has_reward for row in rows):
+    if missing and all(row.lacks_reward for row in rows if row.is_judged):
         raise ValueError(
             f"None of the rollouts has a reward, which SkyRL requires, for example {missing[0]}: "
             'call ledger.annotate("reward", number).'

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.prompt_response import PromptResponse, empty_response, prompt_response_of
-from strands_tito.export.sample import sample_number, sample_of
+from strands_tito.export.prompt_response import empty_response, prompt_response_of
+from strands_tito.export.sample import TrainingSample, sample_number, sample_of
 from tito_core.ledger.ledger import Ledger
+from tito_core.termination import ANNOTATION
 
 
 def columns_of(
@@ -41,32 +42,31 @@ def columns_of(
     Raises:
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
     """
-    parts: list[PromptResponse] = []
-    terminations: list[str | None] = []
-    rewards: list[float | None] = []
-    agents: list[str | None] = []
-    for rollout in rollouts:
-        if not len(rollout):
-            parts.append(empty_response(end_id))
-            terminations.append(rollout.annotation("termination"))
-            rewards.append(None)
-            agents.append(None)
-            continue
-        sample = sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
-        parts.append(prompt_response_of(sample, trainer="TRL", temperature=temperature, logprobs=logprobs))
-        terminations.append(sample.termination.value)
-        rewards.append(None if sample.ended_outside else sample.reward)
-        agents.append(sample.identity.agent)
-    return {
-        "prompt_ids": [part.prompt_ids for part in parts],
-        "completion_ids": [part.response_ids for part in parts],
-        "logprobs": None if logprobs == "omit" else [part.logprobs for part in parts],
-        "env_mask": [part.mask for part in parts],
-        "termination": terminations,
-        "rollout_id": [rollout.uuid for rollout in rollouts],
-        "rollout_group": [rollout.header.group_id for rollout in rollouts],
-        "rollout_task": [rollout.header.task_id for rollout in rollouts],
-        "rollout_sample": [sample_number(rollout) for rollout in rollouts],
-        "rollout_agent": agents,
-        "rollout_reward": rewards,
-    }
+    chosen: dict[str, Any] = {"branches": branches, "agent": agent, "train_constrained": train_constrained}
+    samples = [sample_of(rollout, **chosen) if len(rollout) else None for rollout in rollouts]
+    options: dict[str, Any] = {"temperature": temperature, "end_id": end_id, "logprobs": logprobs}
+    rows = [row_of(rollout, sample, **options) for rollout, sample in zip(rollouts, samples, strict=True)]
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _COLUMNS}
+    return columns | ({"logprobs": None} if logprobs == "omit" else {})
+
+
+def row_of(
+    rollout: Ledger, sample: TrainingSample | None, *, temperature: float, end_id: int, logprobs: LogprobPolicy
+) -> dict[str, Any]:
+    """Return one entry of each column of `columns_of`, for a rollout and its sample; None for one without turns."""
+    if sample is None:
+        part, termination, agent, reward = empty_response(end_id), rollout.annotation(ANNOTATION), None, None
+    else:
+        part = prompt_response_of(sample, trainer="TRL", temperature=temperature, logprobs=logprobs)
+        termination, agent = sample.termination.value, sample.identity.agent
+        reward = None if sample.ended_outside else sample.reward
+    header = rollout.header
+    whose = (header.uuid, header.group_id, header.task_id, sample_number(rollout), agent)
+    values = (part.prompt_ids, part.response_ids, part.logprobs, part.mask, termination, *whose, reward)
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+_COLUMNS = (
+    *("prompt_ids", "completion_ids", "logprobs", "env_mask", "termination"),
+    *("rollout_id", "rollout_group", "rollout_task", "rollout_sample", "rollout_agent", "rollout_reward"),
+)

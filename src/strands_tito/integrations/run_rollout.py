@@ -11,7 +11,7 @@ from strands import Agent
 from strands.types.content import Messages
 
 from tito_core.ledger.ledger import Ledger
-from tito_core.model import TITOModel
+from tito_core.model import Policy, TITOModel
 from tito_core.termination import Termination, record_termination, termination_of
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,20 @@ async def run_rollout(agent: Agent, model: TITOModel, prompt: Chat | None) -> Ro
     ended = termination_of(result, ledger, context_limit=limit)
     record_termination(ledger, ended)
     return RolloutResult(ledger, ended, None)
+
+
+def expect_template_arguments(policy: Policy, arguments: Mapping[str, Any] | None, option: str) -> None:
+    """Check that the policy's chat template has the arguments that a trainer's option sets.
+
+    Raises:
+        ValueError: It has others: the trainer's would be ignored.
+    """
+    own = policy.template.arguments
+    if other := {name: own.get(name) for name, value in (arguments or {}).items() if own.get(name) != value}:
+        raise ValueError(
+            f"The trainer's {option} is {arguments!r}, but the policy's template has {other!r}. Connect the policy "
+            "with template_arguments=..., or leave the trainer's option out."
+        )
 
 
 def cleanup_agent(agent: Agent) -> None:

@@ -11,7 +11,13 @@ from strands import Agent
 
 from strands_tito.export.logprobs import LogprobPolicy
 from strands_tito.export.slime import Branches, complete_aborted, fan_out, fill, normalizes, reset_reward
-from strands_tito.integrations.run_rollout import MakeAgent, cleanup_agent, load_function, run_rollout
+from strands_tito.integrations.run_rollout import (
+    MakeAgent,
+    cleanup_agent,
+    expect_template_arguments,
+    load_function,
+    run_rollout,
+)
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
 from tito_core.backend.sampling import SamplingParams
@@ -27,7 +33,7 @@ PARTIAL = "tito_partial"
 _DETOKENIZER_PARAMS = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """Parameters of the server's detokenizer, which is not used: answers are token ids."""
 
-_policies: dict[tuple[str, str, str], asyncio.Task[Policy]] = {}
+_policies: dict[tuple[str, str, str, str], asyncio.Task[Policy]] = {}
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -80,12 +86,13 @@ def generate_with(
         _expect_messages(args, sample, evaluation)
         reset_reward(sample)
         shared = policy or await _connected(args)
+        expect_template_arguments(shared, _template_arguments(args), "--apply-chat-template-kwargs")
         before = (sample.metadata or {}).pop(PARTIAL, None) if partial else None
         model = shared.model(
             ledger=_ledger(shared, sample) if before is None else from_record(before["ledger"]),
             sampling=sampling_of(sampling_params),
             on_abort="discard",  # slime waits until its servers are idle, so an aborted answer cannot be resumed
-            context_window_limit=getattr(args, "rollout_max_context_len", None),
+            context_window_limit=_context_limit(args, evaluation),
             optional_outputs=_optional_outputs(args),
         )
         earlier = len(model.ledger)
@@ -186,11 +193,14 @@ def sampling_of(sampling_params: Mapping[str, Any]) -> SamplingParams:
 async def _connected(args: Any) -> Policy:
     """Connect to slime's router once, also if many rollouts start at the same time."""
     backend, url = _server(args)
-    key = (backend, url, str(args.hf_checkpoint))
+    arguments = _template_arguments(args)
+    key = (backend, url, str(args.hf_checkpoint), repr(arguments))
     known = _policies.get(key)
     if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
         patience_s = float(getattr(args, "tito_patience_s", PATIENCE_S))
-        connecting = Policy.connect_async(backend=key[0], base_url=url, tokenizer=key[2], patience_s=patience_s)
+        connecting = Policy.connect_async(
+            backend=backend, base_url=url, tokenizer=key[2], template_arguments=arguments, patience_s=patience_s
+        )
         _policies[key] = asyncio.ensure_future(connecting)
     return await asyncio.shield(_policies[key])
 
@@ -214,6 +224,16 @@ def _server(args: Any) -> tuple[str, str]:
             "tito_backend and tito_base_url in slime's --custom-config-path."
         )
     return backend, url
+
+
+def _template_arguments(args: Any) -> dict[str, Any] | None:
+    """Return slime's `--apply-chat-template-kwargs`: the agent's messages are rendered here, not by slime."""
+    return getattr(args, "apply_chat_template_kwargs", None) or None
+
+
+def _context_limit(args: Any, evaluation: bool) -> int | None:
+    of_training: int | None = getattr(args, "rollout_max_context_len", None)
+    return (getattr(args, "eval_max_context_len", None) or of_training) if evaluation else of_training
 
 
 def _ledger(policy: Policy, sample: Any) -> Ledger:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from strands_tito.engines.spec import find, names
+from strands_tito.engines.spec import EngineSpec, find, names
 from tito_core.backend.engine_info import MAY_BE_UNREPORTED, EngineInfo
 from tito_core.backend.errors import BackendError, UnsupportedByServerError
 from tito_core.backend.optional_outputs import Capabilities
@@ -14,6 +14,11 @@ from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, TokenReq
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
 
+_COMMON = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    "ignore_eos",
+)
+"""Sampling parameters that all of verl's engines take by these names."""
 _NO_OPTIONAL_OUTPUTS = Capabilities(
     top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False, priority=False
 )
@@ -44,6 +49,8 @@ class VerlBackend:
     def __init__(self, client: Client, rollout: Mapping[str, Any], model: str = "policy") -> None:
         self._client = client
         self.info = _info(rollout, model)
+        spec = _spec(rollout)
+        self._sampling_names = {} if spec is None else spec.sampling_names
 
     async def connect(self) -> EngineInfo:
         """Return what verl's configuration says; no server is contacted."""
@@ -56,7 +63,7 @@ class VerlBackend:
             UnsupportedByServerError: The request has a grammar.
             BackendError: verl's client raised, such as Ray's errors of a server that died.
         """
-        began, sampling = time.perf_counter(), parameters(request.sampling)
+        began, sampling = time.perf_counter(), parameters(request.sampling, self._sampling_names)
         try:
             output = await self._client.generate(
                 request.session_id or request.request_id,
@@ -89,38 +96,54 @@ class VerlBackend:
         """Do nothing: verl owns the client."""
 
 
-def parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """Return sampling parameters as verl's servers take them, on vLLM and SGLang alike.
+def parameters(sampling: SamplingParams, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return all sampling parameters as verl's servers take them, so that verl's configuration sets none of them.
+
+    A seed of None is left out: verl's `full_determinism` sets one.
+
+    Args:
+        sampling: The parameters.
+        names: The engine's names of those that engines name differently; see `EngineSpec.sampling_names`.
 
     Raises:
-        UnsupportedByServerError: There is a grammar.
+        UnsupportedByServerError: A parameter is set that these servers do not apply.
     """
     if sampling.grammar is not None:
         raise UnsupportedByServerError(
             "verl's servers take no grammar from an agent loop: do not force tool calls or structured output.",
             backend="verl",
         )
-    sent: dict[str, Any] = {
-        "logprobs": True,
-        "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "stop_token_ids": list(sampling.stop_token_ids),
+    sent: dict[str, Any] = {name: getattr(sampling, name) for name in _COMMON}
+    sent |= {"logprobs": True, "max_tokens": sampling.max_new_tokens}
+    sent |= {"stop_token_ids": list(sampling.stop_token_ids), **sampling.extra}
+    others: dict[str, Any] = {
+        "min_new_tokens": sampling.min_new_tokens or None,
+        "stop": list(sampling.stop) or None,
+        "stop_regex": sampling.stop_patterns or None,
+        "seed": sampling.seed,
     }
-    defaults = SamplingParams()
-    for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "seed"):
-        if getattr(sampling, name) != getattr(defaults, name):
-            sent[name] = getattr(sampling, name)
-    if sampling.stop:
-        sent["stop"] = list(sampling.stop)
-    return {**sent, **sampling.extra}
+    for name, value in others.items():
+        if value is not None and name not in names:
+            raise UnsupportedByServerError(
+                f"verl's servers of this engine do not apply {name}={value!r}: leave it out, or choose another engine "
+                "as rollout.name.",
+                backend="verl",
+            )
+        if value is not None:
+            sent[names[name]] = value
+    return sent
+
+
+def _spec(rollout: Mapping[str, Any]) -> EngineSpec | None:
+    """Return the engine of verl's configuration if a package here knows it, else None."""
+    name = rollout.get("name")
+    return find(name) if name in names() else None
 
 
 def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
-    engine = str(rollout.get("name") or "unknown")
     mode = rollout.get("logprobs_mode")  # vLLM's option; SGLang has none
-    processed = find(engine).processed_logprobs if engine in names() else None
+    spec = _spec(rollout)
+    processed = None if spec is None else spec.processed_logprobs
     if processed is None and mode is not None:
         processed = str(mode).startswith("processed")
     limit = rollout.get("max_model_len")
@@ -129,7 +152,7 @@ def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
         backend="verl",
         model=model,
         max_model_len=longest - 1,  # verl reserves one token on SGLang
-        version=engine,
+        version=str(rollout.get("name") or "unknown"),
         processed_logprobs=processed,
         capabilities=_NO_OPTIONAL_OUTPUTS,
         unreported=MAY_BE_UNREPORTED,

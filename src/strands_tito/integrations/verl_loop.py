@@ -28,8 +28,8 @@ from tito_core.policy import Bound, bind
 
 logger = logging.getLogger(__name__)
 
-_bound: dict[int, tuple[Any, Bound]] = {}
-"""Bound templates and parsers by the tokenizer's identity, because verl makes a loop for every rollout."""
+_bound: dict[tuple[int, str, str], tuple[Any, Bound]] = {}
+"""Bound templates by the tokenizer's identity, parser and arguments, because verl makes a loop for every rollout."""
 
 
 class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
@@ -41,8 +41,9 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         branches: "error" or "last", see `sample_of`; or "list", one output per trajectory, for verl's v1 trainer.
         trained_agent: The agent whose paths are trained; see `agent` of `samples_of` and `sample_of`.
         reward: "recorded" takes the ledger's rewards; a rollout without one is masked and has reward 0, with a
-            warning. "verl" leaves all rewards to verl's own reward function, except where the rollout ended from
-            outside.
+            warning. "verl" leaves all rewards to verl's own function. A batch of verl's cannot mix them: its scores
+            come with fields that all rows must have. None means "verl" if verl's configuration has a reward function or
+            a reward model, and "recorded" if not; with both a recorded and a configured reward it is an error.
         parser: Name of the tool-call format; "auto" detects it from the chat template.
         logprobs: See `LogprobPolicy`. Logprobs of validation rollouts are not checked, because they are not trained.
         **kwargs: Arguments of verl's base class.
@@ -54,20 +55,21 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         agent: str,
         branches: Literal["error", "last", "list"] = "error",
         trained_agent: str | None = None,
-        reward: Literal["recorded", "verl"] = "recorded",
+        reward: Literal["recorded", "verl"] | None = None,
         parser: str = AUTO,
         logprobs: LogprobPolicy = "checked",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._make_agent = load_function(agent)
-        if reward not in ("recorded", "verl"):
+        if reward not in (None, "recorded", "verl"):
             raise ValueError(f"reward must be 'recorded' or 'verl', not {reward!r}.")
         self._branches = branches
         self._trained_agent = trained_agent
         self._reward = reward
+        self._has_verls_reward = _has_reward(self.config)
         self._logprobs = logprobs
-        bound = _bound_of(self.tokenizer, parser)
+        bound = _bound_of(self.tokenizer, parser, dict(self.apply_chat_template_kwargs or {}))
         backend = VerlBackend(self.server_manager, self.rollout_config)
         self._policy = Policy(backend, backend.info, *bound)
 
@@ -104,23 +106,43 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         return self._rewarded(output_of(result.ledger, branches=self._branches, **options))
 
     def _rewarded(self, output: AgentLoopOutput) -> AgentLoopOutput:
-        """Return an output with the reward that verl should see; verl takes rewards of all rollouts or of none."""
+        """Return an output with the reward that verl should see.
+
+        Raises:
+            ValueError: The rollout and verl's own function both have a reward, and none of the two was chosen.
+        """
         fields = output.extra_fields
-        if self._reward == "recorded" and output.reward_score is None:
+        recorded = fields["termination"] not in (None, *OUTSIDE) and output.reward_score is not None
+        if self._reward is None and self._has_verls_reward and recorded:
+            raise ValueError(
+                f"Rollout {fields['rollout_id']} recorded the reward {output.reward_score}, and verl's configuration "
+                "has a reward function or model too. Set reward: recorded or reward: verl in the loop's configuration."
+            )
+        if self._reward == "verl" or (self._reward is None and self._has_verls_reward):
+            output.reward_score = None
+        elif output.reward_score is None:
             logger.warning(
                 "rollout=<%s> | not trained: it has no reward. Record one, or set reward: verl in the loop's "
                 "configuration to let verl compute all rewards.", fields["rollout_id"],
             )  # fmt: skip
             output.reward_score, output.response_mask = 0.0, [0] * len(output.response_mask)
-        elif self._reward == "verl" and fields["termination"] not in OUTSIDE:
-            output.reward_score = None
         return output
 
 
-def _bound_of(tokenizer: Any, parser: str) -> Bound:
-    known = _bound.get(id(tokenizer))
+def _has_reward(config: Any) -> bool:
+    """Return whether verl's configuration has a custom reward function or a reward model."""
+    for part in (config.get("reward") or {}, config):  # the second until verl 0.8
+        function, model = part.get("custom_reward_function") or {}, part.get("reward_model") or {}
+        if function.get("path") or model.get("enable"):
+            return True
+    return False
+
+
+def _bound_of(tokenizer: Any, parser: str, arguments: dict[str, Any]) -> Bound:
+    key = (id(tokenizer), parser, repr(arguments))
+    known = _bound.get(key)
     if known is None or known[0] is not tokenizer:
-        known = _bound[id(tokenizer)] = (tokenizer, bind(tokenizer, parser))
+        known = _bound[key] = (tokenizer, bind(tokenizer, parser, template_arguments=arguments))
     return known[1]
 
 

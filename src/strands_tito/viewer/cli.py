@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from strands_tito.export.output_file import is_stdout, replacing
 from strands_tito.terminal import VisibleConsole
 from strands_tito.viewer.pictures import Pictures
 from strands_tito.viewer.rollouts import Rollouts
@@ -97,11 +98,12 @@ def _write(path: Path, content: bytes) -> None:
                 start = file.read(len(_PAGE))
             if start not in (b"", _PAGE):
                 raise typer.BadParameter(f"--html {path}: the file exists and is not a page. Give another path.")
-        path.write_bytes(content)
+        with replacing(path) as part:
+            part.write_bytes(content)
     except OSError as error:
-        raise typer.BadParameter(f"--html {path}: {error.strerror}.") from error
-    _print(f"Wrote {len(content):,} bytes to {path}.")
+        raise typer.BadParameter(f"--html {path}: {error.strerror or error}.") from error
+    _print(f"Wrote {len(content):,} bytes to {path}.", stderr=is_stdout(path))
 
 
-def _print(text: str) -> None:
-    VisibleConsole().print(text, markup=False, highlight=False, soft_wrap=True)
+def _print(text: str, *, stderr: bool = False) -> None:
+    VisibleConsole(stderr=stderr).print(text, markup=False, highlight=False, soft_wrap=True)

@@ -236,8 +236,54 @@ def a_whole_group_keeps_its_rewards() -> None:
     rewards = torch.tensor(scores)
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-6)  # as the page says, all six are in the baseline
     assert torch.allclose(advantages, expected[:, None] * mask)
+
+
+class RewardWorker:
+    """Stands in for verl's reward worker: its answer has a field besides the score, as verl's own managers give."""
+
+    def __init__(self) -> None:
+        self.compute_score = self
+        self.scored = 0
+
+    async def remote(self, data: DataProto) -> dict[str, Any]:
+        self.scored += len(data)
+        return {"reward_score": 0.25, "reward_extra_info": {"acc": 0.25}}
+
+
+def verls_own_reward_scores_whole_batches() -> None:
+    """Its answers have further fields, which verl expects in all rows of a batch."""
+    for reward in (None, "verl"):
+        worker, servers = worker_of("make_group_agent", branches="last", reward=reward)
+        worker.config["reward"] = {"custom_reward_function": {"path": "reward.py"}}
+        worker.reward_loop_worker_handles = [RewardWorker()]
+        good = servers.generate
+
+        async def generate(*args: Any, good: Any = good, **more: Any) -> Any:
+            text = tokenizer().decode(more["prompt_ids"])
+            if "NOTHING" in text or ("BROKEN" in text and "425" in text):
+                raise RuntimeError("engine core died")
+            return await good(*args, **more)
+
+        servers.generate = generate  # type: ignore[method-assign]
+        for prompts in (["NONE", "NOTHING", "NONE BROKEN"], ["NONE BROKEN", "NOTHING", "NONE"]):
+            found = batch_of(worker, 3, prompts=prompts)
+            assert found.batch["rm_scores"].sum(-1).tolist() == [0.25] * 3
+            assert found.batch["response_mask"].any(-1).tolist() == [kind == "NONE" for kind in prompts]
+            assert list(found.non_tensor_batch["acc"]) == [0.25] * 3
+    worker, _ = worker_of("make_group_agent", branches="last")
+    worker.config["reward"] = {"custom_reward_function": {"path": "reward.py"}}
+    with pytest.raises(ValueError, match=r"recorded the reward 1\.0.*reward: recorded or reward: verl"):
+        batch_of(worker, 1, prompts=["1.0"])
     worker, _ = worker_of("make_group_agent", branches="last", reward="verl")
     assert "rm_scores" not in batch_of(worker, 2, prompts=["1.0", "NONE"]).batch
+
+
+def the_templates_arguments_are_verls() -> None:
+    worker, _ = worker_of("make_agent")
+    worker.config.data.apply_chat_template_kwargs = {"chosen": "by verl"}
+    multiplying.ledgers.clear()
+    batch_of(worker, 1)
+    assert "('chosen', 'by verl')" in str(multiplying.ledgers[0].header.certificate)
 
 
 @settings(max_examples=60, deadline=None, database=None)
@@ -313,4 +359,6 @@ if __name__ == "__main__":
     a_validation_is_sampled_as_it_likes()
     what_verls_client_raises_is_an_engines_error()
     a_whole_group_keeps_its_rewards()
+    verls_own_reward_scores_whole_batches()
+    the_templates_arguments_are_verls()
     print(f"verl: ok, {verl.__version__}")
