@@ -208,7 +208,7 @@ def export(
         except (ValueError, MissingPackageError, OSError) as error:
             print_error(error)
             raise typer.Exit(1) from error
-    for line in written.lines(str(out)):
+        for line in written.lines(str(out)):
         console.print(line, markup=False, soft_wrap=True)
     _print_skipped(rollouts)
 

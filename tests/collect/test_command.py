@@ -102,7 +102,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
 def test_any_option_of_a_rollout_or_policy_can_be_given(
     tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
-    options = ["thinking=as-template", 'optional_outputs={"top_logprobs":2}', "tool_calls=lenient", "max_attempts=2"]
+    options = ["thinking=as-template", 'optional_outputs={"top_logprobs":2}', "tool_calls=lenient", "patience_s=5"]
     more = [part for option in options for part in ("--option", option)]
     with served("vllm") as server:
         done = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more))
