@@ -83,7 +83,7 @@ ROWS = {
     "bare": Row(extras=()),
     "lowest": Row(extras=LIGHT, lowest=True),
     "newest": Row(extras=("dev", "renderers", "datasets", "torch")),
-    # Its requirements.txt at 624b824a, without tools for debugging and for other services, and transformers of its image.
+    # Its requirements.txt at 624b824a, without tools for debugging and other services, and its image's transformers.
     "slime": Row((*SLIME.split(), "transformers==5.12.1")),
     "sglang-0.5.23": Row(("sglang==0.5.23",)),
     "vllm-0.32.0": Row(("vllm==0.32.0",)),

@@ -209,8 +209,8 @@ def export(
             print_error(error)
             raise typer.Exit(1) from error
         for line in written.lines(str(out)):
-        console.print(line, markup=False, soft_wrap=True)
-    _print_skipped(rollouts)
+            console.print(line, markup=False, soft_wrap=True)
+        _print_skipped(rollouts)
 
 
 def _missing_reward(text: str) -> float | str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from strands_tito.engines import models
@@ -17,6 +18,8 @@ from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 
 BACKENDS = ("vllm", "sglang")
+STRANDS = tuple(int(part) for part in version("strands-agents").split(".")[:2])
+"""Major and minor version of Strands. From 1.62 on it has middleware, and models choose how to make structured output."""
 END = "<|im_end|>"
 
 
