@@ -44,6 +44,21 @@ NOT_ON_A_CPU = re.compile(
 )
 WHOLE = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "export")
 """Folders of tests that need no engine, of the core and of exports."""
+ALL_OF = ("vllm", "sglang", "export")
+OF = {
+    "chat": "certificate certify delta encoder ending environment formatting gguf_tokenizer idioms image_content"
+    " image_prompts inert_tokenizer least_tokens message_format referee renderers rendering template template_turns"
+    " tokenizer traced translation",
+    "backend": "connect connections http_errors in_process optional_outputs_recorded retries sampling_params streaming"
+    " tokenize transport unix_sockets",
+    "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"
+    " model_parts output_constraints sessions settings streaming",
+    "parsing": "decoding detection grammar pieces schema",
+    "ledger": "columns",
+    "store": "json store",
+}
+TESTS = (*(f"{folder}/test_{name}.py" for folder, names in OF.items() for name in names.split()), *ALL_OF)
+"""Tests that the versions of other packages decide: templates and tokenizers, HTTP, Strands, values, files, exports."""
 SHOWN = ("strands-agents", "transformers", "tokenizers", "jinja2", "aiohttp", "pydantic", "msgspec", "numpy", "torch")
 
 
@@ -79,6 +94,8 @@ TRAINERS = {
     "verl": {"0.8.0": "3.11", "0.9.1": "3.11"},
 }
 """Versions of trainers, the lowest of each extra among them, and the Python that runs them."""
+UNDECLARED = {"verl-0.8.0": ("pyarrow<22",), "verl-0.9.1": ("cachetools", "fastapi", "uvicorn")}
+"""What a trainer imports and does not declare; verl 0.8 holds NumPy below 2, and newer PyArrow fails on it."""
 ROWS = {
     "bare": Row(extras=()),
     "lowest": Row(extras=LIGHT, lowest=True),
@@ -88,7 +105,9 @@ ROWS = {
     "sglang-0.5.23": Row(("sglang==0.5.23",)),
     "vllm-0.32.0": Row(("vllm==0.32.0",)),
     **{
-        f"{package}-{version}": Row((f"{package}=={version}",), ("dev", "parquet"), python)
+        (name := f"{package}-{version}"): Row(
+            (f"{package}=={version}", *UNDECLARED.get(name, ())), ("dev", "parquet"), python
+        )
         for package, versions in TRAINERS.items()
         for version, python in versions.items()
     },
@@ -162,7 +181,7 @@ def environment(name: str) -> Path:
         if _differs(folder / ".packages", packages := _hash(lock, NOT_ON_A_CPU.pattern, CPU_TORCH)):
             shutil.rmtree(folder, ignore_errors=True)
             version = lock.split()[2]
-            run(interpreter(version), "-m", "venv", "--without-pip", str(folder))
+            run(uv(), "venv", "-q", "--python", interpreter(version), str(folder))
             without = {*left_out(name), "torch"}
             kept = [f"{package}=={number}" for package, number in pins(name).items() if package not in without]
             torch = [str(cpu_torch(version) or "")] if "torch" in pins(name) else []
@@ -184,11 +203,11 @@ def _differs(file: Path, text: str) -> bool:
 
 
 def interpreter(version: str) -> str:
-    """Return the path of a Python of this version: one of this machine, of pyenv, or else what uv installs."""
+    """Return the path of a Python of this version, or the version, for which uv looks and which it else downloads."""
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return sys.executable
     folders = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
-    return str(next(folders, None) or run(uv(), "python", "find", version).strip())
+    return str(next(folders, version))
 
 
 def cpu_torch(python: str) -> Path | None:
@@ -281,6 +300,7 @@ def main(arguments: list[str]) -> int:
                 results[name] = future.result()
                 print(table_row(name, results[name]), flush=True)
             except RuntimeError as error:
+                results[name] = "failed"
                 failed += 1
                 print(f"{name}: {error}", flush=True)
     if results and "--keep-page" not in arguments:
