@@ -94,7 +94,7 @@ TRAINERS = {
     "verl": {"0.8.0": "3.11", "0.9.1": "3.11"},
 }
 """Versions of trainers, the lowest of each extra among them, and the Python that runs them."""
-UNDECLARED = {"verl-0.8.0": ("pyarrow<22",), "verl-0.9.1": ("cachetools", "fastapi")}
+UNDECLARED = {"verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22"), "verl-0.9.1": ("cachetools", "fastapi")}
 """What a trainer imports and does not declare; verl 0.8 holds NumPy below 2, and newer PyArrow fails on it."""
 ROWS = {
     "bare": Row(extras=()),
