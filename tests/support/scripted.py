@@ -19,7 +19,7 @@ from tito_vllm.backend import VLLMBackend
 
 BACKENDS = ("vllm", "sglang")
 STRANDS = tuple(int(part) for part in version("strands-agents").split(".")[:2])
-"""Major and minor version of Strands. From 1.62 on it has middleware, and models choose how to make structured output."""
+"""Major and minor version. From 1.62 on Strands has middleware, and models choose how to make structured output."""
 END = "<|im_end|>"
 
 
