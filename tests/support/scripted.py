@@ -107,5 +107,10 @@ def policy_of(kind: str, name: str = "smollm2", tool_calls: ToolCalls = "strict"
     return Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer(name), tool_calls=tool_calls)
 
 
+def structured(name: str, answer: str) -> str:
+    """Return a structured output as the installed Strands takes it: bare JSON, or before 1.62 a forced call."""
+    return answer if STRANDS >= (1, 62) else call(name, answer)
+
+
 def call(name: str, arguments: str) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
