@@ -53,7 +53,7 @@ OF = {
     " tokenize transport unix_sockets",
     "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"
     " model_parts output_constraints sessions settings streaming",
-    "parsing": "decoding detection grammar pieces schema",
+    "parsing": "decoding detection grammar schema",
     "ledger": "columns",
     "store": "json store",
 }
