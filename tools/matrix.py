@@ -1,13 +1,14 @@
 """Run rollouts and tests in environments that a resolver made: the lowest versions of everything, and trainers' own.
 
     python tools/matrix.py                      every row; writes the table of docs/compatibility.md
-    python tools/matrix.py lowest verl-0.9.1    these rows
+    python tools/matrix.py lowest verl-0.9.1    these rows, two at a time
+    python tools/matrix.py --whole lowest       every test of the core, of both clients and of exports, for an hour
     python tools/matrix.py --resolve NAME...    resolve rows again with uv: writes tests/export/locks/NAME.txt
     python tools/matrix.py --check              whether each lower bound of pyproject.toml has a row that resolved it
 
 A row's lock is what `uv pip compile` found. What runs is the lock, except that torch is a CPU build and packages that
 only a GPU uses, or that are engines themselves, are left out; the table names both. Environments are kept in the user's
-cache, by the hash of the lock. TITO_TORCH_INDEX names an index with CPU builds of torch.
+cache, and made again when their lock changes. TITO_TORCH_INDEX names an index with CPU builds of torch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -40,8 +42,23 @@ NOT_ON_A_CPU = re.compile(
     r"nvidia-|cuda-|cu\d|triton|flashinfer|sgl-|sglang|vllm|xformers|flash-attn|flash-mla|deep-?gemm|tilelang|apache-tvm"
     r"|quack|torchao|torchaudio|torchvision|torchcodec|tokenspeed|mooncake|amd|fastsafetensors|humming|fa4|nixl|tpu"
 )
-TESTS = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "export")
+WHOLE = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "export")
 """Folders of tests that need no engine, of the core and of exports."""
+ALL_OF = ("vllm", "sglang", "export")
+OF = {
+    "chat": "certificate certify delta encoder ending environment formatting gguf_tokenizer idioms image_content"
+    " image_prompts inert_tokenizer least_tokens message_format referee renderers rendering template template_turns"
+    " tokenizer traced translation",
+    "backend": "connect connections http_errors in_process optional_outputs_recorded retries sampling_params streaming"
+    " tokenize transport unix_sockets",
+    "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"
+    " model_parts output_constraints sessions settings streaming",
+    "parsing": "decoding detection grammar schema",
+    "ledger": "columns",
+    "store": "json store",
+}
+TESTS = (*(f"{folder}/test_{name}.py" for folder, names in OF.items() for name in names.split()), *ALL_OF)
+"""Tests that the versions of other packages decide: templates and tokenizers, HTTP, Strands, values, files, exports."""
 SHOWN = ("strands-agents", "transformers", "tokenizers", "jinja2", "aiohttp", "pydantic", "msgspec", "numpy", "torch")
 
 
@@ -64,6 +81,7 @@ class Row:
 
 SLIME = (
     "accelerate blobfile datasets httpx[http2] mcp[cli] numba omegaconf openai openai-agents pillow pylatexenc pyyaml"
+    " ray[default] safetensors tensorboard xxhash zstandard"
 )
 LIGHT = ("dev", "images", "docs", "renderers", "torch", "parquet", "datasets", "conformance", "mutants", "train")
 TRAINERS = {
@@ -76,16 +94,20 @@ TRAINERS = {
     "verl": {"0.8.0": "3.11", "0.9.1": "3.11"},
 }
 """Versions of trainers, the lowest of each extra among them, and the Python that runs them."""
+UNDECLARED = {"verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22"), "verl-0.9.1": ("cachetools", "fastapi")}
+"""What a trainer imports and does not declare; verl 0.8 holds NumPy below 2, and newer PyArrow fails on it."""
 ROWS = {
     "bare": Row(extras=()),
     "lowest": Row(extras=LIGHT, lowest=True),
     "newest": Row(extras=("dev", "renderers", "datasets", "torch")),
-    # Its requirements.txt at 624b824a, without tools for debugging and for other services.
-    "slime": Row(tuple(SLIME.split())),
+    # Its requirements.txt at 624b824a, without tools for debugging and other services, and its image's transformers.
+    "slime": Row((*SLIME.split(), "transformers==5.12.1")),
     "sglang-0.5.23": Row(("sglang==0.5.23",)),
     "vllm-0.32.0": Row(("vllm==0.32.0",)),
     **{
-        f"{package}-{version}": Row((f"{package}=={version}",), ("dev", "parquet"), python)
+        (name := f"{package}-{version}"): Row(
+            (f"{package}=={version}", *UNDECLARED.get(name, ())), ("dev", "parquet"), python
+        )
         for package, versions in TRAINERS.items()
         for version, python in versions.items()
     },
@@ -151,31 +173,41 @@ def environment(name: str) -> Path:
         RuntimeError: A package cannot be installed.
     """
     lock = (LOCKS / f"{name}.txt").read_text(encoding="utf-8")
-    key = hashlib.sha256(f"{lock}{NOT_ON_A_CPU.pattern}{CPU_TORCH}{ROOT}".encode()).hexdigest()[:12]
-    folder = user_cache_path("tito") / "matrix" / f"{name}-{key}"
+    folder = user_cache_path("tito") / "matrix" / f"{name}-{_hash(str(ROOT))}"
     python = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not (folder / ".complete").is_file():
+        install = [uv(), "pip", "install", "-q", "--no-deps", "--python", str(python)]
+        if _differs(folder / ".packages", packages := _hash(lock, NOT_ON_A_CPU.pattern, CPU_TORCH)):
             shutil.rmtree(folder, ignore_errors=True)
             version = lock.split()[2]
-            run(interpreter(version), "-m", "venv", "--without-pip", str(folder))
+            run(uv(), "venv", "-q", "--python", interpreter(version), str(folder))
             without = {*left_out(name), "torch"}
             kept = [f"{package}=={number}" for package, number in pins(name).items() if package not in without]
             torch = [str(cpu_torch(version) or "")] if "torch" in pins(name) else []
-            install = [uv(), "pip", "install", "-q", "--no-deps", "--python", str(python)]
             run(*install, *kept, *filter(None, torch))
+            (folder / ".packages").write_text(packages)
+        # Entry points are those of the time of installation.
+        if _differs(folder / ".ours", ours := _hash((ROOT / "pyproject.toml").read_text(encoding="utf-8"))):
             run(*install, "-e", str(ROOT))
-            (folder / ".complete").touch()
+            (folder / ".ours").write_text(ours)
     return python
 
 
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _differs(file: Path, text: str) -> bool:
+    return not file.is_file() or file.read_text() != text
+
+
 def interpreter(version: str) -> str:
-    """Return the path of a Python of this version: one of this machine, of pyenv, or else what uv installs."""
+    """Return the path of a Python of this version, or the version, for which uv looks and which it else downloads."""
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return sys.executable
     folders = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
-    return str(next(folders, None) or run(uv(), "python", "find", version).strip())
+    return str(next(folders, version))
 
 
 def cpu_torch(python: str) -> Path | None:
@@ -189,21 +221,22 @@ def cpu_torch(python: str) -> Path | None:
     return next(folder.glob("torch-*+cpu*.whl"), None)
 
 
-def play(name: str) -> str:
-    """Run a row's rollouts and tests; return what passed.
+def play(name: str, *, whole: bool) -> str:
+    """Run a row's rollouts and tests, all of them or those that other packages' versions decide; return what passed.
 
     Raises:
         RuntimeError: Something failed; has the end of the output.
     """
     python = str(environment(name))
-    variables = {**os.environ, "TITO_PROFILE": "matrix", "TOKENIZERS_PARALLELISM": "false"}
+    one_core = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    variables = {**os.environ, **one_core, "TITO_PROFILE": "matrix"}
     extras = "without extras" if name == "bare" else "with extras"
     done = run(python, "-W", "ignore", "tests/support/first_rollout.py", extras, env=variables).splitlines()[-1]
     if name == "bare":
         return done
-    folders = [f"tests/{folder}" for folder in TESTS]
-    tests = run(python, "-m", "pytest", "-q", "-n", "2", "--timeout", "900", *folders, env=variables)
-    return f"{done}, {tests.splitlines()[-1].strip('= ').partition(' in ')[0]}"
+    tests = [f"tests/{one}" for one in (WHOLE if whole else TESTS)]
+    passed = run(python, "-m", "pytest", "-q", "--timeout", "900", *tests, env=variables)
+    return f"{done}, {passed.splitlines()[-1].strip('= ').partition(' in ')[0]}"
 
 
 def table_row(name: str, result: str) -> str:
@@ -254,17 +287,22 @@ def main(arguments: list[str]) -> int:
             end="\n" * bool(wrong),
         )
         return bool(wrong)
+    if "--resolve" in arguments:
+        for name in names:
+            resolve(name)
+        return 0
     results, failed = {}, 0
-    for name in names:
-        try:
-            if "--resolve" in arguments:
-                resolve(name)
-                continue
-            results[name] = play(name)
-            print(table_row(name, results[name]), flush=True)
-        except RuntimeError as error:
-            failed += 1
-            print(f"{name}: {error}", flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        running = {pool.submit(play, name, whole="--whole" in arguments): name for name in names}
+        for future in as_completed(running):
+            name = running[future]
+            try:
+                results[name] = future.result()
+                print(table_row(name, results[name]), flush=True)
+            except RuntimeError as error:
+                results[name] = "failed"
+                failed += 1
+                print(f"{name}: {error}", flush=True)
     if results and "--keep-page" not in arguments:
         write(results)
     return failed

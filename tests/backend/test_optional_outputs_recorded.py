@@ -185,6 +185,6 @@ async def test_vllm_routed_experts_have_a_shape(name: str) -> None:
 
 def test_vllm_reports_its_limit_of_top_logprobs() -> None:
     _, answer = recorded("vllm-0.32.0", "generate_logprobs_all")
-    assert vllm_wire.capabilities(json.dumps(answer), one_more=True, grammar=None).top_logprobs == 19
-    assert vllm_wire.capabilities(json.dumps(answer), one_more=False, grammar=None).top_logprobs == 20
-    assert vllm_wire.capabilities("no such thing", one_more=True, grammar=None).top_logprobs is None
+    limits = [(json.dumps(answer), True, 19), (json.dumps(answer), False, 20), ("no such thing", True, None)]
+    for refusal, one_more, most in limits:
+        assert vllm_wire.capabilities(refusal, one_more=one_more, grammar=None).top_logprobs == most

@@ -15,7 +15,7 @@ from strands import Agent, tool
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import MaxTokensReachedException, StructuredOutputException
 
-from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
+from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, structured, tokenizer
 from tito_core import store
 from tito_core.ledger import Finish, Ledger, Provenance, check_ledger
 
@@ -338,7 +338,7 @@ async def test_an_agents_structured_output_model_keeps_one_branch(kind: str) -> 
 
         total: int
 
-    model = model_of(kind, Says("It is five.", '{"total": 5}'))
+    model = model_of(kind, Says("It is five.", structured("Sum", '{"total": 5}')))
     result = await agent_of(model).invoke_async("2 + 3?", structured_output_model=Sum)
     assert result.structured_output == Sum(total=5)
     assert [(turn.parent, turn.draft.constrained) for turn in model.ledger] == [(None, False), (0, True)]

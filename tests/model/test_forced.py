@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.types.exceptions import StructuredOutputException
+from strands.types.exceptions import EventLoopException, StructuredOutputException
 
 from support.byte_level import byte_level
-from support.scripted import BACKENDS, Says, backend_of, call, engine_of, model_of, tokenizer, with_parts
+from support.scripted import BACKENDS, STRANDS, Says, backend_of, call, engine_of, model_of, tokenizer, with_parts
 from tito_core import Policy
 from tito_core.backend import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.sampling import Grammar, SamplingParams
@@ -204,6 +204,12 @@ async def test_where_no_call_can_be_forced_structured_output_is_bare_json(kind: 
     model = model_of(kind, script)
     model = with_parts(model, parser=get_tool_parser("pythonic", tokenizer()))
     agent = Agent(model=model, tools=[look], callback_handler=None)
+    if STRANDS < (1, 62):  # Strands knows no other way than a forced call
+        with pytest.raises(EventLoopException, match="cannot be forced with a pythonic parser") as refused:
+            await agent.invoke_async("2 + 3?", structured_output_model=Sum)
+        assert isinstance(refused.value.__cause__, UnsupportedToolChoiceError)
+        assert [turn.draft.constrained for turn in model.ledger] == [False]
+        return
     result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
     assert result.structured_output == Sum(total=5)
     assert script.requests[-1].grammar == {

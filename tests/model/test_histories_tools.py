@@ -12,7 +12,7 @@ from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 
 from strands_tito.testing import Completion, ScriptedRequest
 from support.histories import observe
-from support.scripted import BACKENDS, END, Says, call, ids_of
+from support.scripted import BACKENDS, END, Says, call, ids_of, structured
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
@@ -164,7 +164,7 @@ class Sum(BaseModel):
 
 
 async def test_structured_output_switched_on_and_off_again_opens_anew_each_time(kind: str) -> None:
-    rollout = observe(kind, "One.", "It is five.", '{"total": 5}', "Four.", "Five.")
+    rollout = observe(kind, "One.", "It is five.", structured("Sum", '{"total": 5}'), "Four.", "Five.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
     result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)

@@ -110,7 +110,7 @@ def missing(ledger: Ledger, policy: Policy) -> int:
         try:
             uses()
         except Exception as error:
-            if f"strands-tito[{extra}]" not in str(error):
+            if f"[{extra}]" not in str(error):
                 raise AssertionError(f"The error of a missing {extra!r} does not name it.") from error
         else:
             raise AssertionError(f"{extra} is not missing.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 from strands_tito.engines import models
@@ -17,6 +18,8 @@ from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 
 BACKENDS = ("vllm", "sglang")
+STRANDS = tuple(int(part) for part in version("strands-agents").split(".")[:2])
+"""Major and minor version. From 1.62 on Strands has middleware, and models choose how to make structured output."""
 END = "<|im_end|>"
 
 
@@ -102,6 +105,11 @@ def policy_of(kind: str, name: str = "smollm2", tool_calls: ToolCalls = "strict"
     """Load tokenizer and template once; each model then gets an engine of its own."""
     engine = engine_of(kind, Says(""), name)
     return Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer(name), tool_calls=tool_calls)
+
+
+def structured(name: str, answer: str) -> str:
+    """Return a structured output as the installed Strands takes it: bare JSON, or before 1.62 a forced call."""
+    return answer if STRANDS >= (1, 62) else call(name, answer)
 
 
 def call(name: str, arguments: str) -> str:

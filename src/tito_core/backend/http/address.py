@@ -90,7 +90,7 @@ def server_address(base_url: str, *, backend: str) -> str:
         raise _invalid_address(f"{base_url!r} is not a server address", backend)
     if problem := _host_problem(url.raw_host):
         raise _invalid_address(f"{base_url!r} is not a server address ({problem})", backend)
-    if url.port == 0:
+    if url.explicit_port == 0:  # yarl 1.17 gives 80 as `port`
         raise _invalid_address(f"{base_url!r} has no port between 1 and 65535", backend)
     address = str(url).rstrip("/")
     if address.endswith("/v1"):
