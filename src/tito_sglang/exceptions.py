@@ -84,6 +84,8 @@ def as_sglang_error(error: BackendError) -> BackendError:
     if isinstance(error, SGLangClientError):
         return error
     kind = next((sglang_type for core_type, sglang_type in _TYPES if isinstance(error, core_type)), SGLangClientError)
+    if isinstance(error, EngineTimeoutError) and error.status is not None:
+        kind = SGLangHTTPError  # 408 and 504, by which a gateway gave up
     translated = kind(*error.args)
     translated.__dict__.update(error.__dict__)
     return translated.with_traceback(error.__traceback__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.types.exceptions import EventLoopException, StructuredOutputException
+from strands.types.exceptions import EventLoopException
 
 from support.byte_level import byte_level
 from support.scripted import BACKENDS, STRANDS, Says, backend_of, call, engine_of, model_of, tokenizer, with_parts
@@ -104,6 +105,18 @@ async def test_a_forced_call_that_is_no_call_is_refused(kind: str, answer: str) 
     with pytest.raises(ProtocolViolationError, match=r"Law 4: a call of look was forced by a grammar, but"):
         await forced(model, {"tool": {"name": "look"}})
     assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_answer_under_a_json_schema_that_is_no_json_is_refused(kind: str) -> None:
+    """A proxy that drops parameters, as LiteLLM's `drop_params` does."""
+    sampling: Any = {"grammar": {"kind": "json_schema", "value": '{"type": "object"}'}}
+    for answer, is_json in (('{"v": "a\tb", "n": 3}', True), ("It is three.", False), ('{"v": 3', False)):
+        model = model_of(kind, Says(answer), sampling=sampling)
+        refused = pytest.raises(ProtocolViolationError, match="Law 4: the answer must be JSON")
+        with contextlib.nullcontext() if is_json else refused:
+            await forced(model, None)
+        assert len(model.ledger) == int(is_json)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -216,7 +229,7 @@ async def test_where_no_call_can_be_forced_structured_output_is_bare_json(kind: 
         "json" if kind == "vllm" else "json_schema": json.dumps(Sum.model_json_schema())
     }
     assert [turn.draft.constrained for turn in model.ledger] == [False, True]
-    with pytest.raises(StructuredOutputException):
+    with pytest.raises(ProtocolViolationError, match="a call of Sum was forced by a grammar, but"):
         await agent.invoke_async("And?", structured_output_model=Sum)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -101,10 +102,12 @@ def read(
     """Return the message that Strands will store and the draft of the turn.
 
     Raises:
-        ProtocolViolationError: A call was forced, and the answer holds none (law 4).
+        ProtocolViolationError: The grammar of the request was not applied (law 4): the answer does not hold the forced
+            call, or is no JSON.
     """
     parsed = parse(policy, prepared, response)
     check_forced_call(policy, prepared, response, parsed)
+    check_json(policy, prepared, response)
     runs_calls = settings.runs_calls or prepared.forces_call
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
     drafted = draft(policy, prepared, response, message, parsed, agent)
@@ -188,11 +191,45 @@ def check_forced_call(policy: PolicyParts, prepared: Prepared, response: TokenRe
     forced = prepared.forced
     if not forced or response.finish.cut_off or any(call.name in (None, *forced) for call in parsed.calls):
         return
+    if prepared.takes_json and _is_json(parsed.text):
+        return
+    raise _grammar_ignored(policy, prepared, response, f"a call of {' or '.join(forced[:5])} was forced by a grammar")
+
+
+def check_json(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> None:
+    """Check that an answer under a JSON schema that ended by itself is JSON.
+
+    Engines leave out some of what a schema forbids, so only the JSON is certain.
+
+    Raises:
+        ProtocolViolationError: It is none: the server, or a proxy before it, dropped the grammar (law 4).
+    """
+    grammar, stop = prepared.request.sampling.grammar, response.stop
+    if grammar is None or grammar.kind != "json_schema" or response.finish.cut_off or isinstance(stop, str):
+        return
+    ids = response.output_ids.tolist()
+    if not _is_json(str(policy.tokenizer.decode(ids[:-1] if ids[-1] == stop else ids))):
+        raise _grammar_ignored(policy, prepared, response, "the answer must be JSON by a grammar")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, strict=False, parse_int=str)  # numbers of any length; control characters, as engines allow
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _grammar_ignored(
+    policy: PolicyParts, prepared: Prepared, response: TokenResponse, wanted: str
+) -> ProtocolViolationError:
     text = str(policy.tokenizer.decode(response.output_ids.tolist()))
-    raise ProtocolViolationError(
-        f"Law 4: a call of {' or '.join(forced[:5])} was forced by a grammar, but {policy.backend.name} answered "
-        f"{shortened(text, _SHOWN)}. The answer was discarded: the server did not apply the grammar. Check its grammar "
-        "backend and its reasoning parser.",
+    return ProtocolViolationError(
+        f"Law 4: {wanted}, but {policy.backend.name} answered {shortened(text, _SHOWN)}. The answer was discarded: the "
+        "server did not apply the grammar. Check its grammar backend and its reasoning parser, and any proxy in front of "
+        "it, which may drop parameters.",
         backend=policy.backend.name,
         request_id=prepared.request.request_id,
     )

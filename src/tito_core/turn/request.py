@@ -187,8 +187,8 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         tools: The JSON Schema of each tool's arguments, by name.
         tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
         forces_call: Whether a tool has to be called.
-        forced: Names of the tools of which the answer must call one; empty if none is forced, and for structured
-            output, which some formats write as the answer itself.
+        forced: Names of the tools of which the answer must call one; empty if none is forced.
+        takes_json: Whether JSON may take the place of that call: structured output, as some formats write it.
     """
 
     match: ParentMatch
@@ -199,6 +199,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     tail: list[int]
     forces_call: bool = False
     forced: tuple[str, ...] = ()
+    takes_json: bool = False
 
 
 async def prepare_turn(
@@ -307,10 +308,12 @@ def prepare(
         measured=policy.info,
     )
     constraint, forced = turn_input.constraint, tuple[str, ...]()
-    if constraint.forces_call and constraint.output_model is None:
+    if constraint.forces_call:
         choice: Any = constraint.tool_choice
         forced = (choice["tool"]["name"],) if "tool" in choice else tuple(tools)
-    return Prepared(match, delta, request, text, tools, tail, constraint.forces_call, forced)
+    return Prepared(
+        match, delta, request, text, tools, tail, constraint.forces_call, forced, constraint.output_model is not None
+    )
 
 
 def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:
