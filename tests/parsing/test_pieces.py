@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from tito_core.parsing.python_literals import Calls, _number
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as models_of
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -32,6 +31,7 @@ from tito_core.parsing.formats.dsml import DsmlCalls
 from tito_core.parsing.formats.glm import GlmCalls
 from tito_core.parsing.formats.pythonic import PythonicCalls
 from tito_core.parsing.markup import DecodedIds, Markup
+from tito_core.parsing.python_literals import Calls, _number
 from tito_core.parsing.reasoning import BRACKET_THINK, THINK
 from tito_core.parsing.turn import TurnParser
 
