@@ -29,7 +29,7 @@ because a few very unlikely tokens would make it as wide as the difference."""
 QUARTILES = 1.35
 """Distance of the quartiles of a normal distribution, in standard deviations."""
 MOST = 0.75
-"""The quantile that stands for "most"."""
+"""The quantile that stands for "most"; most are above the opposite one."""
 APART_NATS = 0.2
 """Least median difference of different quantities, in nats. With a smaller spread, nothing can be measured."""
 ALL_MASS = 0.98
@@ -48,6 +48,9 @@ EVEN_NATS = 1e-3
 """Least noise of equal logprobs, in nats: float32 sums in another order."""
 FAR = 8
 """Logprobs that differ by this many times the server's noise are different quantities."""
+BEYOND = 3
+"""The same bound where the median also says so. Equal quantities have a median of half of `most`: noise alone would have
+to make one six times as large as the other, by chance."""
 
 
 async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> EngineInfo:
@@ -168,11 +171,13 @@ class _Difference:
     Attributes:
         most: Its upper quartile.
         median: Its median.
+        least: Its lower quartile. The median of eight tokens can be noise by chance, this hardly.
         spread: Standard deviation of the raw scores, estimated from their middle half.
     """
 
     most: float
     median: float
+    least: float
     spread: float
 
 
@@ -185,13 +190,17 @@ async def _compare(backend: Backend, prompt_ids: TokenIds, sample: TokenResponse
         return None
     difference = np.abs(raw - sample.logprobs)[uncertain]
     low, high = np.quantile(raw[uncertain], (0.25, 0.75))
-    return _Difference(
-        float(np.quantile(difference, MOST)), float(np.median(difference)), float(high - low) / QUARTILES
-    )
+    least, median, most = np.quantile(difference, (1 - MOST, 0.5, MOST))
+    return _Difference(float(most), float(median), float(least), float(high - low) / QUARTILES)
+
+
+def _apart(spread: float) -> float:
+    """Return the least difference of different quantities, in nats."""
+    return max(APART_NATS, SAME_SHARE * spread)
 
 
 def _is_processed(hot: _Difference) -> bool | None:
-    if hot.median > max(APART_NATS, SAME_SHARE * hot.spread):
+    if hot.least > _apart(hot.spread):
         return True
     same = hot.most < max(SAME_NATS, SAME_SHARE * hot.spread)
     return False if same and hot.spread > APART_NATS else None
@@ -199,7 +208,7 @@ def _is_processed(hot: _Difference) -> bool | None:
 
 def _exceeds_noise(hot: _Difference, warm: _Difference) -> bool | None:
     noise = max(warm.most, EVEN_NATS)
-    if hot.median > FAR * noise:
+    if hot.median > (BEYOND if hot.median > _apart(hot.spread) else FAR) * noise:
         return True
     return False if hot.most < 2 * noise and hot.spread > 2 * FAR * noise else None
 

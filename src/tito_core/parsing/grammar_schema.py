@@ -10,6 +10,7 @@ they do, as seen with both versions:
 - A "pattern" matches the whole string, and a string with a pattern, a format or a length allows no escapes, so that a
   quotation mark or a line break could not be written.
 - A name in "patternProperties" matches as a whole, too; "contains" and "propertyNames" forbid everything else.
+- "oneOf" means "anyOf", as it has to where the options were widened: several of them may then allow a value.
 - An impossible schema (`false`), or a reference that leads nowhere, is an error.
 """
 
@@ -62,7 +63,10 @@ def _wider(schema: dict[str, Any]) -> dict[str, Any]:
     if "number" in schema.get("type", ()):
         for key in _BOUNDS:
             schema.pop(key, None)  # its decimals are limited
-    for union in ("anyOf", "oneOf", "allOf"):
+    if "oneOf" in schema:  # options that are wider now may hold together
+        schema.setdefault("anyOf", schema["oneOf"])
+        del schema["oneOf"]
+    for union in ("anyOf", "allOf"):
         if union in schema and not (kept := [one for one in schema[union] if one is not False]):
             del schema[union]
         elif union in schema:

@@ -99,7 +99,8 @@ class DsmlCalls(CallFormat):
 
     def _invoke(self, cursor: Cursor) -> ParsedCallText:
         if not cursor.follows(' name="'):
-            raise cursor.error(f'The call must begin with {self.section.call} name="...">.')
+            written = self.section.call + cursor.until_text(">")
+            raise cursor.error(f'The call must begin with {self.section.call} name="...">, not {written[:60]!r}.')
         name = cursor.tool_name(quoted(cursor, " name="))
         arguments: dict[str, Any] = {}
         while cursor.peek() == self.parameter:

@@ -26,6 +26,7 @@ from tito_core.parsing.registry import register_format
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 SEPARATOR = ";"
 _BEGINS = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function"\s*,)')
+_BEGINNINGS = ('{"name":', '{"type":"function",')
 _TYPE = frozenset({"type"})
 
 
@@ -125,7 +126,13 @@ def _separator(completion: Completion, char: int, total: int) -> str | None:
     mark = completion.next_mark(char)
     if mark is not None and mark.start == char < total:
         return mark.tag if mark.tag == PYTHON_TAG else None
-    return "" if _BEGINS.match(completion.text, char) else None
+    return "" if _BEGINS.match(completion.text, char) or _is_cut(completion.text, char, total) else None
+
+
+def _is_cut(text: str, char: int, total: int) -> bool:
+    """Return whether the completion ends in what `_BEGINS` matches."""
+    rest = "".join(text[char : char + 100].split())
+    return total == len(text) and any(beginning.startswith(rest) for beginning in _BEGINNINGS)
 
 
 def _call(text: str) -> ParsedCallText:

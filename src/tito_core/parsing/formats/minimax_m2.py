@@ -91,7 +91,8 @@ def quoted(cursor: Cursor, before: str = "") -> str:
     written = cursor.until_text('">')
     name = written.removeprefix(f'{before}"')
     if written != f'{before}"{name}' or not name or name != name.strip() or set(name) & set("<\"'\n"):
-        raise cursor.error(f"The name must be in double quotes: {written[:60]!r}.")
+        as_written = f'{written}"'
+        raise cursor.error(f"The name must be in double quotes: {as_written[:60]!r}.")
     return name
 
 
