@@ -312,7 +312,15 @@ def prepare(
         choice: Any = constraint.tool_choice
         forced = (choice["tool"]["name"],) if "tool" in choice else tuple(tools)
     return Prepared(
-        match, delta, request, text, tools, tail, constraint.forces_call, forced, constraint.output_model is not None
+        match,
+        delta,
+        request,
+        text,
+        tools,
+        tail,
+        forces_call=constraint.forces_call,
+        forced=forced,
+        takes_json=constraint.output_model is not None,
     )
 
 
