@@ -228,8 +228,8 @@ def _grammar_ignored(
     text = str(policy.tokenizer.decode(response.output_ids.tolist()))
     return ProtocolViolationError(
         f"Law 4: {wanted}, but {policy.backend.name} answered {shortened(text, _SHOWN)}. The answer was discarded: the "
-        "server did not apply the grammar. Check its grammar backend and its reasoning parser, and any proxy in front of "
-        "it, which may drop parameters.",
+        "server did not apply the grammar. Check its grammar backend and its reasoning parser, and any proxy in front "
+        "of it, which may drop parameters.",
         backend=policy.backend.name,
         request_id=prepared.request.request_id,
     )
