@@ -49,7 +49,7 @@ EVEN_NATS = 1e-3
 FAR = 8
 """Logprobs that differ by this many times the server's noise are different quantities."""
 BEYOND = 3
-"""The same bound where the median also says so. Equal quantities have a median of half of `most`: noise alone would have
+"""The same bound where the median says so too. Equal quantities have a median of half of `most`: noise alone would have
 to make one six times as large as the other, by chance."""
 
 
