@@ -49,8 +49,8 @@ EVEN_NATS = 1e-3
 FAR = 8
 """Logprobs that differ by this many times the server's noise are different quantities."""
 BEYOND = 3
-"""The same bound where the median says so too. Equal quantities have a median of half of `most`: noise alone would have
-to make one six times as large as the other, by chance."""
+"""The same bound where the median also says so. Equal quantities have a median of half of `most`: noise alone would
+have to make one six times as large as the other, by chance."""
 
 
 async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> EngineInfo:
@@ -71,20 +71,34 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
     top_two, columns = top_two_task.result()
     measured = replace(info, capabilities=_supported(info.capabilities, columns))
     if (result := full_task.result()) is None:
-        return measured
+        return _described(measured, top_two)
     full, processed = result
+    measured = _described(measured, top_two, full)
     return replace(measured, processed_logprobs=processed, truncated_logprobs=_is_truncated(top_two, full))
 
 
+def _described(info: EngineInfo, *answers: TokenResponse) -> EngineInfo:
+    """Return the properties with what the measured answers say of themselves, which later answers must say too."""
+    return replace(
+        info,
+        answering_models=frozenset(answer.model for answer in answers if answer.model is not None),
+        reports_versions=all(span.version is not None for answer in answers for span in answer.versions),
+    )
+
+
 def common_measurement(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """Return the measurement of several equal servers; a field that is None for one of them is None."""
+    """Return the measurement of several equal servers; a field that is unknown for one of them is unknown."""
     common = infos[0]
     for info in infos[1:]:
         if info.processed_logprobs is None:
             common = replace(common, processed_logprobs=None)
         if info.truncated_logprobs is None:
             common = replace(common, truncated_logprobs=None)
-    return common
+    return replace(
+        common,
+        answering_models=frozenset().union(*(info.answering_models for info in infos)),
+        reports_versions=all(info.reports_versions for info in infos),
+    )
 
 
 async def _sample(
