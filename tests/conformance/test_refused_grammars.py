@@ -30,7 +30,7 @@ class Refusing:
         self._inner, self._for_good, self._down = inner, for_good, False
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> HttpResponse:
-        if b"structural_tag" in body or self._down:
+        if b'"structural_tag":"' in body or self._down:
             self._down = self._for_good
             return HttpResponse(500, {"content-type": "application/json"}, _refusal(), _nothing)
         return await self._inner.send(method, url, headers, body)

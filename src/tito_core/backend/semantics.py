@@ -22,5 +22,5 @@ def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
     # Both engines compute processed logprobs of a greedy request at temperature 1.
     effective = sampling.temperature or 1.0
     adjusted = constrained or penalised or normalised_over_kept
-    known = info.processed_logprobs is True or (sampling.temperature == 1.0 and not adjusted)
+    known = info.processed_logprobs is True or (effective == 1.0 and not adjusted)  # then raw ones are the same
     return Semantics(info.processed_logprobs, effective if known else None, adjusted, source)
