@@ -280,7 +280,7 @@ MEANINGS: list[tuple[bool | None, dict[str, Any], tuple[float | None, bool]]] = 
     # Unknown: only where both readings agree is there a temperature.
     (None, {}, (1.0, False)),
     (None, {"temperature": 0.5}, (None, False)),
-    (None, {"temperature": 0.0}, (None, False)),
+    (None, {"temperature": 0.0}, (1.0, False)),
     (None, {"top_k": 5}, (None, True)),
     (None, {"grammar": REGEX}, (None, True)),
 ]

@@ -130,7 +130,7 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
     assert "<h1>Not finished</h1>" in (tmp_path / "out" / "conformance.html").read_text()
 
 
-@pytest.mark.parametrize("after", [30, 90, 200], ids=["first checks", "conversations", "last checks"])
+@pytest.mark.parametrize("after", [30, 90, 160], ids=["first checks", "conversations", "last checks"])
 def test_an_error_of_the_server_ends_the_run_with_the_results_so_far(
     after: int, tokenizer_folder: str, here: Path
 ) -> None:
