@@ -16,7 +16,6 @@ from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.http.transport import HttpRequest, decoded
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
-from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
@@ -42,7 +41,8 @@ class VLLMBackend(HttpBackend):
             is_open, is_told = await self._endpoints(model.id)
             images_task = group.create_task(self._images(model.id, is_open))
             grammar_task = group.create_task(self._constrains(model.id, is_told))
-            capabilities = await self._capabilities(model.id, is_open, await grammar_task)
+            limit_task = group.create_task(self._limit(model.id, is_open))
+        capabilities = wire.capabilities(limit_task.result(), one_more=is_open, grammar=grammar_task.result())
         version = version_task.result()
         return EngineInfo(
             self.name,
@@ -78,26 +78,30 @@ class VLLMBackend(HttpBackend):
         """
         if is_told:
             return True
-        refused = await self.refusal(_COMPLETIONS, msgspec.json.encode({"model": model, **wire.BUDGET_PROBE}))
-        if refused is None:
-            return wire.constrains_all(None, None)
+        budget = msgspec.json.encode({"model": model, **wire.BUDGET_PROBE})
+        async with task_group() as group:
+            refusal_task = group.create_task(self.refusal(_COMPLETIONS, budget))
+            answer_task = group.create_task(self._probe_of_grammars(model))
+        refused = refusal_task.result()
+        return wire.constrains_all(None if refused is None else refused.body, answer_task.result())
+
+    async def _probe_of_grammars(self, model: str) -> wire.TextCompletion | None:
         body = msgspec.json.encode({"model": model, **wire.GRAMMAR_PROBE})
         try:
-            answer = decoded(self.http, await self.http.send(HttpRequest(_COMPLETIONS, body)), wire.TextCompletion)
+            return decoded(self.http, await self.http.send(HttpRequest(_COMPLETIONS, body)), wire.TextCompletion)
         except (BadRequestError, ProtocolViolationError, ServerError) as error:
             error.with_traceback(None)
-            answer = None
-        return wire.constrains_all(refused.body, answer)
+            return None
 
-    async def _capabilities(self, model: str, is_open: bool, grammar: bool | None) -> Capabilities:
-        """Read the server's limit of top logprobs from its refusal of too many."""
+    async def _limit(self, model: str, is_open: bool) -> str:
+        """Return the server's refusal of too many top logprobs, which names its limit; empty if it took them."""
         excessive = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
         if is_open:
             probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": excessive}
         else:
             probe = {"model": model, "prompt": [0], **excessive}
         refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe))
-        return wire.capabilities(refused.body if refused is not None else "", one_more=is_open, grammar=grammar)
+        return "" if refused is None else refused.body
 
     async def _endpoints(self, model: str) -> tuple[bool, bool]:
         """Return whether the server has `/inference/v1/generate`, and whether that reads `reasoning_ended`.

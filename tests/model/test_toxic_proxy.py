@@ -165,7 +165,8 @@ async def test_every_turn_was_sampled_for_its_own_request(wire: str, stream: boo
                     pass
             except BackendError as error:
                 refused[type(error).__name__] += 1
-                assert refused.total() < 100 * TURNS, error
+                if refused.total() > 100 * TURNS:
+                    raise
                 assert len(model.ledger) == 0
                 continue
             check_ledger(model.ledger)
