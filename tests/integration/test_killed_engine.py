@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import psutil
 import pytest
@@ -33,7 +32,7 @@ def kill(server: RunningEngine) -> None:
 async def test_a_killed_engine_raises_and_a_restarted_one_is_used_again(kind: str) -> None:
     server = await asyncio.to_thread(engines.bring_up, kind, model="smollm2")
     try:
-        policy = await policy_at(kind, server.url)
+        policy = await policy_at(kind, server.url, patience_s=5)
         model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 64})
         agent = make_agent(model)
         with contextlib.suppress(MaxTokensReachedException):
@@ -45,11 +44,9 @@ async def test_a_killed_engine_raises_and_a_restarted_one_is_used_again(kind: st
         rollout = asyncio.ensure_future(agent.invoke_async("Write a very long story about numbers."))
         await asyncio.sleep(1.5)
         assert not rollout.done()
-        started = time.monotonic()
         kill(server)
         with pytest.raises(EngineConnectionError, match=f"{kind} at "):
             await rollout
-        assert time.monotonic() - started < 60
         assert store.encode(model.ledger) == before
     finally:
         await asyncio.to_thread(engines.stop, server)

@@ -17,16 +17,17 @@ from tito_core import Policy
 from tito_core.ledger import Finish, Provenance, check_ledger
 from tito_core.ledger.turn import Turn
 
+_SHORT = "^[a-z0-9 +*.]{0,16}$"
 SCHEMAS: dict[str, dict[str, Any]] = {
     "calculate": {
         "type": "object",
-        "properties": {"expression": {"type": "string", "maxLength": 16}},
+        "properties": {"expression": {"type": "string", "pattern": _SHORT}},
         "required": ["expression"],
     },
     "look": {
         "type": "object",
         "properties": {
-            "at": {"type": "string", "maxLength": 16},
+            "at": {"type": "string", "pattern": _SHORT},
             "far": {"type": "integer", "minimum": 0, "maximum": 99},
             "kind": {"type": "string", "enum": ["red", "dark blue", "<tool_call>"]},
             "deep": {
@@ -39,7 +40,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "stop": {"type": "object", "properties": {"sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}},
 }
-"""No value is long: a policy of random weights would write a string until the token limit."""
+"""No value is long: a policy of random weights would write a string until the token limit. Patterns of plain characters
+stay in the grammar; a `maxLength` is left out of it, as XGrammar then allows no escapes."""
 SPECS: list[ToolSpec] = [
     {"name": name, "description": f"{name} something", "inputSchema": {"json": schema}}
     for name, schema in SCHEMAS.items()

@@ -42,8 +42,8 @@ async def mid_answer(backend: Backend, tokens: int = 32) -> None:
     await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
 
 
-async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:
-    return await Policy.connect_async(backend=kind, base_url=url, tokenizer=tokenizer(name), timeout_s=120)
+async def policy_at(kind: str, url: str, name: str = "smollm2", **options: Any) -> Policy:
+    return await Policy.connect_async(backend=kind, base_url=url, tokenizer=tokenizer(name), timeout_s=120, **options)
 
 
 @contextmanager
