@@ -23,6 +23,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "type": "object",
         "properties": {"expression": {"type": "string", "pattern": _SHORT}},
         "required": ["expression"],
+        "additionalProperties": False,
     },
     "look": {
         "type": "object",
@@ -34,14 +35,20 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                 "type": "object",
                 "properties": {"all": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
                 "required": ["all"],
+                "additionalProperties": False,
             },
         },
         "required": ["at", "far", "kind"],
+        "additionalProperties": False,
     },
-    "stop": {"type": "object", "properties": {"sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}},
+    "stop": {
+        "type": "object",
+        "properties": {"sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
+        "additionalProperties": False,
+    },
 }
-"""No value is long: a policy of random weights would write a string until the token limit. Patterns of plain characters
-stay in the grammar; a `maxLength` is left out of it, as XGrammar then allows no escapes."""
+"""No value is long and no argument is undeclared: a policy of random weights would write on until the token limit.
+Patterns of plain characters stay in the grammar; a `maxLength` does not, as XGrammar then allows no escapes."""
 SPECS: list[ToolSpec] = [
     {"name": name, "description": f"{name} something", "inputSchema": {"json": schema}}
     for name, schema in SCHEMAS.items()

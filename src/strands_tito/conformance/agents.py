@@ -23,6 +23,7 @@ TOOLS: list[Any] = [
                 "type": "object",
                 "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
                 "required": ["a", "b"],
+                "additionalProperties": False,
             }
         },
     },
@@ -34,11 +35,12 @@ TOOLS: list[Any] = [
                 "type": "object",
                 "properties": {"word": {"type": "string", "enum": ["tree", "house"]}, "exact": {"type": "boolean"}},
                 "required": ["word"],
+                "additionalProperties": False,
             }
         },
     },
 ]
-"""Specs of the agents' tools."""
+"""Specs of the agents' tools. They allow no other arguments, as a forced weak policy would invent more."""
 CLEARED = ("edit", "trim", "summary", "rewind", "retry", "new system prompt or tools")
 """Reasons of a branch after a history was cleared, or an answer without content was dropped."""
 SYSTEM_PROMPTS = ("Be brief.", "You are an exact assistant.\nUse tools.", None)
