@@ -36,7 +36,7 @@ def reached_by(backend: Any, endpoints: tuple[str, ...] | None) -> Iterator[None
         yield
         return
     found = backend._info
-    backend._info = replace(found, endpoints=endpoints)
+    backend._info = replace(found, endpoints=endpoints, reports_versions=False)
     backend.discover = AsyncMock(return_value=backend._info)
     try:
         yield

@@ -17,7 +17,7 @@ from tito_core import Policy
 from tito_core.ledger import Finish, Provenance, check_ledger
 from tito_core.ledger.turn import Turn
 
-_SHORT = "^[a-z0-9 +*.]{0,16}$"
+_SHORT = "^[a-z0-9 ]{0,16}$"
 SCHEMAS: dict[str, dict[str, Any]] = {
     "calculate": {
         "type": "object",
