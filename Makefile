@@ -19,7 +19,7 @@ ROWS ?=
 # Container images often set this; each test process would then compile 600 modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 # One process for each engine, which keeps its server from test to test.
-ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
+ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 1800
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers prove defects mutants matrix lint format docs bench lock clean

@@ -80,6 +80,7 @@ async def test_a_sub_agent_is_a_root_of_its_own(here: Here) -> None:
     assert max(roots) == 2, "an outer and an inner agent in one ledger"
 
 
+@pytest.mark.parametrize("here", ONCE, indirect=True)
 async def test_partial_rollouts_go_on_under_the_next_weights(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     before = await here.policy.backend.weight_version()  # type: ignore[attr-defined]
     ledgers = await partial_rollouts.main(here.policy, seconds=8.0)  # a busy vLLM may accept requests up to 3 s late
@@ -92,6 +93,7 @@ async def test_partial_rollouts_go_on_under_the_next_weights(here: Here, capsys:
     assert float(capsys.readouterr().out.split("at most ")[1].split()[0]) < 1e-4
 
 
+@pytest.mark.parametrize("here", ONCE, indirect=True)
 async def test_drift_is_counted_and_shown(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     changed, turns = await drift.main(here.policy)
     lines = capsys.readouterr().out.splitlines()

@@ -222,6 +222,7 @@ def target(served: Served, **options: Any) -> Target:
     return Target(served.kind, served.url, tokenizer(MODEL), tolerance_nats=TOLERANCE, **options)
 
 
+@pytest.mark.parametrize("seeing", ONCE, indirect=True)
 @pytest.mark.parametrize(
     ("conversations", "moves", "least"), [(2, 4, 1), pytest.param(8, 6, 10, marks=pytest.mark.long)]
 )

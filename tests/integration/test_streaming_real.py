@@ -19,6 +19,7 @@ from strands import Agent
 from support.histories import add
 from support.real import Served, mid_answer
 from support.scripted import tokenizer
+from tito_core import Policy
 from tito_core.backend import InvalidValueError, SamplingParams, TokenRequest
 from tito_core.backend.calls import generate
 from tito_core.ledger import Ledger, check_ledger
@@ -30,16 +31,17 @@ UUID = "00000000-0000-0000-0000-00000000000b"
 
 
 @contextlib.contextmanager
-def reached_by(backend: Any, endpoints: tuple[str, ...] | None) -> Iterator[None]:
-    """Let a backend find only some of its server's endpoints, also where it looks again."""
+def reached_by(policy: Policy, endpoints: tuple[str, ...] | None) -> Iterator[Policy]:
+    """Let a policy's backend find only some of its server's endpoints, also where it looks again."""
     if endpoints is None:
-        yield
+        yield policy
         return
+    backend: Any = policy.backend
     found = backend._info
-    backend._info = replace(found, endpoints=endpoints, reports_versions=False)
+    backend._info = replace(found, endpoints=endpoints)
     backend.discover = AsyncMock(return_value=backend._info)
     try:
-        yield
+        yield replace(policy, info=replace(policy.info, endpoints=endpoints, reports_versions=False))
     finally:
         backend._info = found
         del backend.discover
@@ -47,9 +49,9 @@ def reached_by(backend: Any, endpoints: tuple[str, ...] | None) -> Iterator[None
 
 async def rollout(served: Served, *, stream: bool, endpoints: tuple[str, ...] | None = None) -> tuple[Any, ...]:
     """Run two greedy invocations; return the ledger, the messages and the number of early text deltas."""
-    with reached_by(served.policy.backend, endpoints):
+    with reached_by(served.policy, endpoints) as policy:
         sampling = {"temperature": 0.0, "max_new_tokens": 60}
-        model = served.policy.model(sampling=sampling, stream=stream, ledger=Ledger(UUID))
+        model = policy.model(sampling=sampling, stream=stream, ledger=Ledger(UUID))
         agent = Agent(model=model, tools=[add], callback_handler=None)
         deltas = 0
         for question in (QUESTION, "Say it once more."):
