@@ -172,7 +172,9 @@ class Answers:
             if random.random() < 0.15:
                 return await self._connect(backend, transport)
             await backend.connect()
-            model = replace(policy_of(kind), backend=backend).model(
+            policy = policy_of(kind)
+            versions = policy.info.reports_versions and scale_out  # vLLM's OpenAI endpoint reports none
+            model = replace(policy, backend=backend, info=replace(policy.info, reports_versions=versions)).model(
                 stream=random.random() < 0.5, on_abort=random.choice(("commit", "discard", "resume"))
             )
             return await self._turn(model, transport, engine, kind)
