@@ -30,7 +30,8 @@ def read(exchange: WireExchange) -> WireGeneration | None:
         if answer.get("usage"):
             generation.prompt_tokens = answer["usage"]["prompt_tokens"]
             generation.completion_tokens = answer["usage"]["completion_tokens"]
-            generation.cached_tokens = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+            if details := answer["usage"].get("prompt_tokens_details"):
+                generation.cached_tokens = details.get("cached_tokens")
         for choice in answer.get("choices", ()):
             generation.output_ids += choice.get("token_ids") or []
             generation.prompt_logprobs += _scored(answer.get("prompt_logprobs") or choice.get("prompt_logprobs"))

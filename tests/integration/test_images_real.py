@@ -19,7 +19,6 @@ from integration.test_weights_real import other_weights
 from strands_tito import cli, engines
 from strands_tito.collect import collected
 from strands_tito.conformance import suite
-from strands_tito.conformance.agents import TOOLS
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.target import Target
 from strands_tito.engines import install, models
@@ -42,6 +41,20 @@ PAD = 151655
 TOLERANCE = 1e-4
 """For float32 on a CPU, in nats."""
 ATTACKS_A_TURN = 4
+ADDED = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+}
+WORD = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "enum": ["tree", "house"]}, "exact": {"type": "boolean"}},
+    "required": ["word"],
+}
+TOOLS: Any = [
+    {"name": "add", "description": "Add two numbers.", "inputSchema": {"json": ADDED}},
+    {"name": "look_up", "description": "Look a word up; kinds are <noun> and [verb].", "inputSchema": {"json": WORD}},
+]
 GREEDY = Path(__file__).with_name("images_greedy.json")
 """`columns` of `converse` with temperature 0, as transformers 5.19 computes them in float32, without a cache.
 
