@@ -216,8 +216,9 @@ def shrink_moves(
             if tries == 0:
                 return
             tries -= 1
-            found = play(candidate)
-            if found is not None and found.check is broken.check:
+            # Twice, as a server that samples may break a law by chance, and a replay has to break it again.
+            if all((found := play(candidate)) is not None and found.check is broken.check for _ in range(2)):
+                assert found is not None
                 moves, improved = candidate, True
                 yield found, moves
                 break
