@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,7 +181,9 @@ def test_a_mutated_call_has_a_status_and_is_not_repaired(name: str) -> None:
         assert (strict.text, strict.reasoning, strict.suspects) == (lenient.text, lenient.reasoning, lenient.suspects)
         assert len(strict.calls) == len(lenient.calls)
         for one, other in zip(strict.calls, lenient.calls, strict=True):
-            assert one == other or (one.status, other.status) == (CallStatus.MALFORMED, CallStatus.LENIENT)
+            repaired = (one.status, other.status) == (CallStatus.MALFORMED, CallStatus.LENIENT)
+            # What lenient mode repairs may still not fit the schema: malformed for another reason.
+            assert repaired or replace(one, reason="") == replace(other, reason="")
         found.update(call.status for call in (*lenient.calls, *lenient.suspects))
     print(f"{name}: {COUNT} mutated calls, {dict(found)}")
     assert found[CallStatus.MALFORMED] > COUNT / 5
