@@ -235,9 +235,7 @@ def play(name: str, *, whole: bool) -> str:
     if name == "bare":
         return done
     tests = [f"tests/{one}" for one in (WHOLE if whole else TESTS)]
-    # Which garbage a collection meets in one long process is chance; make test holds sockets to be closed.
-    lenient = ("-W", "ignore::pytest.PytestUnraisableExceptionWarning")
-    passed = run(python, "-m", "pytest", "-q", "--timeout", "900", *lenient, *tests, env=variables)
+    passed = run(python, "-m", "pytest", "-q", "--timeout", "900", *tests, env=variables)
     return f"{done}, {passed.splitlines()[-1].strip('= ').partition(' in ')[0]}"
 
 
@@ -278,9 +276,16 @@ def unresolved() -> list[str]:
     return wrong
 
 
+OPTIONS = {"--check", "--resolve", "--whole", "--keep-page"}
+
+
 def main(arguments: list[str]) -> int:
     """Do what the module's docstring says; return the exit status."""
     names = [one for one in arguments if not one.startswith("-")] or list(ROWS)
+    options = {one for one in arguments if one.startswith("-")}
+    if unknown := sorted(set(names) - set(ROWS) | options - OPTIONS):
+        print(f"Unknown: {', '.join(unknown)}. Options: {', '.join(sorted(OPTIONS))}. Rows: {', '.join(ROWS)}.")
+        return 2
     if "--check" in arguments:
         wrong = unresolved()
         print(
