@@ -21,6 +21,7 @@ from typing import Any
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _RID = re.compile(rb'"rid": ?"([^"]*)"')
+_REQUEST_ID = re.compile(rb"x-request-id: *(\S+)", re.IGNORECASE)
 _FROM = re.compile(rb'"logprob_start_len": ?(-?\d+)')
 _IDS = re.compile(rb'"(?:input_ids|token_ids|prompt)": ?\[')
 _LIMIT = re.compile(rb'"max_(?:new_)?tokens": ?(\d+)')
@@ -101,18 +102,20 @@ class Answers:
             echo,
         )
 
-    def vllm(self, body: bytes) -> bytes:
+    def vllm(self, head: bytes, body: bytes) -> bytes:
         """Answer `/inference/v1/generate`."""
+        name = _REQUEST_ID.search(head)
         ids, parts = _ids(body), self.parts(body)
         prompt = ids.count(b",") + 1
         echo = b"[%b]" % ids if b'"return_token_ids":true' in body else b"null"
         return (
-            b'{"request_id":"generate-tokens-x","model":"canned","created":1,"usage":{"prompt_tokens":%d,'
+            b'{"request_id":"generate-tokens-%b","model":"canned","created":1,"usage":{"prompt_tokens":%d,'
             b'"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},'
             b'"prompt_logprobs":null,"prompt_token_ids":%b,"choices":[{"index":0,"finish_reason":"%b",'
             b'"stop_reason":null,"token_ids":%b,"routed_experts":null,"sampling_mask":null,'
             b'"weight_versions":[{"version":"default","start":0,"end":%d}],"logprobs":{"content":%b}}]}'
         ) % (
+            name[1] if name else b"x",
             prompt,
             prompt + parts.count,
             parts.count,
@@ -124,11 +127,13 @@ class Answers:
             parts.content,
         )
 
-    def scored(self, body: bytes) -> bytes:
+    def scored(self, head: bytes, body: bytes) -> bytes:
         """Answer `/v1/completions` to a request for prompt logprobs."""
         tokens = json.loads(b"[%b]" % _ids(body))
         choice = {"finish_reason": "length", "prompt_logprobs": [None, *({t: {"logprob": -1.25}} for t in tokens[1:])]}
-        return _json({"choices": [choice], "usage": {"prompt_tokens": len(tokens), "completion_tokens": 1}})
+        name = _REQUEST_ID.search(head)
+        usage = {"prompt_tokens": len(tokens), "completion_tokens": 1}
+        return _json({"id": f"cmpl-{name[1].decode() if name else 'x'}", "choices": [choice], "usage": usage})
 
     def _chat(self) -> bytes:
         """Answer `/v1/chat/completions` with one event per token."""
@@ -197,24 +202,24 @@ class Connection(asyncio.Protocol):
             body = bytes(self.received[end + 4 : self.needed])
             del self.received[: self.needed]
             self.needed = 0
-            status, kind, answer = self._answer(head.split(b" ", 2)[1], body)
+            status, kind, answer = self._answer(head, body)
             self.transport.write(
                 b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (status, kind, len(answer), answer)
             )
 
-    def _answer(self, path: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
+    def _answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes, bytes]:
         ok, plain = b"200 OK", b"application/json"
-        match path.decode():
-            case "/generate" if b'"logit_bias"' in body:
+        match head.split(b" ", 2)[1].decode():
+            case "/generate" if b'"2147483647"' in body:
                 return b"400 Bad Request", plain, _REFUSAL % (2**20)
             case "/generate":
                 return ok, plain, self.answers.sglang(body)
             case "/inference/v1/generate" if b'"token_ids":[]' in body:
                 return b"400 Bad Request", plain, b'{"error":{"message":"empty"}}'
             case "/inference/v1/generate":
-                return ok, plain, self.answers.vllm(body)
+                return ok, plain, self.answers.vllm(head, body)
             case "/v1/completions":
-                return ok, plain, self.answers.scored(body)
+                return ok, plain, self.answers.scored(head, body)
             case "/v1/chat/completions":
                 return ok, b"text/event-stream; charset=utf-8", self.answers.chat
             case "/v1/models":

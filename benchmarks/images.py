@@ -43,7 +43,7 @@ def serve(port: Connection) -> None:
 
     async def generate(request: web.Request) -> web.Response:
         body = await request.json()
-        if "logit_bias" in body["sampling_params"] or "rid" not in body:
+        if body["sampling_params"].get("logit_bias") or "rid" not in body:
             return web.json_response({"error": {"message": "keys in [0, 151935]"}}, status=400)
         count = len(body.get("image_data") or ())
         ids = [token for each in body["input_ids"] for token in [each] * (TOKENS if each == PAD and count else 1)]
