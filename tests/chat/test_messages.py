@@ -163,7 +163,8 @@ def test_a_result_that_is_not_json_is_refused() -> None:
 
 def test_tools_are_functions_with_traced_schemas() -> None:
     spec: Any = {"name": "f", "description": "d", "inputSchema": {"json": {"properties": {"k": {"type": "string"}}}}}
-    found = template_tools([spec, {"name": "g", "inputSchema": {"type": "object"}}])  # type: ignore[list-item, typeddict-item]
+    bare: Any = {"name": "g", "inputSchema": {"type": "object"}}  # without a description, or "json" around the schema
+    found = template_tools([spec, bare])
     assert translated(found) == [
         {
             "type": "function",

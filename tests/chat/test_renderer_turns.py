@@ -15,6 +15,7 @@ from strands_tito.inspect.renderers import SEAMS, RendererComparison, RendererTo
 from support.byte_level import shared
 from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
+from tito_core.chat.certificate import ContentTokens
 from tito_core.chat.messages import template_tools
 from tito_core.chat.probes import TOOLS, cases
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -133,8 +134,9 @@ def test_a_renderer_gets_an_inert_tokenizer_unless_content_may_write_tokens(
         given.append(tokenizer)
         return Recorder([])
 
-    for content_tokens in ("inert", "as-template"):
-        template = ChatTemplate.of(shared(), content_tokens=content_tokens)  # type: ignore[arg-type]
+    ways: tuple[ContentTokens, ...] = ("inert", "as-template")
+    for content_tokens in ways:
+        template = ChatTemplate.of(shared(), content_tokens=content_tokens)
         made = RendererComparison.of(make, shared(), template)
         assert (made.name, made.template, made.tokenizer) == ("Recorder", template, shared())
     assert type(given[0]) is RendererTokenizer

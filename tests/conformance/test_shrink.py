@@ -50,3 +50,13 @@ def test_the_number_of_tries_is_limited() -> None:
 
     list(shrink_moves(BrokenLawError("echo", "first"), tuple(Force(text=str(n)) for n in range(40)), play))
     assert len(tried) == MAX_TRIES
+
+
+def test_a_conversation_that_breaks_the_check_by_chance_is_not_smaller() -> None:
+    played: list[tuple[Move, ...]] = []
+
+    def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
+        played.append(candidate)
+        return BrokenLawError("echo", "chance") if played.count(candidate) == 1 else None
+
+    assert not list(shrink_moves(BrokenLawError("echo", "first"), (Ask(text="one"), Cut(), Edit()), play))

@@ -124,3 +124,14 @@ def test_ours_are_kits_too(kind: str) -> None:
     assert isinstance(kit, WireKit)
     assert kit.wire is not None
     assert scripted_engine(kind, Replay([])).wire.name == kind
+
+
+def test_a_later_event_without_details_takes_no_cached_count_back() -> None:
+    sent = {"prompt": [1], "logprobs": 0}
+    usage: dict[str, Any] = {"prompt_tokens": 1, "completion_tokens": 1}
+    events = [{"usage": {**usage, "prompt_tokens_details": one}} for one in (None, {"cached_tokens": 32}, None)]
+    got = "".join(f"data: {json.dumps({**event, 'choices': []})}\n\n" for event in events)
+    path, headers = "/v1/completions", {"x-request-id": "r"}
+    exchange = Exchange("POST", path, headers, json.dumps(sent).encode(), 200, bytearray(got.encode()), whole=True)
+    [generation] = generations(find_wire("vllm").read, [exchange])
+    assert generation.cached_tokens == 32

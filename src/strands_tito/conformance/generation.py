@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from strands_tito.conformance import final_checks
 from strands_tito.conformance.agents import TOOLS
-from strands_tito.conformance.laws import BrokenLawError, checked
+from strands_tito.conformance.laws import BrokenLawError, Check, checked
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.servers import Conversation, Servers, can_force
 from strands_tito.testing import strategies
@@ -204,7 +204,7 @@ def shrink_moves(
         broken: The law that was broken.
         moves: The conversation that breaks it.
         play: Plays another conversation.
-        tries: Largest number of conversations to play.
+        tries: Largest number of smaller conversations to try.
 
     Yields:
         The broken law and the conversation, for each smaller one. The last one is the smallest.
@@ -216,12 +216,22 @@ def shrink_moves(
             if tries == 0:
                 return
             tries -= 1
-            # Twice, as a server that samples may break a law by chance, and a replay has to break it again.
-            if all((found := play(candidate)) is not None and found.check is broken.check for _ in range(2)):
-                assert found is not None
+            if found := _broken_twice(play, candidate, broken.check):
                 moves, improved = candidate, True
                 yield found, moves
                 break
+
+
+def _broken_twice(play: Play, moves: tuple[Move, ...], check: Check) -> BrokenLawError | None:
+    """Play a conversation twice; return the error if both break the check. A replay has to break it, too.
+
+    A server that samples may break a law by chance.
+    """
+    for _ in range(2):
+        found = play(moves)
+        if found is None or found.check is not check:
+            return None
+    return found
 
 
 def _candidates(moves: tuple[Move, ...]) -> Iterator[tuple[Move, ...]]:
