@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.conformance.generation import MAX_TRIES, shrink_moves
+from strands_tito.conformance.generation import MAX_TRIES, Failure, shrink_moves
 from strands_tito.conformance.laws import BrokenLawError
 from strands_tito.testing import strategies
-from strands_tito.testing.moves import Ask, Cut, Edit, Force, Move
+from strands_tito.testing.moves import Ask, Cancel, Cut, Edit, Force, Move
 
 CONVERSATIONS = st.lists(strategies.moves(), min_size=1, max_size=16).map(tuple)
 
@@ -60,3 +60,13 @@ def test_a_conversation_that_breaks_the_check_by_chance_is_not_smaller() -> None
         return BrokenLawError("echo", "chance") if played.count(candidate) == 1 else None
 
     assert not list(shrink_moves(BrokenLawError("echo", "first"), (Ask(text="one"), Cut(), Edit()), play))
+
+
+def test_moves_that_race_the_clock_are_left_out_where_the_others_break_it_too() -> None:
+    def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
+        return BrokenLawError("echo", "any turn")
+
+    moves = (Cancel(), Ask(text="one"))
+    *_, (_, found) = shrink_moves(BrokenLawError("echo", "first"), moves, play)
+    assert found == (Ask(),)
+    assert Failure(ValueError(), moves[1:]).size() < Failure(ValueError(), moves[:1]).size()

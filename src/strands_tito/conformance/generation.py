@@ -23,7 +23,7 @@ from strands_tito.conformance.laws import BrokenLawError, Check, checked
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.servers import Conversation, Servers, can_force
 from strands_tito.testing import strategies
-from strands_tito.testing.moves import Call, Look, Move, Opening, Sampling, Stream, Want
+from strands_tito.testing.moves import Call, Cancel, Look, Move, Opening, Sampling, Stream, Want
 from tito_core.interrupt import StoppableRunner
 
 
@@ -33,6 +33,10 @@ class Failure:
 
     error: BaseException
     moves: tuple[Move, ...]
+
+    def size(self) -> tuple[bool, int]:
+        """Return what makes it hard to replay: whether a move races the clock, and the number of moves."""
+        return any(isinstance(move, Cancel) for move in self.moves), len(self.moves)
 
 
 @dataclass
@@ -74,7 +78,7 @@ class RandomConversations:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return min(self.failures, key=lambda each: len(each.moves)) if self.failures else Failure(error, ())
+            return min(self.failures, key=Failure.size) if self.failures else Failure(error, ())
         return None
 
 
@@ -235,7 +239,10 @@ def _broken_twice(play: Play, moves: tuple[Move, ...], check: Check) -> BrokenLa
 
 
 def _candidates(moves: tuple[Move, ...]) -> Iterator[tuple[Move, ...]]:
-    """Yield smaller conversations, the smallest first."""
+    """Yield smaller conversations: without moves that race the clock, then the smallest first."""
+    timeless = tuple(move for move in moves if not isinstance(move, Cancel))
+    if timeless and timeless != moves:
+        yield timeless
     size = len(moves) // 2
     while size:
         for start in range(0, len(moves), size):
