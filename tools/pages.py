@@ -167,7 +167,9 @@ def notebook_page(book: Mapping[str, Any]) -> str:
 
 
 def _output_of(command: str) -> str:
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}{done.stderr}{command} failed with status {done.returncode}.")
     return done.stdout
 
 
