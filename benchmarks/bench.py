@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from strands_tito.engines import models
-from strands_tito.engines.locations import cache_dir
+from tito_engines import models
+from tito_engines.spec import cache_dir
 
 HERE = Path(__file__).parent
 PEERS = {

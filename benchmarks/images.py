@@ -31,8 +31,8 @@ from aiohttp import web
 from PIL import Image as pillow
 
 from strands_tito import Policy, TITOModel
-from strands_tito.engines import models
 from tito_core.backend.images import data_url_json
+from tito_engines import models
 
 SIDE, TOKENS, PAD = 512, 256, 151655
 OUTPUT = [*range(1000, 1049), 151645]

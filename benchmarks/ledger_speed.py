@@ -28,7 +28,7 @@ from rollouts import answer_message, draft, prompt_message, rollout
 
 from tito_core import store
 from tito_core.ledger import Draft, Ledger
-from tito_core.ledger.history_index import extended
+from tito_core.ledger.history import extended
 
 TOKENS, TURNS = 32_000, 40
 MESSAGES = 800

@@ -18,8 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from strands_tito.engines import models
 from tito_core.parsing import CallStatus, get_tool_parser
+from tito_engines import models
 
 PROSE = (
     "The river rises early in spring, and whoever lives beside it learns to read its colour: grey for meltwater, brown "

@@ -21,7 +21,7 @@ from tito_core.ledger import (
     Server,
     VersionSpan,
 )
-from tito_core.ledger.history_index import extended
+from tito_core.ledger.history import extended
 
 SCAFFOLD = 8
 """Template tokens around the content of each delta."""

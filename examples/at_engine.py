@@ -12,10 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
-from strands_tito import Policy, engines
-from strands_tito.engines import models
-from strands_tito.inspect import summary as report
-from strands_tito.terminal import VisibleConsole, stages_shown
+import tito_engines as engines
+from strands_tito import Policy
+from strands_tito.inspect import show as report
+from tito_engines import models
+from tito_engines.terminal import VisibleConsole, stages_shown
 
 console = Console(width=None if sys.stdout.isatty() else 118)
 

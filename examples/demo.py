@@ -19,7 +19,7 @@ import at_engine
 from at_engine import console
 from calculator import QUESTIONS, make_agent
 from strands_tito import Policy
-from strands_tito.inspect import summary as report
+from strands_tito.inspect import show as report
 from tito_core import store
 
 

@@ -21,7 +21,7 @@ import at_engine
 from at_engine import console
 from shapes import AGAIN, QUESTIONS, DrawsFirst, make_agent
 from strands_tito import Policy, TITOModel
-from strands_tito.inspect import summary as report
+from strands_tito.inspect import show as report
 from tito_core import store
 
 

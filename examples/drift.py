@@ -14,8 +14,8 @@ from strands.types.exceptions import MaxTokensReachedException
 import at_engine
 from calculator import QUESTIONS, make_agent
 from strands_tito import Ledger, Policy
-from strands_tito.inspect.summary import drifted_turns
-from tito_core.backend.calls import score
+from strands_tito.inspect.show import drifted_turns
+from tito_core.backend.generate import score
 from tito_core.ledger.turn import Turn
 
 SHOWN = 6

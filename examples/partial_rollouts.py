@@ -13,11 +13,12 @@ from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException
 
 import at_engine
-from strands_tito import Ledger, Policy, engines
-from strands_tito.engines import install, models
+import tito_engines as engines
+from strands_tito import Ledger, Policy
 from strands_tito.inspect.verify import merge, rescore
 from tito_core.backend import EngineAdmin
 from tito_core.ledger import check_ledger
+from tito_engines import install, models
 
 TOPICS = ["the sea", "an old clock", "winter", "a lost letter"]
 

@@ -25,10 +25,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strands_tito import Ledger, Policy, engines
-from strands_tito.engines import install, models
-from strands_tito.inspect import summary as report
+import tito_engines as engines
+from strands_tito import Ledger, Policy
+from strands_tito.inspect import show as report
 from tito_core.backend import EngineAdmin
+from tito_engines import install, models
 from training import batch, curves
 from training.process import LearnerProcess
 from training.task import Problem, attempt, problems

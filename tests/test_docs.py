@@ -18,15 +18,16 @@ from integration.test_formats_real import CASES, ENGINES
 from parsing.families import CALL_FAMILIES
 from strands_tito.collect import Entry
 from strands_tito.collect.cli import collect as collect_command
-from strands_tito.testing import ScriptedServer
 from support import vision
 from support.byte_level import byte_level
 from support.scripted import Says, call, engine_of, policy_of, tokenizer
+from tito_conformance.testing import ScriptedServer
 from tito_core import store
 from tito_core.backend import OptionalOutputs
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.ledger import Reason
-from tito_core.parsing import CallFormat, detection, known_tool_parsers, registry
+from tito_core.parsing import CallFormat, known_tool_parsers, registry
+from tito_core.parsing import registry as detection
 from tito_core.parsing.turn import TurnParser
 from tito_core.termination import Termination
 from tito_sglang import wire as sglang_wire
@@ -266,7 +267,7 @@ def test_the_page_on_testing_runs() -> None:
 
 
 def test_every_strategy_is_on_the_page_on_testing() -> None:
-    from strands_tito.testing import strategies
+    from tito_conformance.testing import strategies
 
     page = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
     public = [

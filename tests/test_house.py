@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strands_tito.engines.spec import names
+from tito_engines.spec import names
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import ScriptedServer
 from support.scripted import Says, engine_of, policy_of, tokenizer
+from tito_conformance.testing import ScriptedServer
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError, EngineConnectionError, UnknownBackendError
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.parsing import UnknownParserError
 

@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 
 from strands_tito import TITOModel, cli
 from strands_tito.collect.folder import RolloutFolder
-from strands_tito.collect.rollout import Rollout, RolloutResult
-from strands_tito.collect.task import Task
-from strands_tito.testing import ScriptedServer
+from strands_tito.collect.rollout import Rollout, RolloutResult, Task
 from support.pages import PAGES, ROOT, TEXT, blocks
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_conformance.testing import ScriptedServer
 from tito_core import store
 from tito_core.termination import Termination
 

@@ -23,19 +23,20 @@ import numpy as np
 import pytest
 from strands import Agent
 
-from strands_tito import TITOModel, cli, engines
-from strands_tito.collect.errors import CollectError
-from strands_tito.engines.errors import StartFailed
+import tito_engines as engines
+from strands_tito import TITOModel, cli
+from strands_tito.collect.rollout import CollectError
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError
 from strands_tito.export.batch import TooLongError
-from strands_tito.export.parquet import SamplesSchemaError
-from strands_tito.inspect.summary import EXPECTED_ERRORS
-from strands_tito.testing import ScriptedServer
+from strands_tito.export.files import SamplesSchemaError
+from strands_tito.inspect.show import EXPECTED_ERRORS
 from support.pages import PAGES, ROOT, TEXT, blocks
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_conformance.testing import ScriptedServer
 from tito_core import store
 from tito_core.backend.errors import BadRequestError, ServerError
 from tito_core.ledger.errors import LawViolationError
+from tito_engines.errors import StartFailed
 
 ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
 CALCULATED = (call("calculator", '{"expression": "25 * 17"}'), "It is 425.")

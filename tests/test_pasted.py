@@ -11,15 +11,16 @@ import pytest
 from strands import Agent
 from typer.testing import CliRunner
 
-from strands_tito.collect.collector import Tally
-from strands_tito.collect.progress import on_console
-from strands_tito.engines import cli, state
-from strands_tito.engines.process import RunningEngine
-from strands_tito.terminal import VisibleConsole
+from strands_tito.collect.cli import on_console
+from strands_tito.collect.run import Tally
 from support.calculating import calculator
 from support.pages import blocks
 from support.scripted import Says, call, model_of
 from tito_core.termination import Termination
+from tito_engines import cli
+from tito_engines import process as state
+from tito_engines.process import RunningEngine
+from tito_engines.terminal import VisibleConsole
 
 
 def shape(text: str) -> str:

@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from conformance.defects import all_defects
 from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, Defect
 from conformance.defects.trial import Verdict, try_defect, try_sound_pair
-from strands_tito.conformance.laws import LAWS
-from strands_tito.conformance.profiles import PROFILES
-from strands_tito.engines import models
+from tito_conformance.checks import LAWS, PROFILES
+from tito_engines import models
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests/conformance/defects")
@@ -170,7 +169,7 @@ def page(
         f"{turns:,} turns ({', '.join(f'{count} {kind}' for kind, count in kinds.items())}), {len(alarms)} alarms. "
         "`make defects` writes this page, and fails if a defect is missed or an alarm is false.",
         "",
-        "*Caught by* is the check that failed first; `src/strands_tito/conformance/laws.py` describes each check. With "
+        "*Caught by* is the check that failed first; `src/tito_conformance/checks.py` describes each check. With "
         "`refused` the client itself refused the answer, with `connecting` the whole server, and with `error` the "
         "server failed a valid request. *Turns* were played until then.",
         "",

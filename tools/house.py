@@ -36,12 +36,12 @@ from typing import Any
 import grimp
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("strands_tito", "tito_core", "tito_sglang", "tito_vllm")
+PACKAGES = ("strands_tito", "tito_conformance", "tito_core", "tito_engines", "tito_sglang", "tito_vllm")
 NEUTRAL = ("strands_tito", "tito_core")
 """Packages that must not name an engine."""
 ENGINES = re.compile("vllm|sglang", re.IGNORECASE)
 UNCOUNTED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-MOST_DEPTH = 12
+MOST_DEPTH = 16
 """Most modules in a chain of imports below `tito_core.model`."""
 MOST_LOOSE = 8
 """Most modules directly in `tito_core`."""
@@ -199,8 +199,8 @@ def followed() -> tuple[int, int]:
 async def follow(port: int) -> tuple[int, int]:
     """Run a rollout on the canned server and trace one of its turns."""
     from conversation import opening, turn
-    from strands_tito.engines import models
     from tito_core import Policy
+    from tito_engines import models
 
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)

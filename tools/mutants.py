@@ -199,7 +199,7 @@ PACKAGES = {
         ),
         Package(
             "conformance",
-            tuple(f"src/strands_tito/conformance/{part}.py" for part in _JUDGES),
+            tuple(f"src/tito_conformance/{part}.py" for part in _JUDGES),
             tuple(f"tests/conformance/test_{part}.py" for part in _JUDGE_TESTS),
             (*HANGS, "-k", "not (planted or left_alone)"),
         ),

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
 
-from tito_core.backend.http.connections import HttpResponse
+from tito_core.backend.http.client import HttpResponse
 from tito_core.backend.id_text import Pieces
 
 ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
 
 from bench import interpreter  # noqa: E402
 
-from strands_tito.engines.locations import cache_dir  # noqa: E402
+from tito_engines.spec import cache_dir  # noqa: E402
 
 PAGE, REASONS = ROOT / "docs" / "peers_tests.md", ROOT / "docs" / "peers_tests.toml"
 NEEDED = ("pybase64", "openai", "boto3", "cachetools", "aiolimiter", "click", "tqdm", "python-dotenv", "pytest-timeout")

@@ -159,7 +159,7 @@ PROOFS = {
         20,
         (
             *INTERRUPT,
-            "src/strands_tito/conformance",
+            "src/tito_conformance",
             "tests/conformance/defects",
             "tests/conformance/test_interrupts.py",
         ),

@@ -26,15 +26,18 @@ from strands import Agent  # noqa: E402
 
 from shapes import draw_shapes  # noqa: E402
 from strands_tito import TITOModel  # noqa: E402
-from strands_tito.testing import Completion  # noqa: E402
-from strands_tito.viewer.page import page as make_page  # noqa: E402
-from strands_tito.viewer.rollout import Evidence, ledger_data  # noqa: E402
-from strands_tito.viewer.token_text import TokenText  # noqa: E402
+from strands_tito.viewer.data import (  # noqa: E402
+    Evidence,
+    TokenText,
+    ledger_data,
+)
+from strands_tito.viewer.site import page as make_page  # noqa: E402
 from support.browser import Tab, tab  # noqa: E402
 from support.opened import filed, open_page, served, written_page  # noqa: E402
 from support.scripted import END, call, ids_of, tokenizer  # noqa: E402
 from support.seeing import NAME, seeing  # noqa: E402
 from support.shown import REAL, Texts, real, written  # noqa: E402
+from tito_conformance.testing import Completion  # noqa: E402
 from tito_core.ledger import Ledger  # noqa: E402
 
 FOCUS = "(document.querySelector('{}').focus())"

@@ -30,8 +30,8 @@ from conformance.defects.stranger_hooks import Planted
 from conformance.defects.stranger_proxied import PROXIES, try_proxy
 from conformance.defects.stranger_servers import SERVERS_DEFECTS
 from conformance.defects.trial import Verdict, try_defect
-from strands_tito.conformance.profiles import PROFILES
-from strands_tito.engines import models
+from tito_conformance.checks import PROFILES
+from tito_engines import models
 
 BY_NAME: dict[str, Planted] = {
     each.name: each for each in (*SERVERS_DEFECTS, *CLIENTS, *BACKENDS, *PROXIES, SOUND_BACKEND)

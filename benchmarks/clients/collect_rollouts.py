@@ -19,8 +19,8 @@ from crowd import agent_of, crowd, through_agent
 from ours_rollouts import Seeds
 from strands_tito import Policy, TITOModel
 from strands_tito.collect import InProcess, collect
-from strands_tito.engines import models
-from tito_core.turn.parent import as_shown
+from tito_core.turn.history import as_shown
+from tito_engines import models
 
 
 class Seeded:

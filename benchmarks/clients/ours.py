@@ -8,7 +8,7 @@ from typing import Any
 
 from conversation import CONTEXTS, serve, timed
 from strands_tito import Policy
-from strands_tito.engines import models
+from tito_engines import models
 
 
 async def main(port: str) -> None:

@@ -13,8 +13,8 @@ from strands.models.model import Model
 from conversation import CONTEXTS, SYSTEM, message_of, opening, result, serve, turn
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from strands_tito import Policy
-from strands_tito.engines import models
-from tito_core.turn.parent import as_shown, opening_of
+from tito_core.turn.history import as_shown, opening_of
+from tito_engines import models
 
 
 class Canned(Model):

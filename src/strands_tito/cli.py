@@ -15,25 +15,32 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_tito.collect.cli import collect
-from strands_tito.collect.errors import CollectError
-from strands_tito.engines.cli import app as engine_app
-from strands_tito.export.files import FORMATS, ExportOptions, write
-from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.optional_dependency import MissingPackageError
-from strands_tito.export.output_file import is_stdout
+from strands_tito.collect.rollout import CollectError
+from strands_tito.export.files import FORMATS, ExportOptions, is_stdout, write
+from strands_tito.export.sample import LogprobPolicy, MissingPackageError
 from strands_tito.export.slime import Decode
-from strands_tito.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line, unordered_line
+from strands_tito.inspect.show import (
+    EXPECTED_ERRORS,
+    Show,
+    coloured,
+    ids_only,
+    laws_line,
+    ledger_table,
+    logprob_table,
+    rescored_line,
+    unordered_line,
+)
 from strands_tito.inspect.template_check import app as template_app
-from strands_tito.inspect.tokens import Show, coloured, ids_only, logprob_table
 from strands_tito.inspect.verify import connect_for_scoring, merge, rescore
-from strands_tito.terminal import VisibleConsole, progress_of
 from strands_tito.viewer.cli import view
-from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.viewer.data import Rollouts
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.errors import place_in_docs
-from tito_core.ledger.header import as_reward
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import as_reward
+from tito_engines.cli import app as engine_app
+from tito_engines.terminal import VisibleConsole, progress_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from tito_core.ledger import Ledger, Provenance, Trajectory
     from tito_core.model import Policy, TITOModel
     from tito_core.termination import Termination, record_termination, recorded_termination, termination_of
-    from tito_core.turn.branches import HistoryChangedError
-    from tito_core.turn.call_report import ParseReport
-    from tito_core.turn.commit import TurnNotStoredError
-    from tito_core.turn.read import MalformedCallError
+    from tito_core.turn.answer import MalformedCallError, ParseReport
+    from tito_core.turn.history import HistoryChangedError
     from tito_core.turn.request import TotalTokensReachedError
+    from tito_core.turn.run import TurnNotStoredError
 
 __all__ = [
     "HistoryChangedError",
@@ -36,10 +35,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "HistoryChangedError": "tito_core.turn.branches",
+    "HistoryChangedError": "tito_core.turn.history",
     "Ledger": "tito_core.ledger",
-    "MalformedCallError": "tito_core.turn.read",
-    "ParseReport": "tito_core.turn.call_report",
+    "MalformedCallError": "tito_core.turn.answer",
+    "ParseReport": "tito_core.turn.answer",
     "Policy": "tito_core.model",
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",
@@ -47,7 +46,7 @@ _MODULES = {
     "Termination": "tito_core.termination",
     "TotalTokensReachedError": "tito_core.turn.request",
     "Trajectory": "tito_core.ledger",
-    "TurnNotStoredError": "tito_core.turn.commit",
+    "TurnNotStoredError": "tito_core.turn.run",
     "OptionalOutputs": "tito_core.backend",
     "record_termination": "tito_core.termination",
     "recorded_termination": "tito_core.termination",

@@ -18,15 +18,16 @@ from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import one_model
-from tito_core.backend.typed_values import InvalidValueError, short_repr
-from tito_core.chat.certificate import Certificate
+from tito_core.backend.values import InvalidValueError, short_repr
+from tito_core.chat.certify import Certificate
+from tito_core.chat.encoder import LONG_TEXT
 from tito_core.chat.message_check import check_messages, check_opening
-from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.policy import (
     OnStage,
     PolicyOptions,
+    PolicyParts,
     check_arguments,
     connect,
     refuse_elsewhere,
@@ -34,11 +35,9 @@ from tito_core.policy import (
     stage_printer,
 )
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
-from tito_core.turn.call_report import ParseReport
-from tito_core.turn.commit import Recording
+from tito_core.turn.answer import ParseReport
 from tito_core.turn.inputs import TurnInput, check_output_model, system_text
-from tito_core.turn.policy_parts import PolicyParts
-from tito_core.turn.run import run_turn
+from tito_core.turn.run import Recording, run_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from weakref import WeakKeyDictionary
 
-from tito_core.backend.calls import connected
-from tito_core.backend.engine_info import EngineInfo
+import numpy as np
+
 from tito_core.backend.errors import ServerChangedError, printable
+from tito_core.backend.generate import connected, tokenize
 from tito_core.backend.http.watch import REMEDY, Check, Watched
-from tito_core.backend.measurement import common_measurement, measure
-from tito_core.backend.protocol import Backend
-from tito_core.backend.registry import (
-    BackendOptions,
-    check_backend,
-    create_backend,
-    option_names,
-)
+from tito_core.backend.id_text import IdText
+from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.registry import BackendOptions, check_backend, create_backend, option_names
 from tito_core.backend.replicas import agreed, servers_of
-from tito_core.backend.sampling import refuse_unknown_option
-from tito_core.backend.typed_values import InvalidValueError, short_repr
-from tito_core.chat.certificate import ContentTokens
-from tito_core.chat.probes import user_message
-from tito_core.chat.template import ChatTemplate
-from tito_core.chat.template_arguments import checked_arguments
+from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
+from tito_core.backend.semantics import common_measurement, measure, semantics_of
+from tito_core.backend.values import InvalidValueError, short_repr
+from tito_core.chat.certify import Certificate, ContentTokens
+from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.probes import cases, user_message
+from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.chat.traced import Traced
 from tito_core.interrupt import StoppableRunner, in_thread
-from tito_core.parsing.detection import Detected
+from tito_core.ledger.columns import TokenIds, VocabularyCheck, check_same_ids, check_vocab_size
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft, Sampling, Server
 from tito_core.parsing.registry import (
     AUTO,
+    Detected,
     ToolCalls,
     ToolParser,
     choose_tool_parser,
@@ -41,11 +47,294 @@ from tito_core.parsing.registry import (
 )
 from tito_core.settings import RolloutOptions
 from tito_core.store import LedgerFile
-from tito_core.turn.policy_parts import PolicyParts
-from tito_core.vocabulary import QUESTION, compare
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
+
+
+KEPT_SAMPLINGS = 64
+"""Maximum entries of each dictionary of a `SamplingCache`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedSampling:
+    """Sampling parameters as a turn records them, and the server with the semantics of its logprobs under them."""
+
+    sampling: Sampling
+    server: Server
+
+
+class SamplingCache:
+    """Values derived from sampling parameters, by the identity of the frozen parameters. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._with_stop_tokens: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+        self._recorded: dict[int, tuple[SamplingParams, EngineInfo, RecordedSampling]] = {}
+
+    def with_stop_tokens(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
+        """Return parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
+        if given.ignore_eos:
+            return given
+        known = self._with_stop_tokens.get(id(given))
+        if known is not None and known[0] is given:
+            return known[1]
+        complete = given.model_copy(update={"stop_token_ids": tuple(sorted({*given.stop_token_ids, *stops}))})
+        _keep(self._with_stop_tokens, id(given), (given, complete))
+        return complete
+
+    def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> RecordedSampling:
+        """Return what a turn with these parameters records."""
+        known = self._recorded.get(id(sampling))
+        if known is not None and known[0] is sampling and known[1] is info:
+            return known[2]
+        parameters = sampling.model_dump(mode="json")
+        del parameters["max_new_tokens"]
+        made = RecordedSampling(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
+        _keep(self._recorded, id(sampling), (sampling, info, made))
+        return made
+
+
+def _keep(known: dict[int, Any], key: int, value: Any) -> None:
+    if len(known) >= KEPT_SAMPLINGS:
+        known.clear()
+    known[key] = value
+
+
+KEPT_TEXTS = 64
+"""Maximum paths of one ledger whose text is kept: those of the latest turns. Others are encoded again."""
+
+
+class PromptCache:
+    """Texts of paths' ids, by ledger and last turn. References to ledgers are weak. Threads may share it.
+
+    A text takes up to seven bytes a token, until its ledger is freed or a later turn replaces the text.
+    """
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[Ledger, dict[int, IdText]] = WeakKeyDictionary()
+
+    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds, path: TokenIds | None = None) -> IdText:
+        """Return the text of a path followed by a delta. `path` are its ids, if they are not those of the ledger."""
+        kept = self._of(ledger, parent)
+        if kept is None:
+            kept = IdText.of(ledger.path_ids(parent) if path is None else path)
+        return kept.then(delta)
+
+    def answered(self, ledger: Ledger, draft: Draft, prompt: IdText, output: TokenIds) -> IdText:
+        """Return the text of a draft's path, with its prompt and its output, before the draft is committed.
+
+        Raises:
+            LawViolationError: The draft holds other tokens than the request and the response (law 4).
+        """
+        text, before = prompt.then(output), self._of(ledger, draft.parent)
+        ids = draft.columns.ids
+        same = text.matches(ledger.path_ids(draft.parent, ids)) if before is None else text.continues(before, ids)
+        if not same:
+            raise LawViolationError(
+                4,
+                f"turn {len(ledger)} does not hold the tokens of its request and response, so it was not committed. "
+                "Report the template or backend that changed them.",
+            )
+        return text
+
+    def keep(self, ledger: Ledger, turn: int, parent: int | None, text: IdText) -> None:
+        """Keep the text of a committed turn's path in place of its parent's. Never raise: the turn is committed."""
+        kept = self._kept.setdefault(ledger, {})
+        if parent is not None:
+            kept.pop(parent, None)
+        kept[turn] = text
+        if len(kept) > KEPT_TEXTS:
+            kept.pop(list(kept)[0], None)  # noqa: RUF015  # atomic: other threads may change the dict during an iteration
+
+    def _of(self, ledger: Ledger, turn: int | None) -> IdText | None:
+        return None if turn is None else self._kept.get(ledger, {}).get(turn)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyParts:
+    """The shared parts of a policy. `Policy` extends it.
+
+    Attributes:
+        backend: The connected backend.
+        info: What the server reported, and what was measured.
+        tokenizer: The policy's tokenizer.
+        template: Its certified chat template.
+        parser: Reads reasoning and calls out of completions.
+        detected: The parser's format, and why it was chosen: by the chat template or by the user.
+        stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
+        store: The file to which every rollout's turns are appended at commit, or None.
+        prompts: Cache of the prompts' text, by ledger and turn.
+        collapsed_prompts: The same of prompts with images, as they travel.
+        samplings: Cache of sampling parameters as turns record them.
+        vocabulary: How the tokenizer was compared with the server's (law 15).
+    """
+
+    backend: Backend
+    info: EngineInfo
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    parser: ToolParser
+    detected: Detected
+    stop_token_ids: tuple[int, ...]
+    store: LedgerFile | None = None
+    prompts: PromptCache = field(default_factory=PromptCache)
+    collapsed_prompts: PromptCache = field(default_factory=PromptCache)
+    samplings: SamplingCache = field(default_factory=SamplingCache)
+    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
+
+    def ledger(
+        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
+    ) -> Ledger:
+        """Make a new ledger with this policy's tokenizer and certificate in its header, attached to the store."""
+        ledger = Ledger(
+            group_id=group_id,
+            task_id=task_id,
+            tokenizer=self.tokenizer.name_or_path or None,
+            user=user,
+            certificate=summary(self.template.certificate),
+            vocabulary=self.vocabulary,
+        )
+        return ledger if self.store is None else self.store.attach(ledger)
+
+    def sampling(self, given: SamplingParams) -> SamplingParams:
+        """Return sampling parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
+        return self.samplings.with_stop_tokens(given, self.stop_token_ids)
+
+
+@lru_cache(maxsize=16)
+def summary(certificate: Certificate) -> Mapping[str, Any]:
+    """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
+    fields: dict[str, Any] = json.loads(certificate.to_json())
+    if not certificate.images:
+        for name in ("placeholder", "images", "images_refused", "media_ids"):
+            del fields[name]
+    for name in ("switches", "system_switches", "whole_history"):
+        if not fields[name]:
+            del fields[name]
+    return {**fields, "passed": len(certificate.passed)}
+
+
+logger = logging.getLogger(__name__)
+
+ORDINARY = (
+    "The quick brown fox jumps over the lazy dog, doesn't it?",
+    "0 12 345 6789 31415926 3.14159 2026-11-23",
+    "a  b   c\n\n\n    d\t\te \r\n ",
+    'def f(x: int) -> str:\n    return {"a": [x], "b": f"{x!r}"}  # != <= >= && ||\n',
+    "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
+    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
+)
+"""Texts that vocabularies split differently: words, digits, whitespace, code, other scripts, emoji and symbols."""
+QUESTION = "Count to ten."
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A text with its ids.
+
+    Attributes:
+        text: The text.
+        ids: The client's ids, int32, shape (n,).
+        as_text: The client's ids with control tokens encoded as ordinary text, int32, shape (m,).
+    """
+
+    text: str
+    ids: TokenIds
+    as_text: TokenIds
+
+
+async def compare(
+    backend: Backend,
+    info: EngineInfo,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatTemplate,
+    parser: ToolParser,
+) -> VocabularyCheck:
+    """Compare the client's tokenizer with the server's.
+
+    Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
+    tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens
+    may differ, since they are never exchanged. A server whose tokenizer encodes control tokens as text (vLLM's Mistral
+    mode) is compared on ordinary text, and the result is that of the sizes.
+
+    Args:
+        backend: A connected backend.
+        info: What the server reported.
+        tokenizer: The client's tokenizer.
+        template: Its chat template.
+        parser: Its parser.
+
+    Raises:
+        LawViolationError: The tokenizers differ (law 15).
+        BackendError: The server could not be reached.
+    """
+    names = {
+        "tokenizer": tokenizer.name_or_path or "(unnamed)",
+        "server": f"the {backend.name} server of {info.model!r}",
+    }
+    probes = [*_probes(tokenizer, template, parser)]
+    server_ids = await _server_ids(backend, probes)
+    encoded = [(probe, ids) for probe, ids in zip(probes, server_ids, strict=True) if ids is not None]
+    if not all(np.array_equal(ids, probe.as_text) for probe, ids in encoded):
+        for probe, ids in encoded:
+            check_same_ids(probe.text, probe.ids.tolist(), ids.tolist(), **names)
+    if len(encoded) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in encoded):
+        return VocabularyCheck.TOKENIZE
+    check = VocabularyCheck.NOT_CHECKED
+    if info.vocab_size is not None:
+        check_vocab_size(_largest_id(template.encoder.tokenizer, probes), info.vocab_size, **names)
+        check = VocabularyCheck.VOCAB_SIZE
+    why = "reads control tokens as text" if encoded else "does not encode text for clients"
+    logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
+    return check
+
+
+async def _server_ids(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
+    """Return the server's ids of each probe; all None after the first where the server cannot encode text."""
+    first = await tokenize(backend, probes[0].text)
+    if first is None:
+        return [None] * len(probes)
+    return [first, *await asyncio.gather(*(tokenize(backend, probe.text) for probe in probes[1:]))]
+
+
+def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
+    """Yield the probes: ordinary texts, the control tokens in use, a conversation, and a first prompt."""
+    encoder = template.encoder
+    inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
+    for text in ORDINARY:
+        ids = np.array(encoder.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        yield Probe(text, ids, ids)
+    added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
+    if words := [text for text in added if text not in encoder.added]:  # a text becomes these
+        ids = inert.encode(Traced.content(" ".join(words), 0)).ids
+        yield Probe(" ".join(words), ids, ids)
+    used = control_strings(parser)
+    source = str(tokenizer.chat_template)
+    ends = {*template.stop_ids, tokenizer.eos_token_id}
+    control = [
+        text
+        for text, index in encoder.added.items()
+        if not encoder.inert or text in source or text in used or index in ends
+    ]
+    renderings = [Traced(" ".join(sorted(control)), ())] if control else []
+    for case in cases():
+        if case.calls and case.tools and case.name in template.certificate.passed:
+            messages = [*case.before, case.answer, *case.new]
+            renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
+            break
+    renderings.append(template.rendering.of_messages([user_message(QUESTION)]))
+    for text in renderings:
+        plain = str.__str__(text)
+        yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
+
+
+def _largest_id(backend: Tokenizer, probes: Sequence[Probe]) -> int:
+    """Return the largest id that the client may send: in the vocabulary without added tokens, or in the probes."""
+    added = backend.get_added_tokens_decoder()
+    ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)
+    return max(ordinary, *(int(probe.ids.max(initial=-1)) for probe in probes))
+
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,11 +10,10 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
-from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy, OnAbort
-from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
+from tito_core.backend.generate import MAX_RESUMES, AbortPolicy, OnAbort
+from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, EngineInfo, OptionalOutputs
 from tito_core.backend.sampling import SamplingParams, check_extra, refuse_unknown_option
-from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, short_repr
+from tito_core.backend.values import InvalidValueError, at_least, checked_names, positive_seconds, short_repr
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
 """What happens to a malformed call: the policy reads the reason, the turn ends as text, or an error is raised."""

@@ -141,11 +141,11 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from strands.types import exceptions
 
     from tito_core.backend import errors
-    from tito_core.hooks.loop_limiter import LoopLimitReachedError
+    from tito_core.hooks.limits import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
     from tito_core.store import SchemaError
-    from tito_core.turn.commit import TurnNotStoredError
     from tito_core.turn.request import TrimmedHistoryError
+    from tito_core.turn.run import TurnNotStoredError
 
     return [
         ((LoopLimitReachedError,), Termination.LIMIT),

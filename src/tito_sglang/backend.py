@@ -8,18 +8,17 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import AuthenticationError, UnsupportedByServerError, hidden
-from tito_core.backend.http.backend import HttpBackend, changing_weights
-from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
-from tito_core.backend.http.in_flight import DecodedResponse
-from tito_core.backend.http.transport import HttpRequest
+from tito_core.backend.http.backend import DecodedResponse, HttpBackend, changing_weights
+from tito_core.backend.http.client import HttpRequest
+from tito_core.backend.http.errors import AnswerSize, answer_size, size_of
 from tito_core.backend.id_text import IdText
 from tito_core.backend.images import PromptImages
-from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
-from tito_core.backend.task_group import task_group
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
-from tito_sglang import stream, wire
+from tito_sglang import wire
+from tito_sglang import wire as stream
 
 _PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
 """Not `in_place`, which keeps keys and values of the old weights: logprobs would match neither version."""

@@ -19,11 +19,11 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ProtocolViolationError,
 )
-from tito_core.backend.http.bodies import AnswerSize, size_of
-from tito_core.backend.http.transport import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
-from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, OptionalOutputs
+from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
+from tito_core.backend.http.errors import AnswerSize, size_of
+from tito_core.backend.protocol import MOST_TOP_LOGPROBS, OptionalOutputs
 from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
-from tito_core.backend.typed_values import at_least
+from tito_core.backend.values import at_least
 from tito_sglang.backend import SGLangBackend
 from tito_sglang.exceptions import as_sglang_error
 

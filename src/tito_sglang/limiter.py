@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_core.hooks.loop_limiter import (
+from tito_core.hooks.limits import (
     LoopLimiter,
     LoopLimitReachedError,
     MaxMessagesReachedError,

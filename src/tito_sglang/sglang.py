@@ -10,8 +10,8 @@ from strands.types.tools import ToolSpec
 from strands_tito.compat.lazy_model import LazyModel, check_tokenizer, refuse_overrides
 from strands_tito.compat.sampling_names import neutral_sampling
 from tito_core.backend.errors import BackendError
-from tito_core.backend.optional_outputs import OptionalOutputs
-from tito_core.backend.typed_values import refuse_unknown
+from tito_core.backend.protocol import OptionalOutputs
+from tito_core.backend.values import refuse_unknown
 from tito_core.chat.messages import template_tools
 from tito_core.model import Policy
 from tito_core.policy import run_blocking
@@ -191,7 +191,7 @@ def _check_generate(client: SGLangClient) -> None:
     if isinstance(client, SGLangClient) and getattr(client.generate, "__func__", None) is not SGLangClient.generate:
         raise TypeError(
             "SGLangModel does not call client.generate, so a generate of your own has no effect. To see or change "
-            "requests, pass SGLangClient(..., http_transport=...); to answer them, use strands_tito.testing."
+            "requests, pass SGLangClient(..., http_transport=...); to answer them, use tito_conformance.testing."
         )
 
 

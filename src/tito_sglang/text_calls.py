@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from tito_core.model import Policy
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.completion import Tools
-from tito_core.parsing.detection import Detected
+from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn, Tools
 from tito_core.parsing.grammar import CallGrammar
 from tito_core.parsing.markup import DecodedIds
-from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
-from tito_core.parsing.reasoning import ReasoningTags
-from tito_core.parsing.registry import AUTO, UnknownParserError
+from tito_core.parsing.registry import AUTO, Detected, UnknownParserError
 from tito_core.parsing.registry import ToolParser as CoreToolParser
-from tito_core.parsing.turn import TurnParser, TurnSession
+from tito_core.parsing.turn import ReasoningTags, TurnParser, TurnSession
 from tito_sglang.tool_parsers import (
     TOOL_PARSER_REGISTRY,
     FormatToolParser,

@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError, ServerError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
-from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
-from tito_core.backend.http.transport import HttpRequest, decoded
+from tito_core.backend.http.client import HttpRequest, decoded
+from tito_core.backend.http.errors import AnswerSize, answer_size, size_of
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
-from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
-from tito_core.backend.task_group import task_group
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
-from tito_vllm import stream, wire
+from tito_vllm import wire
+from tito_vllm import wire as stream
 
 C = TypeVar("C", wire.Choice, wire.Generated)
 _SCORING = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0}

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from opentelemetry import trace
 
-from tito_core.backend.typed_values import short_repr
+from tito_core.backend.values import short_repr
 
 
 class RecordedTurn(TypedDict):

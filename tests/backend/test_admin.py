@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from strands_tito.testing import Completion, WireResponse
 from support.backends import (
     BACKENDS,
     EOS,
@@ -20,9 +19,10 @@ from support.backends import (
     over_socket,
     request_of,
 )
+from tito_conformance.testing import Completion, WireResponse
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError
-from tito_core.backend.calls import generate
 from tito_core.backend.errors import UnsupportedByServerError
+from tito_core.backend.generate import generate
 from tito_core.ledger.turn import VersionSpan
 from tito_sglang.backend import SGLangBackend
 

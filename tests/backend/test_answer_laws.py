@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion, Fault, WireResponse, always
 from support.backends import (
     EOS,
     PROMPT,
@@ -27,8 +26,9 @@ from support.backends import (
     in_process_backend,
     request_of,
 )
+from tito_conformance.testing import Completion, Fault, WireResponse, always
 from tito_core.backend import ProtocolViolationError, TokenResponse
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.ledger.turn import Finish, VersionSpan
 
 OUTPUT = (21, 22, 23, EOS)

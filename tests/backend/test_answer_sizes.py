@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import ScriptedServer
 from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, engine_of, in_process_backend, request_of
 from support.raw_server import RawServer
+from tito_conformance.testing import ScriptedServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
-from tito_core.backend.calls import generate, score
-from tito_core.backend.http.bodies import (
+from tito_core.backend.generate import generate, score
+from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpResponse
+from tito_core.backend.http.errors import (
     BASE_BYTES,
     ERROR_BYTES,
     EXPERT_BYTES,
@@ -41,13 +42,11 @@ from tito_core.backend.http.bodies import (
     size_of,
     text_of,
 )
-from tito_core.backend.http.connections import HttpResponse
-from tito_core.backend.http.transport import EngineHttp, HttpRequest
 from tito_core.backend.images import PromptImages
-from tito_core.backend.optional_outputs import OptionalOutputs
+from tito_core.backend.protocol import OptionalOutputs
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger import Image
-from tito_sglang.stream import stream_events
+from tito_sglang.wire import stream_events
 
 MIB = 1 << 20
 CHUNK = b"%x\r\n" % MIB + b"1," * (MIB // 2) + b"\r\n"

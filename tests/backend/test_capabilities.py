@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion
 from support.backends import PROMPT, VOCAB, WIRES, Kind, bodies, engine_name, engine_of, in_process_backend, request_of
+from tito_conformance.testing import Completion
 from tito_core.backend import (
     BackendError,
     Capabilities,
@@ -26,10 +26,10 @@ from tito_core.backend import (
     TokenRequest,
     UnsupportedByServerError,
 )
-from tito_core.backend.calls import generate
-from tito_core.backend.measurement import measure
-from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.generate import generate
+from tito_core.backend.protocol import MOST_TOP_LOGPROBS
+from tito_core.backend.semantics import measure
+from tito_core.backend.values import InvalidValueError
 from tito_core.settings import Settings
 
 

@@ -15,8 +15,8 @@ import pytest
 from support.backends import PROMPT
 from support.reported import OUTPUT, READER, refused, request
 from tito_core.backend import RawResponse
-from tito_core.backend.column_validation import ColumnValidation
 from tito_core.backend.images import PromptImages
+from tito_core.backend.optional_columns import ColumnValidation
 from tito_core.ledger import Image
 
 NAMES = {"top": "top_logprobs", "prompt": "prompt_logprobs", "experts": "routed_experts", "mask": "sampling_mask"}

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import InProcessTransport, WireResponse, scripted_server
-from strands_tito.testing.script import Replay
 from support.backends import (
     BACKENDS,
     KINDS,
@@ -27,6 +25,8 @@ from support.backends import (
     over_socket,
     reserved,
 )
+from tito_conformance.testing import InProcessTransport, WireResponse, scripted_server
+from tito_conformance.testing.script import Replay
 from tito_core.backend import (
     BadRequestError,
     EngineConnectionError,
@@ -35,8 +35,8 @@ from tito_core.backend import (
     create_backend,
     installed_backends,
 )
-from tito_core.backend.http.address import server_address
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.http.client import server_address
+from tito_core.backend.values import InvalidValueError
 
 
 @pytest.mark.parametrize("kind", KINDS)

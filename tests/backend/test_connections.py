@@ -14,9 +14,8 @@ from support.backends import TRIES, Waits
 from support.raw_server import Ends, RawServer, full_backlog
 from support.tls import CERTIFICATE_NAME, server_context
 from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
-from tito_core.backend.http import transport
-from tito_core.backend.http.connections import ConnectionPool, known_authorities
-from tito_core.backend.http.transport import EngineHttp, HttpRequest
+from tito_core.backend.http import client as transport
+from tito_core.backend.http.client import ConnectionPool, EngineHttp, HttpRequest, known_authorities
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
 

@@ -11,10 +11,10 @@ from support.backends import PROMPT, request_of
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.backend import Capabilities, EngineInfo, ProtocolViolationError
-from tito_core.backend.calls import generate, score, tokenize
+from tito_core.backend.generate import generate, score, tokenize
 from tito_core.backend.images import ImageSupport
 from tito_core.backend.registry import check_backend
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 
 WRONG: dict[str, list[Any]] = {
     "backend": [None, 5, b"x", "\ud800"],

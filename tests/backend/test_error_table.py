@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import WireResponse
 from support.backends import KINDS, Kind, Received, answering, http_response, request_of
+from tito_conformance.testing import WireResponse
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -20,7 +20,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.backend.http.errors import error_from_status
 
 WIRE = Path(__file__).parents[1] / "wire"

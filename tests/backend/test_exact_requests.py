@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import WireResponse
 from support.backends import BACKENDS, WIRES, Handler, Kind, Received, Waits, http_response, over_socket, request_of
+from tito_conformance.testing import WireResponse
 from tito_core.backend import AuthenticationError, BadRequestError, Grammar
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 
 OPEN: tuple[Any, ...] = (
     "/inference/v1/generate",

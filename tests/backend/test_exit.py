@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.testing import scripted_server
 from support.backends import EOS, VOCAB, Kind, engine_name, hash_policy
+from tito_conformance.testing import scripted_server
 
 SCRIPT = Path(__file__).parents[1] / "support" / "exits.py"
 SOON_S = 10.0

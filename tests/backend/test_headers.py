@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
-from tito_core.backend.http.connections import ConnectionPool, HttpResponse, LoopEndingError, LoopTransports
-from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
+from tito_core.backend.http.client import (
+    ConnectionPool,
+    EngineHttp,
+    HttpRequest,
+    HttpResponse,
+    LoopEndingError,
+    LoopTransports,
+    ResponseBody,
+    decoded,
+)
 from tito_core.backend.id_text import IdText, Pieces
 
 LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, always
 from support.backends import TRIES, WIRES, Kind, choice, engine_of, in_process_backend, request_of
+from tito_conformance.testing import Fault, always
 from tito_core.backend import BackendError, ProtocolViolationError
-from tito_core.backend.calls import generate
-from tito_core.backend.optional_outputs import OptionalOutputs
+from tito_core.backend.generate import generate
+from tito_core.backend.protocol import OptionalOutputs
 
 DEEP = b"[" * 100_000
 BODIES = (DEEP, b'{"a":' * 100_000, b'{"choices":' + DEEP, b'{"meta_info":' + DEEP, b'{"\x81":1}', b'{"text":"\xff"}')

@@ -23,12 +23,10 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.http.bodies import AnswerSize
-from tito_core.backend.http.connections import HttpResponse
-from tito_core.backend.http.errors import error_from_failure, error_from_status
+from tito_core.backend.http.client import EngineHttp, HttpResponse, ResponseBody, decoded
+from tito_core.backend.http.errors import AnswerSize, error_from_failure, error_from_status
 from tito_core.backend.http.streaming import StreamReader
-from tito_core.backend.http.transport import EngineHttp, ResponseBody, decoded
-from tito_sglang.stream import EventAssembler
+from tito_sglang.wire import EventAssembler
 
 B = "sglang"
 LIMIT = 1 << 20

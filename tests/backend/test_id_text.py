@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import UNAVAILABLE, ScriptedServer
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
+from tito_conformance.testing import UNAVAILABLE, ScriptedServer
 from tito_core.backend import BadRequestError
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME_ECHO, IdText, in_pieces
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.testing import WireResponse
 from support.backends import BACKENDS, Handler, Received, Waits, http_response, in_process, naming
+from tito_conformance.testing import WireResponse
 from tito_core.backend import BackendError, BadRequestError, ContextLengthError, ProtocolViolationError, SamplingParams
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import TokenRequest
 from tito_core.ledger import Image

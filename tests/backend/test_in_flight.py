@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from tito_core.backend.http import in_flight
-from tito_core.backend.http.connections import BlockingPost, known_authorities
-from tito_core.backend.http.in_flight import InFlightRequests
-from tito_core.backend.http.transport import EngineHttp, HttpRequest
+from tito_core.backend.http import backend as in_flight
+from tito_core.backend.http.backend import InFlightRequests
+from tito_core.backend.http.client import BlockingPost, EngineHttp, HttpRequest, known_authorities
 
 
 class Server:
@@ -218,7 +217,7 @@ def test_a_failed_abort_is_silent() -> None:
 
 FORKS = """
 import os, sys
-from tito_core.backend.http.in_flight import InFlightRequests
+from tito_core.backend.http.backend import InFlightRequests
 sent = []  # no request is made: `append` returns None
 requests = InFlightRequests(sent.append)
 requests.add("r")

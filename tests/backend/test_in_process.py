@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, always
 from support.backends import TRIES, WIRES, Kind, Waits, backend_of, engine_of, in_process, over_socket, request_of, soon
+from tito_conformance.testing import THROTTLED, UNAVAILABLE, Fault, always
 from tito_core.backend import BackendError
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 
 CARRIERS: tuple[Callable[[Any], Any], ...] = (in_process, over_socket)
 FAULTS = {

@@ -30,10 +30,9 @@ from tito_core.backend import (
     SamplingParams,
     create_backend,
 )
-from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import printable
-from tito_core.backend.request_check import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.backend.typed_values import InvalidValueError, short_repr
+from tito_core.backend.generate import check_input_ids, check_sampling, clamp_new_tokens, generate, score
+from tito_core.backend.values import InvalidValueError, short_repr
 
 BAD: list[tuple[Any, str]] = [
     ([], "non-empty list of token ids"),

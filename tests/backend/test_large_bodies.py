@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 
-from strands_tito.testing import ScriptedServer
 from support.backends import Waits, backend_of, engine_of
-from tito_core.backend.calls import score
+from tito_conformance.testing import ScriptedServer
+from tito_core.backend.generate import score
 
 LENGTH = 270_000  # of four bytes each: more than a mebibyte
 

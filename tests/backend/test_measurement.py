@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.backends import PROMPT
-from tito_core.backend import (
-    BadRequestError,
-    Capabilities,
-    EngineInfo,
-    ProtocolViolationError,
-    SamplingParams,
-    measurement,
-)
-from tito_core.backend.measurement import common_measurement, measure
-from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
-from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.backend.semantics import semantics_of
+from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
+from tito_core.backend import semantics as measurement
+from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, TokenRequest, TokenResponse
+from tito_core.backend.semantics import common_measurement, measure, semantics_of
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, VersionSpan
 

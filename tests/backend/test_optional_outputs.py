@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion, Fault, always
-from strands_tito.testing.optional_outputs import routed
 from support.backends import (
     EOS,
     PROMPT,
@@ -29,8 +27,10 @@ from support.backends import (
     in_process_backend,
     request_of,
 )
+from tito_conformance.testing import Completion, Fault, always
+from tito_conformance.testing.script import routed
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, TokenResponse
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.ledger import Column
 
 Edit = Callable[[Any], Any]

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from strands_tito.testing import WireResponse
 from support.backends import Kind, Received, answering, http_response, request_of
+from tito_conformance.testing import WireResponse
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, RawResponse, TokenResponse
-from tito_core.backend.calls import generate
-from tito_core.backend.column_validation import ColumnValidation
-from tito_core.backend.raw_values import RawReader
+from tito_core.backend.generate import generate
+from tito_core.backend.optional_columns import ColumnValidation
+from tito_core.backend.values import RawReader
 from tito_sglang import wire as sglang_wire
 from tito_vllm import wire as vllm_wire
 

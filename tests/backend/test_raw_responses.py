@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, VOCAB, request_of
 from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, ProtocolViolationError, RawResponse, RawScores
-from tito_core.backend.calls import generate, score, tokenize
-from tito_core.backend.engine_info import MAY_BE_UNREPORTED
-from tito_core.backend.protocol import TokenChunk
-from tito_core.backend.raw_values import floats, integer, integers
+from tito_core.backend.generate import generate, score, tokenize
+from tito_core.backend.protocol import MAY_BE_UNREPORTED, TokenChunk
 from tito_core.backend.validation import validated
-from tito_core.ledger.invariants import check_logprobs, check_versions
+from tito_core.backend.values import floats, integer, integers
+from tito_core.ledger.laws import check_logprobs, check_versions
 from tito_core.ledger.turn import Finish
 
 OUTPUT = [21, 22, EOS]

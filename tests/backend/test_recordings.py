@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.testing import WireResponse
 from support.backends import NO_ANSWER, Received, answering, http_response
 from support.wire_recordings import expanded
+from tito_conformance.testing import WireResponse
 from tito_core.backend import (
     BackendError,
     EngineConnectionError,
@@ -22,8 +22,8 @@ from tito_core.backend import (
     TokenRequest,
     TokenResponse,
 )
-from tito_core.backend.calls import generate
-from tito_core.ledger.invariants import check_logprobs
+from tito_core.backend.generate import generate
+from tito_core.ledger.laws import check_logprobs
 
 ROOT = Path(__file__).parents[1] / "wire"
 NO_EXCHANGE = {"rescore_dense", "rescore_moe"}

@@ -12,15 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.testing import (
-    THROTTLED,
-    UNAVAILABLE,
-    Fault,
-    ScriptedEngine,
-    always,
-    first,
-    scripted_server,
-)
 from support.backends import (
     EOS,
     KINDS,
@@ -37,10 +28,18 @@ from support.backends import (
     request_of,
     soon,
 )
+from tito_conformance.testing import (
+    THROTTLED,
+    UNAVAILABLE,
+    Fault,
+    ScriptedEngine,
+    always,
+    first,
+    scripted_server,
+)
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
-from tito_core.backend.calls import generate, score
-from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.protocol import Backend, EngineAdmin, TokenChunk, TokenRequest
+from tito_core.backend.generate import generate, score
+from tito_core.backend.protocol import Backend, EngineAdmin, EngineInfo, TokenChunk, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas, agreed
 from tito_core.backend.retries import Retries
 

@@ -26,13 +26,11 @@ from tito_core.backend import (
     create_backend,
     generate_resuming,
 )
-from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.http.address import Address, api_key
-from tito_core.backend.http.transport import EngineHttp
-from tito_core.backend.protocol import RawResponse
-from tito_core.backend.request_check import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.generate import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.http.client import Address, EngineHttp, api_key
+from tito_core.backend.protocol import EngineInfo, RawResponse
 from tito_core.backend.retries import Retries
-from tito_core.backend.typed_values import InvalidValueError, refuse_unknown
+from tito_core.backend.values import InvalidValueError, refuse_unknown
 
 B = "sglang"
 

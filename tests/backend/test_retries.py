@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, WireResponse, always, first
 from support.backends import (
     KINDS,
     NO_ANSWER,
@@ -30,6 +29,7 @@ from support.backends import (
     request_of,
     soon,
 )
+from tito_conformance.testing import THROTTLED, UNAVAILABLE, Fault, WireResponse, always, first
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -39,8 +39,8 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.calls import generate
-from tito_core.backend.http import in_flight
+from tito_core.backend.generate import generate
+from tito_core.backend.http import backend as in_flight
 from tito_core.backend.retries import Attempt, Retries, backoff_s
 
 

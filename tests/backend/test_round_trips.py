@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from strands_tito.testing import HashPolicy, InProcessTransport, ScriptedEngine
 from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
+from tito_conformance.testing import HashPolicy, InProcessTransport, ScriptedEngine
 from tito_core import Policy
-from tito_core.backend.http.connections import HttpResponse
+from tito_core.backend.http.client import HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_core.policy import run_blocking
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion
 from support.backends import PROMPT, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
+from tito_conformance.testing import Completion
 from tito_core.backend import Grammar, SamplingParams
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.backend.sampling import OWNED_FIELDS
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_sglang.wire import sampling_fields as sglang_fields
 from tito_vllm.wire import sampling_fields as vllm_fields
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion, Fault, ScriptedRequest, always
 from support.backends import (
     EOS,
     KINDS,
@@ -25,10 +24,10 @@ from support.backends import (
     request_of,
     reserved,
 )
+from tito_conformance.testing import Completion, Fault, ScriptedRequest, always
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
-from tito_core.backend.calls import generate, score
-from tito_core.backend.measurement import LEAST_TOKENS, measure
-from tito_core.backend.semantics import semantics_of
+from tito_core.backend.generate import generate, score
+from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
 from tito_core.ledger.turn import Semantics
 
 Edit = Callable[[Any], Any]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, always
 from support.backends import (
     KINDS,
     Kind,
@@ -20,6 +19,7 @@ from support.backends import (
     over_sockets,
     request_of,
 )
+from tito_conformance.testing import Fault, always
 from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
@@ -28,7 +28,7 @@ from tito_core.backend import (
     ProtocolViolationError,
     create_backend,
 )
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 from tito_core.backend.id_text import IdText
 from tito_core.backend.replicas import agreed
 

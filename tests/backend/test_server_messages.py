@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.collect.workers import failure_of
-from strands_tito.testing import Fault, always
+from strands_tito.collect.run import failure_of
 from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, request_of
 from support.raw_server import RawServer
+from tito_conformance.testing import Fault, always
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError, errors
-from tito_core.backend.calls import generate
 from tito_core.backend.errors import LONGEST_ERROR, hide_causes
+from tito_core.backend.generate import generate
+from tito_core.backend.http.client import EngineHttp, HttpRequest, ResponseBody, decoded
 from tito_core.backend.http.errors import error_from_status
-from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
 
 KEY = "sekret-key-1"
 ANSWERS = {

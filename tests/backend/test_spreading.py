@@ -24,7 +24,7 @@ from tito_core.backend import (
     create_backend,
 )
 from tito_core.backend import replicas as module
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.backend.replicas import OUT_S, Replicas, replicas_of
 from tito_core.backend.retries import Retries
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 from support.backends import (
     BACKENDS,
     EOS,
@@ -34,6 +33,7 @@ from support.backends import (
     request_of,
     soon,
 )
+from tito_conformance.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 from tito_core.backend import (
     BackendError,
     BadRequestError,
@@ -46,7 +46,7 @@ from tito_core.backend import (
     TokenChunk,
     TokenResponse,
 )
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.ledger.turn import Finish
 
 OUTPUT = (21, 22, 23, 24, EOS)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.testing import ScriptedEngine, WireResponse
 from support.backends import (
     KINDS,
     NO_ANSWER,
@@ -21,6 +20,7 @@ from support.backends import (
     in_process_backend,
     over_sockets,
 )
+from tito_conformance.testing import ScriptedEngine, WireResponse
 from tito_core.backend import BadRequestError, EngineConnectionError, EngineTimeoutError, ThrottledError, create_backend
 from tito_core.backend.http.backend import HttpBackend
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, ScriptedServer, WireResponse, always, first, scripted_server
 from support.backends import (
     BACKENDS,
     EOS,
@@ -39,6 +38,7 @@ from support.backends import (
     request_of,
     soon,
 )
+from tito_conformance.testing import Fault, ScriptedServer, WireResponse, always, first, scripted_server
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
@@ -47,9 +47,9 @@ from tito_core.backend import (
     ProtocolViolationError,
     ServerError,
 )
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.ledger.turn import Finish
 
 

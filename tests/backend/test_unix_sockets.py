@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from strands_tito.testing import ScriptedEngine
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, request_of
+from tito_conformance.testing import ScriptedEngine
 from tito_core.backend import EngineConnectionError, create_backend
-from tito_core.backend.calls import generate
-from tito_core.backend.http.address import Address
+from tito_core.backend.generate import generate
+from tito_core.backend.http.client import Address
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.backends import EOS
 from support.reported import OUTPUT, raw, refused, reported, request
 from tito_core.backend import EngineInfo, RawResponse, RawScores, TokenRequest
-from tito_core.backend.calls import validated_scores
+from tito_core.backend.generate import validated_scores
 from tito_core.backend.protocol import NOTHING
 from tito_core.backend.validation import validated
 from tito_core.ledger.turn import Finish, VersionSpan

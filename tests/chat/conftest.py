@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tito_core.chat import certificate
+from tito_core.chat import certify as certificate
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import platformdirs
 import pytest
 
-from tito_core.chat.certificate import Certificate, CertificateStore, Thinking, default_folder
+from tito_core.chat.certify import Certificate, CertificateStore, Thinking, default_folder
 
 CERTIFICATE = Certificate(
     template="aa",

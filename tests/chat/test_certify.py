@@ -9,8 +9,9 @@ import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import answer, calls, results, user
-from tito_core.chat import certificate, template
-from tito_core.chat.certificate import Certificate, CertificateStore, Thinking, default_folder
+from tito_core.chat import certify as certificate
+from tito_core.chat import template
+from tito_core.chat.certify import Certificate, CertificateStore, Thinking, default_folder
 from tito_core.chat.probes import LOOK, cases
 from tito_core.chat.template import ChatTemplate, TemplateError
 

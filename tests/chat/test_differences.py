@@ -9,9 +9,8 @@ from tito_core.chat.certify import Trial, attempt, choose, judge_of
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import Case, call_message, cases, result_message, user_message
-from tito_core.chat.referee import Referee
+from tito_core.chat.referee import CONTEXT, Difference, Referee
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.verdict import CONTEXT, Difference
 
 FIRST = CANDIDATES[0]
 PROBES = {case.name: case for case in cases()}

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tito_core.chat.ending import Ending, Opened, adjacent, content_spans, content_start, cut, find_run, run_before
-from tito_core.chat.learning import stops_of
+from tito_core.chat.ending import (
+    Ending,
+    Opened,
+    adjacent,
+    content_spans,
+    content_start,
+    cut,
+    find_run,
+    run_before,
+    stops_of,
+)
 from tito_core.chat.traced import Traced
 
 

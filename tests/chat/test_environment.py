@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.budget import examples
 from support.origins import check_exact, check_nothing_lost, plain, strings
-from tito_core.chat.environment import compile_template, render
+from tito_core.chat.rendering import compile_template, render
 from tito_core.chat.traced import Traced
 
 EXACT = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.origins import origins
-from tito_core.chat.environment import compile_template, render
+from tito_core.chat.rendering import compile_template, render
 from tito_core.chat.traced import Traced
 
 

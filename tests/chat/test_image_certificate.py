@@ -10,7 +10,7 @@ import pytest
 from support import zoo
 from support.byte_level import SPECIAL, byte_level
 from support.vision import TEMPLATE, VISION, tokenizer
-from tito_core.chat.certificate import Certificate
+from tito_core.chat.certify import Certificate
 from tito_core.chat.template import ChatTemplate
 
 BOTH, USER = ("user messages", "tool results"), ("user messages",)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image as pillow
 
 from support.vision import image, png
-from tito_core.chat.image_content import MAX_ASPECT, MAX_PIXELS, ImageError, known_image, read_image
+from tito_core.chat.images import MAX_ASPECT, MAX_PIXELS, ImageError, known_image, read_image
 from tito_core.chat.messages import UnsupportedContentError
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (6, 9, 4), np.uint8)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import strategies
 from support import zoo
-from tito_core.chat.image_probes import count_images
+from tito_conformance.testing import strategies
+from tito_core.chat.images import count_images
 from tito_core.chat.messages import image_blocks
 from tito_core.chat.referee import Referee
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 from support import zoo
 from support.budget import PROVE
-from tito_core.chat.inert_tokenizer import InertTokenizer, _copy, _produces, _share_model
+from tito_core.chat.encoder import InertTokenizer, _copy, _produces, _share_model
 
 REAL = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
 

@@ -9,9 +9,10 @@ import pytest
 
 from support.byte_level import byte_level
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.ending import Ending, Opened
-from tito_core.chat.learning import (
+from tito_core.chat.ending import (
     THOUGHT,
+    Ending,
+    Opened,
     Sample,
     inner_controls,
     learn_answers,

@@ -9,9 +9,8 @@ import pytest
 
 from support.byte_level import CHATML_TOOLS
 from support.conversations import translated
-from tito_core.chat.environment import compile_template, render
 from tito_core.chat.messages import REASONING_KEYS, MessageFormat, TemplateMessage
-from tito_core.chat.rendering import find_message_format
+from tito_core.chat.rendering import compile_template, find_message_format, render
 from tito_core.chat.traced import Traced, sources
 
 TEXT = "{{- header(message.role) + message.content -}}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tito_core.chat.ending import Opened
-from tito_core.chat.image_probes import RESULT, USER, count_images, image_cases
+from tito_core.chat.images import RESULT, USER, count_images, image_cases
 from tito_core.chat.message_check import check_messages
 from tito_core.chat.probes import (
     BEFORE,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import renderers
 
-from strands_tito.inspect import renderers as ours
-from strands_tito.inspect.renderers import SEAMS, RendererComparison, RendererTokenizer
+from strands_tito.inspect import template_check as ours
+from strands_tito.inspect.template_check import SEAMS, RendererComparison, RendererTokenizer
 from support.byte_level import shared
 from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
-from tito_core.chat.certificate import ContentTokens
+from tito_core.chat.certify import ContentTokens
 from tito_core.chat.messages import template_tools
 from tito_core.chat.probes import TOOLS, cases
 from tito_core.chat.template import ChatTemplate, TemplateError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strands_tito.inspect.renderers import RendererComparison, RendererTokenizer, plain
+from strands_tito.inspect.template_check import RendererComparison, RendererTokenizer, plain
 from support import zoo
 from support.attacks import attack, controls
 from support.byte_level import CHATML_TOOLS, byte_level, shared

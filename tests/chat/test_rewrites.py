@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support.byte_level import CHATML_TOOLS
-from tito_core.chat.certificate import Thinking
+from tito_core.chat.certify import Thinking, rewrites, thinking
 from tito_core.chat.rendering import Rendering
-from tito_core.chat.rewrites import rewrites, thinking
 
 HEADER = "{{- header(message.role) + message.content -}}"
 CALLS = "calls: a call in the history is rebuilt from its parsed arguments"

@@ -12,7 +12,7 @@ from support.budget import PROVE, examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import answer, calls, results, user
 from support.plain_referee import judge
-from tito_core.chat.certificate import Certificate
+from tito_core.chat.certify import Certificate
 from tito_core.chat.delta import Switches
 from tito_core.chat.probes import LOOK
 from tito_core.chat.switches import compared_literals

@@ -27,8 +27,8 @@ from support.conversations import (
     user,
 )
 from support.templates import NAMES, template_of, tokenizer_of
-from tito_core.chat.environment import render
 from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
+from tito_core.chat.rendering import render
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance

@@ -14,9 +14,8 @@ import pytest
 from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
 from support.conversations import LOOK, answer, calls, results, user
 from support.templates import template_of
-from tito_core.chat.certificate import Thinking
-from tito_core.chat.template import ChatTemplate, TemplateError
-from tito_core.chat.template_arguments import checked_arguments
+from tito_core.chat.certify import Thinking
+from tito_core.chat.template import ChatTemplate, TemplateError, checked_arguments
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.ledger.provenance import Provenance
 

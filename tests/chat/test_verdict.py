@@ -18,8 +18,7 @@ from support.talks import LOOK, Writer, after, numbers, plain, talks
 from support.zoo import of_structure
 from tito_core.chat.certify import judge_of
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.referee import Referee, RefusedError
-from tito_core.chat.verdict import Difference, Judge, JudgedTurn
+from tito_core.chat.referee import Difference, Judge, JudgedTurn, Referee, RefusedError
 
 CLOSER = "<|im_end|>"
 

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from strands_tito.engines import models
 from support import zoo
 from support.budget import PROVE
 from support.byte_level import shared
-from tito_core.chat import word_cache as words
-from tito_core.chat.inert_tokenizer import InertTokenizer
-from tito_core.chat.word_cache import WordCache, _ascii
+from tito_core.chat import encoder as words
+from tito_core.chat.encoder import InertTokenizer, WordCache, _ascii
+from tito_engines import models
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=40)
 PIECES = st.lists(

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 from support.byte_level import MARKUP, SPECIAL, wrapped
-from tito_core.chat import word_cache as words
-from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat import encoder as words
+from tito_core.chat.encoder import MAX_CACHED_CHARS, ContentSafeEncoder, WordCache, _ascii
 from tito_core.chat.traced import Traced, concat
-from tito_core.chat.word_cache import MAX_CACHED_CHARS, WordCache, _ascii
 
 EXPRESSION = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
 

@@ -15,7 +15,7 @@ from support.budget import examples
 from support.conversations import answer, calls, results, translated, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
-from tito_core.chat.certificate import Thinking
+from tito_core.chat.certify import Thinking
 from tito_core.chat.ending import Opened
 from tito_core.chat.messages import MALFORMED_CALL, template_messages
 from tito_core.chat.template import ChatTemplate

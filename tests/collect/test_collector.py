@@ -30,7 +30,7 @@ from strands_tito.collect import (
     collected,
     entries,
 )
-from strands_tito.collect.progress import summary
+from strands_tito.collect.cli import summary
 from support.made_up import made_up_result
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
@@ -277,7 +277,7 @@ async def test_nothing_is_run_when_a_task_is_invalid(tmp_path: Path) -> None:
 async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strands_tito.collect.index import Index
+    from strands_tito.collect.folder import Index
 
     append = Index.append
 

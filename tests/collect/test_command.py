@@ -25,9 +25,8 @@ from strands_tito.collect import (
     collected,
     entries,
 )
-from strands_tito.collect.progress import on_console, status, summary
-from strands_tito.inspect.summary import EXPECTED_ERRORS
-from strands_tito.testing import Fault, ScriptedRequest
+from strands_tito.collect.cli import on_console, status, summary
+from strands_tito.inspect.show import EXPECTED_ERRORS
 from support.collect_command import (
     HERE,
     Nursery,
@@ -40,6 +39,7 @@ from support.collect_command import (
     wait_for,
 )
 from support.made_up import made_up_result
+from tito_conformance.testing import Fault, ScriptedRequest
 from tito_core.store import SchemaError
 
 WANTED = {(f"line-{line}", sample) for line in range(1, 6) for sample in range(3)}
@@ -353,7 +353,7 @@ def test_a_terminal_sees_speed_and_failures_by_reason(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strands_tito.collect import progress
+    from strands_tito.collect import cli as progress
 
     counts = tally(tmp_path)
     now = [100.0]

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
-from strands_tito.collect.entry import read_start
+from strands_tito.collect.folder import read_start
 from support.made_up import made_up_result
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError, encode

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.testing import ScriptedServer
 from support.collect_command import HERE, command, expect_collected, lines, served, tokenizer_folder
 from support.interrupted import WITHIN_S, Ended, run
+from tito_conformance.testing import ScriptedServer
 
 INTERRUPTS = int(os.environ.get("TITO_INTERRUPTS", "2"))
 SEED = int(os.environ.get("TITO_SEED", "1"))

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from strands_tito.collect import OnRay, Rollout, Tasks
-from strands_tito.collect.agent import AgentCode
 from strands_tito.collect.on_ray import ActorResult, RolloutActor
+from strands_tito.collect.rollout import AgentCode
 from support import collect_agents
 from support.scripted import Says, backend_of, engine_of, policy_of
 from tito_core import Policy, store

@@ -17,11 +17,11 @@ from strands import Agent, tool
 from strands.tools import ToolProvider
 
 from strands_tito.collect import AgentError, InProcess, Rollout, RolloutResult, Tasks, collect, collected, entries
-from strands_tito.collect.agent import AgentCode
+from strands_tito.collect.rollout import AgentCode
 from strands_tito.inspect.verify import rescore
-from strands_tito.testing import Completion, Fault, always, every
 from support import collect_agents
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, policy_of
+from tito_conformance.testing import Completion, Fault, always, every
 from tito_core import Policy
 from tito_core.hooks import LoopLimiter
 from tito_core.ledger import check_ledger

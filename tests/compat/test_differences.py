@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from strands import Agent, tool
 from strands.types.exceptions import EventLoopException, StructuredOutputException
 
-from strands_tito.testing import Fault, always, first
 from support.names import client_of, named
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_conformance.testing import Fault, always, first
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger import Ledger
 from tito_sglang import LoopLimiter, MaxToolIterationsReachedError, SGLangClientError, SGLangModel, SGLangThrottledError

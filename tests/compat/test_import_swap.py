@@ -15,9 +15,9 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 import tito_sglang.sglang
 from strands_tito.export.sample import samples_of
-from strands_tito.testing import Fault, always, first
 from support.names import client_of, named
 from support.scripted import BACKENDS, Says, call, engine_of, ids_of, tokenizer
+from tito_conformance.testing import Fault, always, first
 from tito_core.hooks import LoopLimiter
 from tito_core.ledger import check_ledger
 from tito_sglang import (

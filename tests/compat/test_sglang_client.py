@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, ScriptedServer, always, first
 from support.names import client_of
 from support.scripted import Says, engine_of, ids_of, tokenizer
+from tito_conformance.testing import Fault, ScriptedServer, always, first
 from tito_core.backend.errors import BackendError, ContextLengthError, EngineConnectionError, ThrottledError
 from tito_sglang import (
     SGLangClient,

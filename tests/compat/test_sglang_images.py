@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from strands import Agent
 
-from strands_tito.testing import HashPolicy, scripted_engine
-from strands_tito.testing.pictures import picture
 from support.names import client_of
 from support.scripted import tokenizer
 from support.seeing import NAME, PAD, shape
 from support.vision import image
+from tito_conformance.testing import HashPolicy, scripted_engine
+from tito_conformance.testing.pictures import picture
 from tito_core.chat.messages import UnsupportedContentError
 from tito_sglang import SGLangModel
 

@@ -15,10 +15,11 @@ from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException, ModelThrottledException
 
 import tito_sglang
-from strands_tito.testing import Fault, always
 from support.byte_level import byte_level
 from support.names import client_of, named
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_conformance.testing import Fault, always
+from tito_conformance.testing.sglang_answers import FIELDS
 from tito_core.chat.template import TemplateError
 from tito_core.hooks import LoopLimiter
 from tito_core.parsing import DetectionError, UnknownParserError, known_tool_parsers
@@ -34,7 +35,6 @@ from tito_sglang import (
     ToolIterationLimiter,
     ToolLimiter,
 )
-from tito_sglang.scripted.errors import FIELDS
 from tito_sglang.tool_parsers import TOOL_PARSER_REGISTRY, HermesToolParser, get_tool_parser
 
 USER: Any = [{"role": "user", "content": [{"text": "2 + 3?"}]}]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from strands_tito.conformance.cancelling import _cancel
-from strands_tito.testing import moves as m
+from tito_conformance.player import _cancel
+from tito_conformance.testing import moves as m
 
 
 @pytest.mark.parametrize("how", ["task", "close", "signal"])

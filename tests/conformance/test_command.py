@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 from conformance.defects import all_defects
 from conformance.defects.defect import latency
 from strands_tito import cli
-from strands_tito.testing import Fault, ScriptedServer
 from support.conformance_command import served
 from support.scripted import tokenizer
+from tito_conformance.testing import Fault, ScriptedServer
 
 HERE = Path(__file__).parent
 
@@ -277,7 +277,7 @@ def test_the_plugin_tests_a_third_backend(
     with serving(ToyServer(loaded, loaded.eos_token_id, lie=lie)) as url:
         options = (f"--tito-base-url={url}", f"--tito-tokenizer={tokenizer_folder}", "--tito-profile=quick")
         options += ("--tito-not-require=sampler",)  # it reports no likely tokens
-        command = ("-m", "pytest", "--pyargs", "strands_tito.conformance", "--tito-backend=toy", *options)
+        command = ("-m", "pytest", "--pyargs", "tito_conformance", "--tito-backend=toy", *options)
         done = run(
             *command,
             *("-p", "no:cacheprovider", "-rs"),

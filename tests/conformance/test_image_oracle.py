@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.conformance.image_oracle import collapsed, compare_images
-from strands_tito.conformance.oracle_turn import OracleImage
-from strands_tito.conformance.wire_reading import WireGeneration
-from strands_tito.testing.wire import find_wire
 from support.image_recordings import PAD, load_images
+from tito_conformance.oracle import OracleImage, collapsed, compare_images
+from tito_conformance.testing.wire import find_wire
+from tito_conformance.wire import WireGeneration
 
 
 @dataclass

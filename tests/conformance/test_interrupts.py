@@ -18,10 +18,10 @@ import pytest
 
 from conformance.defects import all_defects
 from conformance.defects.defect import Defect
-from strands_tito.testing import ScriptedServer
 from support.conformance_command import served
 from support.interrupted import WITHIN_S, Ended, run
 from support.scripted import tokenizer
+from tito_conformance.testing import ScriptedServer
 
 INTERRUPTS = int(os.environ.get("TITO_INTERRUPTS", "0"))
 SEED = int(os.environ.get("TITO_SEED", "1"))

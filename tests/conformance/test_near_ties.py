@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.conformance.fixed_prompts import NEAR_TIE_NATS, _compare
-from strands_tito.conformance.laws import BrokenLawError, Tally
+from tito_conformance.checks import BrokenLawError, Tally
+from tito_conformance.fixed import NEAR_TIE_NATS, _compare
 
 
 def answer(*tokens: tuple[int, float]) -> Any:

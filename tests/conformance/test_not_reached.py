@@ -9,14 +9,14 @@ import pytest
 
 from conformance.defects.answer_views import View
 from conformance.defects.defect import SOUND, plant
-from strands_tito.conformance import aborting, suite
-from strands_tito.conformance.final_checks import NOT_REPORTED
-from strands_tito.conformance.laws import Tally
-from strands_tito.conformance.profiles import PROFILES
-from strands_tito.conformance.target import Target, connect
-from strands_tito.testing import ScriptedRequest
-from strands_tito.testing.moves import Ask
 from support.scripted import tokenizer
+from tito_conformance import fixed as aborting
+from tito_conformance import suite
+from tito_conformance.checks import PROFILES, Tally
+from tito_conformance.final_checks import NOT_REPORTED
+from tito_conformance.target import Target, connect
+from tito_conformance.testing import ScriptedRequest
+from tito_conformance.testing.moves import Ask
 
 
 def end() -> int:

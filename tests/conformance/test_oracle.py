@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from strands_tito.conformance import oracle
-from strands_tito.conformance.oracle import OracleTrajectory
-from strands_tito.conformance.oracle_turn import OracleTurn
-from strands_tito.conformance.wire_reading import WireGeneration
+from tito_conformance import oracle
+from tito_conformance.oracle import OracleTrajectory, OracleTurn
+from tito_conformance.wire import WireGeneration
 
 END = 9
 TURN = OracleTurn(

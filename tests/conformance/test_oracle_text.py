@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from strands_tito.conformance.oracle import check_text
-from strands_tito.conformance.wire_reading import WireGeneration
+from tito_conformance.oracle import check_text
+from tito_conformance.wire import WireGeneration
 
 LETTERS = {1: "Hello", 2: " you", 3: "</s>", 4: "\N{REPLACEMENT CHARACTER}"}
 

@@ -12,13 +12,12 @@ from conformance.defects.answers import ANSWERS
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SOUND, Defect
 from conformance.defects.scripted_policy import ConformancePolicy
-from strands_tito.conformance import suite
-from strands_tito.conformance.laws import SINGLE_SERVER_CHECKS
-from strands_tito.conformance.profiles import PROFILES, Profile
-from strands_tito.conformance.report import rows
-from strands_tito.conformance.target import Target
-from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 from support.scripted import tokenizer
+from tito_conformance import suite
+from tito_conformance.checks import PROFILES, SINGLE_SERVER_CHECKS, Profile
+from tito_conformance.report import rows
+from tito_conformance.target import Target
+from tito_conformance.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 
 QUICK = PROFILES["quick"]
 LONGER = Profile("longer", 12, 8, 1)

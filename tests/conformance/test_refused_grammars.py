@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from conformance.defects.defect import SOUND, plant
-from strands_tito.conformance import suite
-from strands_tito.conformance.parity import GRAMMAR_REFUSED
-from strands_tito.conformance.profiles import PROFILES
-from strands_tito.conformance.target import Target
-from strands_tito.testing import Fault, ScriptedRequest
-from strands_tito.testing import moves as m
 from support.scripted import tokenizer
-from tito_core.backend.http.connections import HttpResponse, HttpTransport
+from tito_conformance import suite
+from tito_conformance.checks import PROFILES
+from tito_conformance.servers import GRAMMAR_REFUSED
+from tito_conformance.target import Target
+from tito_conformance.testing import Fault, ScriptedRequest
+from tito_conformance.testing import moves as m
+from tito_core.backend.http.client import HttpResponse, HttpTransport
 
 REFUSED = "Grammar accept_token failed: Tokens not accepted: 151658"
 """What SGLang 0.5.23 says when XGrammar 0.2.7 refuses a token that its mask allowed."""

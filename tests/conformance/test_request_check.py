@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from strands_tito.conformance.request_check import CallReader, compare_calls, compare_sampling, compare_semantics
 from support.scripted import tokenizer
+from tito_conformance.rendering import CallReader, compare_calls, compare_sampling, compare_semantics
 from tito_core.ledger.turn import Semantics
 
 TEXT = (

@@ -10,11 +10,11 @@ import pytest
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, plant
 from conformance.defects.trial import FOLDERS
-from strands_tito.conformance import suite
-from strands_tito.conformance.profiles import PROFILES
-from strands_tito.conformance.target import Target
 from support.scripted import tokenizer
-from tito_core.backend.http.connections import HttpResponse, HttpTransport
+from tito_conformance import suite
+from tito_conformance.checks import PROFILES
+from tito_conformance.target import Target
+from tito_core.backend.http.client import HttpResponse, HttpTransport
 
 SCORES_AND_GENERATIONS = ("/generate", "/completions")
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from conformance.defects.defect import SOUND, Defect, plant
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import try_defect
-from strands_tito.conformance import bets, precision, sampler, suite, truncation
-from strands_tito.conformance.bets import Places
-from strands_tito.conformance.draws import Draw
-from strands_tito.conformance.laws import BrokenLawError, Tally
-from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.target import Target
 from support.scripted import tokenizer
+from tito_conformance import sampler, suite
+from tito_conformance import sampler as bets
+from tito_conformance import sampler as truncation
+from tito_conformance import target as precision
+from tito_conformance.checks import BrokenLawError, Profile, Tally
+from tito_conformance.sampler import Draw, Places
+from tito_conformance.target import Target
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 """`make suite` takes every eighth defect, `make prove` and `make defects` all."""

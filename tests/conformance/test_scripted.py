@@ -20,16 +20,15 @@ from conformance.defects.parity import PARITY
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import FOLDERS, try_defect
 from conformance.defects.weights import WEIGHTS
-from strands_tito.conformance import suite
-from strands_tito.conformance.final_checks import UNKNOWN_ID
-from strands_tito.conformance.laws import CHECKS, PARITY_CHECKS, WEIGHT_CHECKS, BrokenLawError, Tally
-from strands_tito.conformance.profiles import PROFILES, Profile
-from strands_tito.conformance.report import rows
-from strands_tito.conformance.servers import SingleServer
-from strands_tito.conformance.target import Target, connect
-from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
-from strands_tito.testing.moves import Ask, Cut, Move, StopAt
 from support.scripted import is_probe, tokenizer
+from tito_conformance import suite
+from tito_conformance.checks import CHECKS, PARITY_CHECKS, PROFILES, WEIGHT_CHECKS, BrokenLawError, Profile, Tally
+from tito_conformance.final_checks import UNKNOWN_ID
+from tito_conformance.report import rows
+from tito_conformance.servers import SingleServer
+from tito_conformance.target import Target, connect
+from tito_conformance.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+from tito_conformance.testing.moves import Ask, Cut, Move, StopAt
 from tito_core.chat.ending import Opened
 from tito_core.turn import request
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.conformance.generation import MAX_TRIES, Failure, shrink_moves
-from strands_tito.conformance.laws import BrokenLawError
-from strands_tito.testing import strategies
-from strands_tito.testing.moves import Ask, Cancel, Cut, Edit, Force, Move
+from tito_conformance.checks import BrokenLawError
+from tito_conformance.generation import MAX_TRIES, Failure, shrink_moves
+from tito_conformance.testing import strategies
+from tito_conformance.testing.moves import Ask, Cancel, Cut, Edit, Force, Move
 
 CONVERSATIONS = st.lists(strategies.moves(), min_size=1, max_size=16).map(tuple)
 

@@ -7,8 +7,8 @@ import pytest
 from conformance.defects.stranger_clients import CLIENTS
 from conformance.defects.stranger_servers import SERVERS_DEFECTS
 from conformance.defects.trial import try_defect
-from strands_tito.conformance.profiles import Profile
 from support.scripted import tokenizer
+from tito_conformance.checks import Profile
 
 ALL = {defect.name: defect for defect in (*SERVERS_DEFECTS, *CLIENTS)}
 SMALL = Profile("small", 2, 4, 2)

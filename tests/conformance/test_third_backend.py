@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from strands_tito.conformance import suite, target
-from strands_tito.conformance.profiles import PROFILES, Profile
-from strands_tito.conformance.report import did_not_apply, rows
-from strands_tito.conformance.target import Target
 from support.scripted import tokenizer
+from tito_conformance import suite, target
+from tito_conformance.checks import PROFILES, Profile
+from tito_conformance.report import did_not_apply, rows
+from tito_conformance.target import Target
 from tito_core.backend import registry
 
 HERE = Path(__file__).parent

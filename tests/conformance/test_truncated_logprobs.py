@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from strands_tito.conformance.fixed_prompts import check_fixed_prompts
-from strands_tito.conformance.laws import Tally
-from strands_tito.conformance.target import Target, connect
-from strands_tito.testing import HashPolicy, InProcessTransport, scripted_engine
 from support.scripted import tokenizer
+from tito_conformance.checks import Tally
+from tito_conformance.fixed import check_fixed_prompts
+from tito_conformance.target import Target, connect
+from tito_conformance.testing import HashPolicy, InProcessTransport, scripted_engine
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])

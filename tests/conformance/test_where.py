@@ -8,14 +8,13 @@ import pytest
 
 from conformance.defects import all_defects
 from conformance.defects.defect import plant
-from strands_tito.conformance import oracle, suite
-from strands_tito.conformance.laws import BrokenLawError, Where, checked, set_place
-from strands_tito.conformance.oracle_turn import OracleTurn
-from strands_tito.conformance.profiles import PROFILES
-from strands_tito.conformance.target import Target
-from strands_tito.conformance.wire_reading import WireGeneration
-from strands_tito.testing.moves import Ask, Sampling, Stream
 from support.scripted import tokenizer
+from tito_conformance import oracle, suite
+from tito_conformance.checks import PROFILES, BrokenLawError, Where, checked, set_place
+from tito_conformance.oracle import OracleTurn
+from tito_conformance.target import Target
+from tito_conformance.testing.moves import Ask, Sampling, Stream
+from tito_conformance.wire import WireGeneration
 from tito_core.backend.errors import ProtocolViolationError
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from strands_tito.conformance.target import Target, connect
-from strands_tito.conformance.wire_log import Exchange, WireLog
-from strands_tito.testing import Fault, HashPolicy, ScriptedServer, always
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
 from support.scripted import tokenizer
+from tito_conformance.target import Target, connect
+from tito_conformance.testing import Fault, HashPolicy, ScriptedServer, always
+from tito_conformance.wire_log import Exchange, WireLog
 from tito_core.backend import EngineConnectionError
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.engines import EngineEnv, EngineSpec, ensure
-from strands_tito.engines.install import TORCH_INDEX_VARIABLE
 from support.fake_engine import FAKE, Variant
+from tito_engines import EngineEnv, EngineSpec, ensure
+from tito_engines.install import TORCH_INDEX_VARIABLE
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from strands_tito.engines import EngineError, EngineSpec, cli, state
-from strands_tito.engines.cli import app
 from support.fake_engine import FAKE, processes_of
+from tito_engines import EngineError, EngineSpec, cli
+from tito_engines import process as state
+from tito_engines.cli import app
 
 
 @pytest.fixture(autouse=True)

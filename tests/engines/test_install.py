@@ -12,20 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.engines import (
-    Cancelled,
-    CannotInstall,
-    EngineEnv,
-    EngineSpec,
-    InstallFailed,
-    UnknownEngine,
-    ensure,
-    find,
-    pip_run,
-)
-from strands_tito.engines.install import MARKER, environment_dir
-from strands_tito.engines.progress import silent
 from support.fake_engine import FAKE, MINOR, Variant, gone, processes_of, wheel
+from tito_engines import Cancelled, CannotInstall, EngineEnv, EngineSpec, InstallFailed, UnknownEngine, ensure, find
+from tito_engines import install as pip_run
+from tito_engines.install import MARKER, environment_dir
+from tito_engines.terminal import silent
 
 
 def test_the_first_call_installs_and_later_ones_find_it(fake: EngineSpec) -> None:
@@ -62,7 +53,7 @@ def test_processes_that_ask_at_once_install_once(variant: Variant, tmp_path: Pat
     check = f"import time; open({str(log)!r}, 'a').write('x'); time.sleep(0.3)"
     script = (
         "from dataclasses import replace\n"
-        "from support.fake_engine import FAKE; from strands_tito.engines import ensure\n"
+        "from support.fake_engine import FAKE; from tito_engines import ensure\n"
         f"print(ensure(replace(FAKE, import_check={check!r})).root)"
     )
     processes = [
@@ -123,7 +114,7 @@ def test_an_installation_can_be_cancelled(variant: Variant) -> None:
 def test_a_killed_installation_leaves_no_process_and_is_redone(variant: Variant, cache: Path) -> None:
     script = (
         "from dataclasses import replace\n"
-        "from support.fake_engine import FAKE; from strands_tito.engines import ensure\n"
+        "from support.fake_engine import FAKE; from tito_engines import ensure\n"
         "ensure(replace(FAKE, import_check='import time; time.sleep(600)'))"
     )
     installer = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[1])

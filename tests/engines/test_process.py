@@ -14,9 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from strands_tito.engines import Cancelled, EngineEnv, StartFailed, process, start, stop
-from strands_tito.engines.process import find_process, is_running, tail
 from support.fake_engine import gone, processes_of
+from tito_engines import Cancelled, EngineEnv, StartFailed, process, start, stop
+from tito_engines.process import find_process, is_running, tail
 
 
 @pytest.mark.parametrize("habits", [(), ("--stubborn",)])
@@ -135,7 +135,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from support.fake_engine import FAKE
-from strands_tito.engines import ensure, start
+from tito_engines import ensure, start
 engine = start(ensure(FAKE), Path(sys.argv[1]), server_args=["--stubborn"], detached=sys.argv[2] == "detached")
 print(engine.pid, engine.created, flush=True)
 time.sleep(600)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from strands_tito.engines import on_console, progress
+from tito_engines import on_console
+from tito_engines import terminal as progress
 
 
 def test_without_a_terminal_it_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from strands_tito import engines
-from strands_tito.engines import EngineSpec, StartFailed, models
+import tito_engines as engines
 from support.fake_engine import processes_of
+from tito_engines import EngineSpec, StartFailed, models
 
 
 async def test_a_block_has_a_server_and_leaves_none(fake: EngineSpec, model: Path, cache: Path) -> None:

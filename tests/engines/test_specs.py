@@ -16,13 +16,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import tito_sglang.engine
-import tito_vllm.engine
-from strands_tito.engines import EngineSpec, Launch, find, installed
-from strands_tito.engines.pip_run import explain, megabytes_below
-from strands_tito.engines.spec import megabytes, pins
+import tito_engines.sglang
+import tito_engines.vllm
+from tito_engines import EngineSpec, Launch, find, installed
+from tito_engines.install import explain, megabytes_below
+from tito_engines.spec import megabytes, pins
 
-SPECS = [tito_vllm.engine.SPEC, tito_sglang.engine.SPEC]
+SPECS = [tito_engines.vllm.SPEC, tito_engines.sglang.SPEC]
 LOCKS = [(spec, minor) for spec in SPECS for minor in spec.locks]
 LAUNCH = Launch(Path("/env/bin/python"), Path("/models/smol"), "smollm2", "127.0.0.1", 8000, ("--seed", "7"))
 
@@ -31,8 +31,8 @@ each_lock = pytest.mark.parametrize(("spec", "minor"), LOCKS, ids=lambda value: 
 
 
 def test_both_are_offered_under_their_names() -> None:
-    assert find("vllm") is tito_vllm.engine.SPEC
-    assert find("sglang") is tito_sglang.engine.SPEC
+    assert find("vllm") is tito_engines.vllm.SPEC
+    assert find("sglang") is tito_engines.sglang.SPEC
     assert {"vllm", "sglang"} <= installed().keys()
 
 
@@ -93,7 +93,7 @@ def test_one_thread_and_no_model_hub(spec: EngineSpec) -> None:
 
 
 def test_vllm_opens_its_weight_endpoints_only_when_asked() -> None:
-    spec = tito_vllm.engine.SPEC
+    spec = tito_engines.vllm.SPEC
     open_ = Launch(LAUNCH.python, LAUNCH.model_path, "smollm2", "127.0.0.1", 8000, dev_mode=True)
     assert "VLLM_SERVER_DEV_MODE" not in spec.env(LAUNCH)
     assert spec.env(open_)["VLLM_SERVER_DEV_MODE"] == "1"
@@ -101,13 +101,13 @@ def test_vllm_opens_its_weight_endpoints_only_when_asked() -> None:
 
 def test_each_sglang_has_a_rendezvous_of_its_own_in_a_file() -> None:
     """Torch binds a TCP store to all interfaces."""
-    methods = [tito_sglang.engine.SPEC.env(LAUNCH)["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] for _ in range(2)]
+    methods = [tito_engines.sglang.SPEC.env(LAUNCH)["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] for _ in range(2)]
     assert all(re.fullmatch(r"file:///.+", method) for method in methods)
     assert len(set(methods)) == 2
 
 
 def test_an_idle_sglang_sleeps() -> None:
-    assert "--sleep-on-idle" in tito_sglang.engine.SPEC.command(LAUNCH)
+    assert "--sleep-on-idle" in tito_engines.sglang.SPEC.command(LAUNCH)
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def sgl_kernel(declared: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.delitem(sys.modules, "tito_sglang.standins.sgl_kernel", raising=False)
-    return importlib.import_module("tito_sglang.standins.sgl_kernel")
+    monkeypatch.delitem(sys.modules, "tito_engines.sglang_standins.sgl_kernel", raising=False)
+    return importlib.import_module("tito_engines.sglang_standins.sgl_kernel")
 
 
 def test_the_kernel_stand_in_gives_each_request_the_next_slots(sgl_kernel: ModuleType) -> None:
@@ -185,7 +185,7 @@ for launch in (lambda: kernel[(1,)](1, 2), lambda: other(3), lambda: triton.runt
 
 
 def test_triton_can_be_imported_and_not_launched() -> None:
-    folder = tito_sglang.engine.SPEC.standins[1]
+    folder = tito_engines.sglang.SPEC.standins[1]
     answer = subprocess.run(
         [sys.executable, "-c", TRITON], env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
     )
@@ -197,7 +197,7 @@ def test_triton_can_be_imported_and_not_launched() -> None:
 
 def test_torchvision_operators_are_declared_before_it_is_imported(declared: list[tuple[str, str]]) -> None:
     """Torchvision itself is not there."""
-    from strands_tito.engines.standins import tito_torchvision_ops  # noqa: F401
+    from tito_engines.standins import tito_torchvision_ops  # noqa: F401
 
     with pytest.raises(ModuleNotFoundError):
         import torchvision  # type: ignore[import-not-found]  # noqa: F401
@@ -234,7 +234,7 @@ def test_folders_may_vanish_while_their_files_are_counted(tmp_path: Path) -> Non
     ],
 )
 def test_a_failed_pip_says_what_to_try(line: str, advice: str) -> None:
-    message = explain(tito_vllm.engine.SPEC, 1, ["Collecting x", line])
+    message = explain(tito_engines.vllm.SPEC, 1, ["Collecting x", line])
     assert advice in message
     assert "vLLM 0.32.0" in message
     assert "status 1" in message

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import MissingPackageError, TrainingSample, samples_of
-from strands_tito.export.batch import TooLongError, padded
-from strands_tito.export.packing import packed
+from strands_tito.export.batch import TooLongError, packed, padded
 from strands_tito.export.sample import sampled_mask
 from support.rollout_forests import chain, rollouts
 from tito_core.ledger import Ledger

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from strands_tito.cli import app
-from strands_tito.export.files import ExportOptions, write
-from strands_tito.export.parquet import read_parquet
+from strands_tito.export.files import ExportOptions, read_parquet, write
 from strands_tito.export.slime import complete_aborted, fan_out, rewards_by_group
 from strands_tito.export.trl import columns_of
 from strands_tito.integrations.slime_generate import generate_with
@@ -175,7 +174,7 @@ def agents_in_one_ledger() -> Ledger:
     from dataclasses import replace
 
     from tito_core.ledger import Branch
-    from tito_core.ledger.branch import Reason
+    from tito_core.ledger.turn import Reason
 
     made, ledger = chain((3, 4), (3, 5), (1, 6)), Ledger(group_id="g")
     for turn, (agent, parent) in enumerate([("solver", None), ("judge", None), ("solver", 0)]):

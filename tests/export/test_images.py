@@ -20,9 +20,9 @@ from strands_tito.export import (
     TrainingSample,
     samples_of,
 )
-from strands_tito.export.batch import padded
-from strands_tito.export.files import ExportOptions, write
-from strands_tito.export.images import (
+from strands_tito.export.batch import packed, padded, prompt_response_of, trained_turns
+from strands_tito.export.files import ExportOptions, samples_in, schema, table_of, write
+from strands_tito.export.sample import (
     SampleImage,
     check_grid,
     images_of,
@@ -31,22 +31,18 @@ from strands_tito.export.images import (
     refuse_ledger_images,
     whole_images,
 )
-from strands_tito.export.packing import packed
-from strands_tito.export.parquet import samples_in, schema, table_of
-from strands_tito.export.prompt_response import prompt_response_of
 from strands_tito.export.slime import fields_of
 from strands_tito.export.tinker import datum_of
-from strands_tito.export.turnwise import trained_turns
 from strands_tito.export.verifiers import trace_of
 from strands_tito.export.verl import output_of
 from strands_tito.integrations.trl import columns_of
-from strands_tito.testing.pictures import picture
 from support.drafts import engine_record, make_draft
 from support.picture_ledgers import PAD, seen, two_images
 from support.slime_facts import CONTRACT
+from tito_conformance.testing.pictures import picture
 from tito_core.backend.images import media_ids_of
 from tito_core.ledger import Columns, Image, Ledger, MediaSpan
-from tito_core.ledger.branch import Branch, Reason
+from tito_core.ledger.turn import Branch, Reason
 
 TWO = two_images()
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "logprobs": "as-recorded"}

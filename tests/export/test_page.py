@@ -55,5 +55,5 @@ def test_no_trainer_is_imported_before_a_function_that_needs_it_is_called() -> N
     heavy = ["torch", "pyarrow", "datasets", "slime", "verl", "trl", "agentlightning", "tinker", "skyrl", "verifiers"]
     ran = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
     count, loaded = ran.stdout.strip().split(" ", 1)
-    assert int(count) > 18
+    assert int(count) > 12
     assert loaded == "set()"

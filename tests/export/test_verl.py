@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from strands_tito.export import MissingPackageError, sample_of, verl
-from strands_tito.export.prompt_response import prompt_response_of
+from strands_tito.export.batch import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
-from strands_tito.integrations.verl_backend import VerlBackend
+from strands_tito.integrations.verl_loop import VerlBackend
 from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
 from tito_core.backend import SamplingParams
-from tito_core.backend.calls import generate, score
 from tito_core.backend.errors import BackendError, ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend.generate import generate, score
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import Grammar
 from tito_core.backend.semantics import semantics_of

@@ -22,16 +22,16 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 from fuzz.mutation import changed_bytes, changed_value, dumped
 from fuzz.target import Finding, Outcome, require
-from strands_tito.conformance.wire_reading import WireGeneration, generations
-from strands_tito.testing import InProcessTransport, ScriptedEngine, find_wire
 from support.backends import BACKENDS
 from support.scripted import Says, engine_of, policy_of
+from tito_conformance.testing import InProcessTransport, ScriptedEngine, find_wire
+from tito_conformance.wire import WireGeneration, generations
 from tito_core import TITOModel, store
 from tito_core.backend import BackendError
-from tito_core.backend.http.connections import HttpResponse
+from tito_core.backend.http.client import HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_core.ledger import LawViolationError
-from tito_core.ledger.forest_invariants import check_ledger
+from tito_core.ledger.laws import check_ledger
 
 REFUSED = (BackendError, LawViolationError, ContextWindowOverflowException, ModelThrottledException)
 WIRES = (("vllm", True), ("vllm", False), ("sglang", True))

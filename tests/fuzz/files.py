@@ -34,7 +34,7 @@ from support.drafts import engine_record, make_draft
 from support.made_up import made_up_result
 from tito_core import store
 from tito_core.ledger import CallRecord, Column, Finish, LawViolationError, Ledger, MediaSpan, Sampling
-from tito_core.ledger.forest_invariants import check_ledger
+from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.turn import ResponseSpan
 from tito_core.store import SchemaError
 

@@ -22,7 +22,7 @@ from fuzz.target import Finding, Outcome, require
 from support.scripted import BACKENDS, Says, call, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.backend import BackendError
-from tito_core.ledger.forest_invariants import check_ledger
+from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.provenance import Provenance
 
 REFUSED = (BackendError, ContextWindowOverflowException, ModelThrottledException, ValueError, TypeError)

@@ -18,17 +18,14 @@ from typer.testing import CliRunner
 
 from strands_tito.cli import app, main
 from strands_tito.collect.folder import RolloutFolder
-from strands_tito.collect.rollout import Rollout, RolloutResult
-from strands_tito.collect.task import Task
-from strands_tito.inspect.columns import Column, FittedTable, fit
-from strands_tito.inspect.summary import ledger_table
-from strands_tito.inspect.tokens import coloured, ids_only
-from strands_tito.terminal import VISIBLE, VisibleConsole, progress_of, visible
+from strands_tito.collect.rollout import Rollout, RolloutResult, Task
+from strands_tito.inspect.show import Column, FittedTable, coloured, fit, ids_only, ledger_table
 from support.drafts import make_draft
 from support.scripted import tokenizer
 from tito_core import store
 from tito_core.ledger import CallRecord, Ledger, Provenance
 from tito_core.termination import Termination
+from tito_engines.terminal import VISIBLE, VisibleConsole, progress_of, visible
 
 UUID = "00000001-0000-4000-8000-000000000000"
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from strands_tito.cli import app
 from strands_tito.inspect.verify import merge, rescore
-from strands_tito.testing import HashPolicy, ScriptedEngine, scripted_server
 from support.scripted import BACKENDS, model_of, tokenizer
 from support.vision import PAD_TEXT, VisionEngine, image, png, policy_of
+from tito_conformance.testing import HashPolicy, ScriptedEngine, scripted_server
 from tito_core import TITOModel, store
 from tito_core.ledger import LawViolationError, Ledger, VersionSpan
 

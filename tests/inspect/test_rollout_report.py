@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from strands import Agent, tool
 
-from strands_tito.inspect.summary import Rollout, rollout_table, show
+from strands_tito.inspect.show import Rollout, rollout_table, show
 from support.scripted import Says, call, model_of
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from strands_tito.cli import app, main
 from support.byte_level import CHATML_TOOLS, byte_level
-from tito_core.chat.certificate import Certificate
+from tito_core.chat.certify import Certificate
 from tito_core.chat.template import ChatTemplate
 
 REFUSED = (
@@ -25,7 +25,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A certificate cache for this file, so that each template is certified once."""
     cache = tmp_path_factory.mktemp("certificates")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tito_core.chat.certificate.default_folder", lambda: cache)
+        patch.setattr("tito_core.chat.certify.default_folder", lambda: cache)
         yield
 
 

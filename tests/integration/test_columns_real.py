@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.conformance.agents import collect_answer
-from strands_tito.engines.spec import EngineSpec, find
 from strands_tito.inspect.verify import rescore
 from support.real import Served, serve
 from support.reference import reference
+from tito_conformance.target import collect_answer
 from tito_core import TITOModel
 from tito_core.backend import UnsupportedByServerError
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.ledger import check_ledger
+from tito_engines.spec import EngineSpec, find
 
 pytestmark = pytest.mark.engine
 EXPERTS = "--enable-return-routed-experts"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+import tito_engines as engines
 from integration.test_weights_real import other_weights
-from strands_tito import engines
-from strands_tito.engines import install, models
 from support.keeping import Keeper
 from support.real import Served
 from support.scripted import tokenizer
+from tito_engines import install, models
 
 pytestmark = pytest.mark.engine
 FLOAT32_NATS = 1e-3

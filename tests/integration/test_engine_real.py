@@ -1,4 +1,4 @@
-"""Real vLLM and SGLang, installed and run by `strands_tito.engines`: they answer and leave no process behind."""
+"""Real vLLM and SGLang, installed and run by `tito_engines`: they answer and leave no process behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from strands_tito import engines
+import tito_engines as engines
 from support.keeping import ONCE
 
 pytestmark = pytest.mark.engine

@@ -20,12 +20,12 @@ import math_agent
 import partial_rollouts
 import structured_output
 import sub_agent
-from strands_tito import engines
-from strands_tito.engines import install, models
+import tito_engines as engines
 from support.keeping import ONCE
 from support.real import policy_at
 from tito_core import Policy
 from tito_core.ledger import Provenance
+from tito_engines import install, models
 from train_tiny import Settings, Training
 from training import curves
 from training.process import ENVIRONMENT, LearnerProcess

@@ -19,17 +19,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.export import TrainingSample, samples_of
-from strands_tito.export.batch import padded
-from strands_tito.export.packing import packed
-from strands_tito.export.parquet import read_parquet, write_parquet
-from strands_tito.export.prompt_response import prompt_response_of
+from strands_tito.export.batch import packed, padded, prompt_response_of, trained_turns
+from strands_tito.export.files import read_parquet, write_parquet
 from strands_tito.export.slime import fields_of
-from strands_tito.export.turnwise import trained_turns
 from strands_tito.integrations.trl import columns_of
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.termination import record_termination, termination_of
 from tito_vllm.spans import emit_spans

@@ -9,14 +9,14 @@ import pytest
 from pydantic import BaseModel, Field
 from strands import Agent
 
+import tito_engines as engines
 from calculator import make_agent
-from strands_tito import engines
-from strands_tito.engines import models
 from support.forced_calls import force
 from support.real import Served
 from tito_core import Policy
 from tito_core.backend import UnsupportedByServerError
 from tito_core.ledger import check_ledger
+from tito_engines import models
 
 pytestmark = pytest.mark.engine
 

@@ -11,9 +11,7 @@ import pytest
 from strands import Agent, tool
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito import engines
-from strands_tito.engines import install
-from strands_tito.engines.spec import find
+import tito_engines as engines
 from strands_tito.inspect.verify import rescore
 from support.keeping import ENGINES
 from support.multiplying import ANSWER, QUESTION
@@ -21,6 +19,8 @@ from support.overfit import ARGUMENTS, Spoken, spoken
 from tito_core import Policy, TITOModel
 from tito_core.hooks import LoopLimiter, LoopLimitReachedError
 from tito_core.ledger import check_ledger
+from tito_engines import install
+from tito_engines.spec import find
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 ROLLOUTS = 12

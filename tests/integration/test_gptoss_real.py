@@ -14,9 +14,7 @@ import pytest
 from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito import engines
-from strands_tito.engines import install
-from strands_tito.engines.spec import find
+import tito_engines as engines
 from strands_tito.inspect.verify import rescore
 from support import gptoss
 from support.gptoss import ANSWER, ARGUMENTS, BEFORE_ANSWER, BEFORE_CALL, CALL, END, QUESTION, RETURN, THANKS, WELCOME
@@ -25,6 +23,8 @@ from support.real import Served
 from tito_core import Policy, TITOModel
 from tito_core.hooks import LoopLimiter, LoopLimitReachedError
 from tito_core.ledger import Provenance, VocabularyCheck, check_ledger
+from tito_engines import install
+from tito_engines.spec import find
 
 pytestmark = pytest.mark.engine
 KINDS = ("vllm", "sglang")

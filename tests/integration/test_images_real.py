@@ -15,25 +15,26 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import tito_engines as engines
 from integration.test_weights_real import other_weights
-from strands_tito import cli, engines
+from strands_tito import cli
 from strands_tito.collect import collected
-from strands_tito.conformance import suite
-from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.target import Target
-from strands_tito.engines import install, models
 from strands_tito.inspect.verify import rescore
-from strands_tito.testing.pictures import picture
 from support.collect_command import HERE
 from support.keeping import ENGINES, ONCE, Keeper
 from support.picture_attacks import attacked
 from support.real import Served
 from support.scripted import tokenizer
-from tito_core.backend.calls import score
+from tito_conformance import suite
+from tito_conformance.checks import Profile
+from tito_conformance.target import Target
+from tito_conformance.testing.pictures import picture
+from tito_core.backend.generate import score
 from tito_core.backend.images import PromptImages, collapsed
-from tito_core.chat.image_content import ImageError
+from tito_core.chat.images import ImageError
 from tito_core.ledger import Image, Ledger
 from tito_core.model import TITOModel
+from tito_engines import install, models
 
 pytestmark = pytest.mark.engine
 MODEL = "qwen3-vl-tiny"

@@ -9,14 +9,14 @@ import psutil
 import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
+import tito_engines as engines
 from calculator import make_agent
-from strands_tito import engines
-from strands_tito.engines import RunningEngine
 from support.keeping import ONCE
 from support.real import policy_at
 from tito_core import store
 from tito_core.backend import EngineConnectionError
 from tito_core.ledger import check_ledger
+from tito_engines import RunningEngine
 
 pytestmark = pytest.mark.engine
 

@@ -24,7 +24,7 @@ from strands_tito.compat.lazy_model import LazyModel
 from strands_tito.inspect.verify import rescore
 from support.real import Served
 from support.scripted import tokenizer
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.ledger import check_ledger
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel, VLLMTokenRecorder

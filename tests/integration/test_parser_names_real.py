@@ -7,7 +7,7 @@ import re
 import pytest
 
 from parsing.engine_names import ENGINE_NAMES
-from strands_tito.engines import ensure, find
+from tito_engines import ensure, find
 
 pytestmark = pytest.mark.engine
 LISTS = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from strands import Agent, tool
 
-from strands_tito.conformance.agents import collect_answer
 from strands_tito.inspect.verify import rescore
 from support.real import Served
+from tito_conformance.target import collect_answer
 from tito_core.ledger import Provenance, check_ledger
 
 pytestmark = pytest.mark.engine

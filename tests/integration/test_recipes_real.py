@@ -24,17 +24,17 @@ import pytest
 from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException
 
+import tito_engines as engines
 import tito_sglang
 from calculator import calculator
-from strands_tito import engines
-from strands_tito.engines import install, models
 from support.real import Served, serve
 from support.reference import reference
 from support.scripted import tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_core.backend import create_backend
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.ledger import check_ledger
+from tito_engines import install, models
 from tito_sglang import SGLangModel, decode_routed_experts
 from tito_vllm import VLLMModel, VLLMTokenRecorder
 

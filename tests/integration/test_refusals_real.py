@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_tito import engines
+import tito_engines as engines
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.backend import (
@@ -23,7 +23,7 @@ from tito_core.backend import (
     TokenRequest,
     create_backend,
 )
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.backend.http.backend import HttpBackend
 
 pytestmark = pytest.mark.engine

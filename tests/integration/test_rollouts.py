@@ -15,7 +15,7 @@ from strands_tito.inspect.verify import Rescored, merge, rescore
 from support.real import Served
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.backend.protocol import TokenRequest
 from tito_core.ledger import Ledger, check_ledger
 

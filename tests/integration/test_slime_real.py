@@ -21,7 +21,7 @@ from support.real import Served
 from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
 from support.trainer_packages import run
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.ledger import check_ledger
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]

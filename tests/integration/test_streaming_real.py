@@ -21,7 +21,7 @@ from support.real import Served, mid_answer
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.backend import InvalidValueError, SamplingParams, TokenRequest
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.ledger.turn import Finish
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.engines import find, install, models
 from support.trainer_packages import folder_of
+from tito_engines import find, install, models
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito import engines
-from strands_tito.engines import install, models
+import tito_engines as engines
 from tito_core.backend import (
     AbortPolicy,
     EngineAdmin,
@@ -29,8 +28,9 @@ from tito_core.backend import (
     create_backend,
     generate_resuming,
 )
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
+from tito_engines import install, models
 
 pytestmark = pytest.mark.engine
 PROMPT = np.arange(1000, 1064, dtype=np.int32)

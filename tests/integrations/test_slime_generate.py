@@ -15,10 +15,10 @@ from strands.tools import ToolProvider
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError
 from strands_tito.integrations.slime_generate import _server, generate, generate_with
-from strands_tito.testing import Fault
 from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
 from support.scripted import backend_of, engine_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
+from tito_conformance.testing import Fault
 from tito_core import Policy
 
 

@@ -10,12 +10,12 @@ from strands import Agent
 from strands_tito.export import SampledPlaceholderError, samples_of
 from strands_tito.export.slime import fields_of
 from strands_tito.integrations.slime_generate import PARTIAL, generate_with
-from strands_tito.testing import Completion, ScriptedRequest
-from strands_tito.testing.pictures import picture
 from support.scripted import is_probe, tokenizer
 from support.seeing import NAME, PAD, seeing
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from support.vision import image
+from tito_conformance.testing import Completion, ScriptedRequest
+from tito_conformance.testing.pictures import picture
 
 END = tokenizer(NAME).eos_token_id
 LOOK = {"role": "user", "content": [image(picture(1)), {"text": "What is this?"}]}

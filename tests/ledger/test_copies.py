@@ -20,9 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import sample_of, samples_of
-from strands_tito.export.batch import padded
-from strands_tito.export.packing import packed
-from strands_tito.export.turnwise import trained_turns
+from strands_tito.export.batch import packed, padded, trained_turns
 from support.drafts import make_draft
 from support.forests import digest_of
 from support.rollout_forests import chain, rollouts

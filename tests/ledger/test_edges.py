@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.drafts import make_draft
 from support.refusals import breaks_law
 from tito_core.ledger import LawViolationError, Ledger, Sampling, Semantics
-from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
-from tito_core.ledger.json_equality import strict
+from tito_core.ledger.json_values import strict
+from tito_core.ledger.laws import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 from tito_core.ledger.turn import Server
 
 JUST_ROUNDING = np.float32(ROUNDING)

@@ -13,7 +13,7 @@ import pytest
 from support.drafts import make_draft
 from tito_core import store
 from tito_core.ledger import Annotation, Header, Ledger
-from tito_core.ledger.header import new_uuid
+from tito_core.ledger.turn import new_uuid
 
 
 def through_a_file(ledger: Ledger, path: Path) -> Ledger:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.drafts import make_draft
 from tito_core.ledger import LawViolationError, Ledger, check_ledger
-from tito_core.ledger.history_index import extended
+from tito_core.ledger.history import extended
 from tito_core.store import from_record, to_record
 
 OPENINGS = ({"system": None}, {"system": "Be brief."})

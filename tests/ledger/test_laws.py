@@ -30,9 +30,9 @@ from tito_core.ledger import (
     Turn,
     VersionSpan,
     check_ledger,
+    laws,
 )
-from tito_core.ledger import forest_invariants as forest
-from tito_core.ledger import invariants as laws
+from tito_core.ledger import laws as forest
 
 
 def spans(*ends: tuple[int, int]) -> Any:

@@ -18,10 +18,10 @@ from strands.types.exceptions import (
     ModelThrottledException,
 )
 
-from strands_tito.testing import Fault, ScriptedServer
 from support.backends import TRIES
 from support.raw_server import RawServer
 from support.scripted import BACKENDS, Says, call, engine_of, tokenizer
+from tito_conformance.testing import Fault, ScriptedServer
 from tito_core import MalformedCallError, Termination, TITOModel, termination_of
 from tito_core.backend import (
     BackendError,

@@ -20,7 +20,7 @@ from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.images import ImageSupport
 from tito_core.backend.replicas import Replicas
 from tito_core.backend.retries import Retries
-from tito_core.chat.image_content import ImageError
+from tito_core.chat.images import ImageError
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger import check_ledger
 from tito_core.model import Policy

@@ -21,7 +21,7 @@ from support.scripted import BACKENDS, Says, call, model_of
 from tito_core import store
 from tito_core.ledger import LawViolationError, Ledger
 from tito_core.ledger.columns import Columns
-from tito_core.turn import read
+from tito_core.turn import answer as read
 
 LOOK: Any = {"name": "look", "description": "Look.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
 STEPS = tuple(f"/tito_core/{name}/" for name in ("turn", "chat", "parsing", "ledger", "store"))

@@ -12,7 +12,7 @@ from support.drafts import make_draft
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
 from tito_core import Ledger, Policy, TITOModel, store
 from tito_core.parsing import control_strings, get_tool_parser
-from tito_core.turn.commit import Recording
+from tito_core.turn.run import Recording
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

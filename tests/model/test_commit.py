@@ -14,7 +14,7 @@ import pytest
 from support.drafts import make_draft
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
-from tito_core.turn.commit import Recording, TurnNotStoredError, lock_wait_s
+from tito_core.turn.run import Recording, TurnNotStoredError, lock_wait_s
 
 
 class Owner:

@@ -16,9 +16,9 @@ from strands import Agent, tool
 from strands.types.agent import ConcurrentInvocationMode
 from strands.types.exceptions import ConcurrencyException, EventLoopException
 
-from strands_tito.testing import ScriptedRequest, ScriptedServer
 from support.interrupts import Boom, Steps
 from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, tokenizer
+from tito_conformance.testing import ScriptedRequest, ScriptedServer
 from tito_core import TITOModel
 from tito_core.ledger import Ledger, Reason, check_ledger
 

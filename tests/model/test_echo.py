@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, at
 from support.scripted import BACKENDS, Says, model_of
+from tito_conformance.testing import Fault, at
 from tito_core.backend import ProtocolViolationError
 
 ASKED = {"vllm": "return_token_ids", "sglang": "return_prompt_token_ids"}

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
-from tito_core.parsing.preview import Piece, PreviewError
-from tito_core.turn.events import StreamedEvents, delta_of, events, stop_reason, with_ids
-from tito_core.turn.read import assistant_message, sampled_arguments
+from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn
+from tito_core.parsing.turn import Piece, PreviewError
+from tito_core.turn.answer import (
+    StreamedEvents,
+    assistant_message,
+    delta_of,
+    events,
+    sampled_arguments,
+    stop_reason,
+    with_ids,
+)
 
 
 def response(**changes: Any) -> TokenResponse:

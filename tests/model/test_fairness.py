@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, Says, model_of
-from tito_core.turn import fairness, request, run
-from tito_core.turn.fairness import LONGEST_S, ROUND, yield_to_loop
+from tito_core.turn import generate as fairness
+from tito_core.turn import request, run
+from tito_core.turn.generate import LONGEST_S, ROUND, yield_to_loop
 
 TASKS = 15 * ROUND
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 from support.backends import TRIES
 from support.proxy import AT, KINDS, Proxy
 from support.scripted import policy_of, tokenizer
+from tito_conformance.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 from tito_core.backend import BackendError, create_backend
-from tito_core.ledger.forest_invariants import check_ledger
+from tito_core.ledger.laws import check_ledger
 
 ROLLOUTS = int(os.environ.get("TITO_ROLLOUTS", "60"))
 SEED = int(os.environ.get("TITO_SEED", "1"))

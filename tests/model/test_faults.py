@@ -14,9 +14,9 @@ import pytest
 from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
-from strands_tito.testing import THROTTLED, Fault, ScriptedServer, always, at
 from support.backends import TRIES
 from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
+from tito_conformance.testing import THROTTLED, Fault, ScriptedServer, always, at
 from tito_core import TITOModel, store
 from tito_core.backend import (
     ContextLengthError,
@@ -27,7 +27,7 @@ from tito_core.backend import (
 )
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
-from tito_core.turn.commit import TurnNotStoredError
+from tito_core.turn.run import TurnNotStoredError
 
 HELLO: Any = [{"role": "user", "content": [{"text": "Hello?"}]}]
 

@@ -17,7 +17,7 @@ from support.scripted import BACKENDS, STRANDS, Says, backend_of, call, engine_o
 from tito_core import Policy
 from tito_core.backend import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.sampling import Grammar, SamplingParams
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.model import TITOModel
 from tito_core.parsing import get_tool_parser

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strands_tito.collect.workers import GC_THRESHOLDS, tune_gc
+from strands_tito.collect.run import GC_THRESHOLDS, tune_gc
 from support.histories import add
 from support.scripted import Says, call, model_of
 from tito_core import TITOModel

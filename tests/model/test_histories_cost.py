@@ -6,7 +6,7 @@ from typing import Any
 
 from support.drafts import make_draft
 from tito_core.ledger import Ledger
-from tito_core.turn.parent import find_parent, opening_of, remember
+from tito_core.turn.history import find_parent, opening_of, remember
 
 ROUNDS = 400
 

@@ -12,10 +12,10 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager,
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito.testing import THROTTLED, at
 from support.conversations import answer, calls, results, user
 from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
+from tito_conformance.testing import THROTTLED, at
 from tito_core import Policy
 from tito_core.backend import ThrottledError
 from tito_core.ledger.turn import Finish

@@ -12,7 +12,7 @@ from strands.vended_plugins.context_injector import ContextInjector
 from support.conversations import answer, user
 from support.histories import add, observe
 from support.scripted import BACKENDS, STRANDS, Says, call, model_of, tokenizer
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import check_ledger
 from tito_core.turn.inputs import TurnInput
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from strands import tool
 from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 
-from strands_tito.testing import Completion, ScriptedRequest
 from support.histories import observe
 from support.scripted import BACKENDS, END, Says, call, ids_of, structured
+from tito_conformance.testing import Completion, ScriptedRequest
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, END, Says, ids_of, model_of
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.ledger.branch import OF_ONE_AGENT, Reason
+from tito_core.ledger.turn import OF_ONE_AGENT, Reason
 from tito_core.store import from_json, to_json
-from tito_core.turn.branches import HistoryChangedError
-from tito_core.turn.parent import find_parent, opening_of
+from tito_core.turn.history import HistoryChangedError, find_parent, opening_of
 
 QUESTIONS = ("A?", "B?", "C?")
 SYSTEMS = ("Be brief.", "Be long.")

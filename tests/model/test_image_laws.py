@@ -15,17 +15,17 @@ from strands import Agent
 from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito.testing import HashPolicy
-from strands_tito.testing.pictures import picture
 from support.losses import UUID
 from support.scripted import BACKENDS, tokenizer
 from support.seeing import NAME, PAD, seeing
 from support.vision import VisionEngine, image, png, policy_of
+from tito_conformance.testing import HashPolicy
+from tito_conformance.testing.pictures import picture
 from tito_core import store
 from tito_core.backend.errors import BackendError, ServerError
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.store import LedgerFile
-from tito_core.turn.commit import TurnNotStoredError
+from tito_core.turn.run import TurnNotStoredError
 
 FIRST, SECOND = png(8, 8, 1), png(8, 8, 2)
 BLOCKS = st.one_of(

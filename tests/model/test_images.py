@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from support.conversations import LOOK
 from support.vision import VISION, VisionEngine, image, png, policy_of, tokens_of
 from tito_core import store
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.backend.images import ImageSupport, PromptImages, collapsed
-from tito_core.chat.image_content import ImageError
+from tito_core.chat.images import ImageError
 from tito_core.ledger import LawViolationError, Ledger, MediaSpan, Provenance, check_ledger
 from tito_core.model import TITOModel
 from tito_core.store import LedgerFile

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.testing import Fault, ScriptedRequest, ScriptedServer
 from support.scripted import Says, engine_of, tokenizer
+from tito_conformance.testing import Fault, ScriptedRequest, ScriptedServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 WITHIN_S = 10.0

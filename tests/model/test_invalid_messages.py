@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from support.conversations import LOOK, answer, calls, results, user
 from support.scripted import BACKENDS, Says, model_of
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.rendering import TemplateError

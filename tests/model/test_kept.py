@@ -14,7 +14,7 @@ from support.drafts import make_draft
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
 from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
-from tito_core.turn.policy_parts import KEPT_SAMPLINGS, KEPT_TEXTS, PromptCache, SamplingCache
+from tito_core.policy import KEPT_SAMPLINGS, KEPT_TEXTS, PromptCache, SamplingCache
 
 
 def ids(*values: int) -> Any:

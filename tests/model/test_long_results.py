@@ -19,12 +19,12 @@ from support.conversations import calls, results, user
 from support.scripted import BACKENDS, Says, backend_of, engine_of, model_of, policy_of
 from tito_core import Policy
 from tito_core.backend import ContextLengthError, EngineInfo
-from tito_core.chat.word_cache import LONG_TEXT
+from tito_core.chat.encoder import LONG_TEXT
 from tito_core.ledger import Ledger
 from tito_core.settings import Settings
 from tito_core.turn import request
+from tito_core.turn.history import match_parent
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.parent import match_parent
 from tito_core.turn.request import TotalTokensReachedError, how_to_shorten, least_length
 
 MEGABYTES = 15_000_000

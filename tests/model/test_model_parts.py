@@ -15,12 +15,12 @@ from support.drafts import make_draft
 from support.scripted import Says, call, model_of, policy_of
 from tito_core import Policy, TITOModel
 from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import Branch, Ledger, Reason
 from tito_core.model import SeveralTrajectoriesError
 from tito_core.settings import Settings
-from tito_core.turn import branches
-from tito_core.turn.branches import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
+from tito_core.turn import history as branches
+from tito_core.turn.history import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from strands import Agent, tool
 
-from strands_tito.testing import Fault, ScriptedRequest
-from strands_tito.testing.optional_outputs import routed
-from strands_tito.testing.script import PositionScorer
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, is_probe, tokenizer
+from tito_conformance.testing import Fault, ScriptedRequest
+from tito_conformance.testing.script import PositionScorer, routed
 from tito_core import Policy, TITOModel
 from tito_core.backend import ProtocolViolationError, UnsupportedByServerError
 from tito_core.ledger import Provenance, check_ledger

@@ -13,7 +13,7 @@ from strands.types.exceptions import MaxTokensReachedException
 from support.scripted import BACKENDS, Says, call, ids_of, model_of
 from tito_core import ParseReport
 from tito_core.ledger.turn import CallRecord
-from tito_core.turn.call_report import CallCounts, kind_of
+from tito_core.turn.answer import CallCounts, kind_of
 
 
 @tool

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.scripted import BACKENDS, Says, model_of, with_parts
-from tito_core.turn.policy_parts import KEPT_TEXTS, PromptCache
+from tito_core.policy import KEPT_TEXTS, PromptCache
 
 FIELD = {"vllm": "prompt", "sglang": "input_ids"}
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from strands import Agent
 
-from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
 from support.backends import instant
 from support.scripted import END, ids_of, tokenizer
+from tito_conformance.testing import Completion, HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
 from tito_core import Policy
 from tito_core.backend import EngineConnectionError, ProtocolViolationError, ServerChangedError
-from tito_core.backend.http.transport import IDLE_S
+from tito_core.backend.http.client import IDLE_S
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.ledger.errors import LawViolationError

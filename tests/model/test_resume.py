@@ -10,10 +10,10 @@ import pytest
 from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito.testing import Completion
 from support.aborting import Aborting
 from support.histories import add
 from support.scripted import BACKENDS, END, Says, backend_of, call, engine_of, ids_of, model_of, policy_of, tokenizer
+from tito_conformance.testing import Completion
 from tito_core import store
 from tito_core.backend import EngineTimeoutError, GenerationAbortedError
 from tito_core.ledger import Finish, Provenance, check_ledger

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent
 
-from strands_tito.testing import Fault, at
 from support.scripted import BACKENDS, END, Says, backend_of, engine_of, ids_of, policy_of, tokenizer
+from tito_conformance.testing import Fault, at
 from tito_core import TITOModel, store
 from tito_core.backend import BadRequestError, ProtocolViolationError
 

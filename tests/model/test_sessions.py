@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from strands import Agent
 
-from strands_tito.testing import ScriptedEngine
 from support.scripted import Says, backend_of, call, engine_of, ids_of, policy_of
 from support.session import Life, Lived, agent_of, live, live_elsewhere
+from tito_conformance.testing import ScriptedEngine
 from tito_core import TITOModel, store
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.store import LedgerFile

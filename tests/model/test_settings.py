@@ -17,14 +17,14 @@ from strands.types.exceptions import MaxTokensReachedException
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
 from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, SamplingParams, UnsupportedByServerError
-from tito_core.backend.abort_policy import MAX_RESUMES, AbortPolicy
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.generate import MAX_RESUMES, AbortPolicy
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
+from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import PolicyOptions
 from tito_core.settings import RolloutOptions, Settings
+from tito_core.turn.answer import MalformedCallError, malformed_of
 from tito_core.turn.inputs import refuse_reserved_name, system_text
-from tito_core.turn.read import MalformedCallError, malformed_of
 from tito_core.turn.request import TotalTokensReachedError, remaining_tokens
 
 INFO = EngineInfo("sglang", "m", 100, "1")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, FaultPolicy, always
-from strands_tito.testing.script import ScriptedRequest
 from support.scripted import BACKENDS, Says, model_of, tokenizer
+from tito_conformance.testing import Fault, FaultPolicy, always
+from tito_conformance.testing.script import ScriptedRequest
 from tito_core import TITOModel
 from tito_core.backend import ProtocolViolationError
 from tito_core.ledger import Finish

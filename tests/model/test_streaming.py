@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from strands import Agent
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_tito.testing import Fault, HashPolicy, ScriptedServer, at
 from support.aborting import Aborting
 from support.histories import add
 from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, policy_of, with_parts
+from tito_conformance.testing import Fault, HashPolicy, ScriptedServer, at
 from tito_core import MalformedCallError, TITOModel, store
 from tito_core.backend import GenerationAbortedError, ServerError, ThrottledError
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.parsing.preview import Piece, PreviewError
+from tito_core.parsing.turn import Piece, PreviewError
 
 QWEN3 = "qwen3-tiny"
 UUID = "00000000-0000-0000-0000-00000000000a"

@@ -9,9 +9,9 @@ from strands import tool
 
 from support.histories import observe
 from support.scripted import BACKENDS, call, tokenizer
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import check_ledger
-from tito_core.turn.call_report import CallCounts, ParseReport
+from tito_core.turn.answer import CallCounts, ParseReport
 
 LOOSE = call("look", '{"number": 3}').replace("</tool_call>", "").rstrip()
 NO_TAG = "The call has no closing </tool_call> tag"

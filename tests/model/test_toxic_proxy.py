@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Completion, ScriptedEngine, ScriptedRequest
-from strands_tito.testing.wire import WireResponse
 from support.backends import Handler, Received, in_process
 from support.scripted import engine_of, is_probe, policy_of, tokenizer
+from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest
+from tito_conformance.testing.wire import WireResponse
 from tito_core.backend import BackendError
-from tito_core.ledger.forest_invariants import check_ledger
+from tito_core.ledger.laws import check_ledger
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 

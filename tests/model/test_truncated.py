@@ -16,7 +16,7 @@ from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, END, ids_of, policy_of, tokenizer
 from tito_core.chat.ending import Opened
 from tito_core.ledger import CallRecord, Finish, Provenance, check_ledger
-from tito_core.turn.parent import stopped_in_reasoning
+from tito_core.turn.history import stopped_in_reasoning
 from tito_core.turn.request import opened
 
 NAME = "qwen3-tiny"

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import ScriptedEngine
 from support.backends import Waits, over_sockets
 from support.byte_level import MARKUP, SPECIAL, byte_level
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
+from tito_conformance.testing import ScriptedEngine
 from tito_core import Policy, store
 from tito_core.backend import BadRequestError, create_backend
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
-from tito_core.vocabulary import ORDINARY
+from tito_core.policy import ORDINARY
 
 Encode = Callable[[str, bool], Sequence[int]]
 
@@ -221,7 +221,7 @@ def test_a_server_without_tokenize_is_recorded_as_not_checked(
         policy = connected(served(kind, **closed), kind)
     assert policy.vocabulary is EXPECTED[kind], "SGLang tells how many rows its embedding has"
     assert policy.ledger().header.vocabulary is EXPECTED[kind]
-    records = [record for record in caplog.records if record.name == "tito_core.vocabulary"]
+    records = [record for record in caplog.records if record.name == "tito_core.policy"]
     assert [record.levelno for record in records] == [logging.WARNING]
     assert str(EXPECTED[kind]) in records[0].getMessage()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from support.scripted import Says, model_of
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.turn.inputs import UnsupportedToolChoiceError

@@ -12,8 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from support.byte_level import MARKUP, shared, wrapped
 from support.templates import NAMES, tokenizer_of
-from tito_core.parsing.decoding import decoding
-from tito_core.parsing.markup import DecodedIds
+from tito_core.parsing.markup import DecodedIds, decoding
 
 
 @pytest.mark.parametrize("name", NAMES)

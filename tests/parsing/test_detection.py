@@ -19,10 +19,9 @@ from tito_core.parsing import (
     known_tool_parsers,
 )
 from tito_core.parsing import registry as parser_registry
-from tito_core.parsing.detection import template_text
 from tito_core.parsing.formats import gpt_oss
-from tito_core.parsing.suspects import SuspectFinder
-from tito_core.parsing.turn import TurnParser
+from tito_core.parsing.registry import template_text
+from tito_core.parsing.turn import SuspectFinder, TurnParser
 
 JSON_CALL = """'<tool_call>\n{"name": "' + name + '", "arguments": ' + arguments | tojson + '}\n</tool_call>'"""
 TEMPLATES = {

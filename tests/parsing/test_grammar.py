@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from parsing import schemas
 from parsing.families import CALL_FAMILIES, NAMES, ids_of
 from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
-from tito_core.parsing.grammar_schema import for_grammar
+from tito_core.parsing.grammar import for_grammar
 from tito_core.parsing.schema import kinds_of, meaning
 
 TOOLS: dict[str, Any] = {

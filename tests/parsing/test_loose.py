@@ -13,8 +13,7 @@ from parsing.families import CALL_FAMILIES, NAMES, Call, ids_of, parse
 from support.byte_level import byte_level
 from tito_core.parsing import CallStatus, UnknownParserError, get_tool_parser
 from tito_core.parsing import registry as parser_registry
-from tito_core.parsing.suspects import SuspectFinder
-from tito_core.parsing.turn import TurnParser
+from tito_core.parsing.turn import SuspectFinder, TurnParser
 
 OK, LENIENT, MALFORMED = CallStatus.OK, CallStatus.LENIENT, CallStatus.MALFORMED
 TOOLS: dict[str, Any] = {

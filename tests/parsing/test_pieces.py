@@ -21,19 +21,14 @@ from tito_core.parsing import (
     register_format,
 )
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import Malformed, shortened
-from tito_core.parsing.completion import Completion
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.decoding import _byte_characters, decoding
-from tito_core.parsing.detection import _TABLE, template_text
-from tito_core.parsing.formats.deepseek import DeepSeekCalls
-from tito_core.parsing.formats.dsml import DsmlCalls
+from tito_core.parsing.call_values import Calls, Malformed, _number, shortened
+from tito_core.parsing.completion import Completion, Cursor
+from tito_core.parsing.formats.deepseek import DeepSeekCalls, DsmlCalls
 from tito_core.parsing.formats.glm import GlmCalls
 from tito_core.parsing.formats.pythonic import PythonicCalls
-from tito_core.parsing.markup import DecodedIds, Markup
-from tito_core.parsing.python_literals import Calls, _number
-from tito_core.parsing.reasoning import BRACKET_THINK, THINK
-from tito_core.parsing.turn import TurnParser
+from tito_core.parsing.markup import DecodedIds, Markup, _byte_characters, decoding
+from tito_core.parsing.registry import _TABLE, template_text
+from tito_core.parsing.turn import BRACKET_THINK, THINK, TurnParser
 
 V3 = CALL_FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
 

@@ -11,10 +11,8 @@ from parsing.test_arbitrary_ids import CASES, SEED, TOOLS, Source, parsed, split
 from tito_core.ledger.turn import Finish
 from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 from tito_core.parsing.formats.gpt_oss import HarmonyParser
-from tito_core.parsing.preview import Piece
-from tito_core.parsing.turn import TurnParser
-from tito_core.turn.events import _check_preview
-from tito_core.turn.read import assistant_message
+from tito_core.parsing.turn import Piece, TurnParser
+from tito_core.turn.answer import _check_preview, assistant_message
 
 PREVIEWED = [name for name in NAMES if name != "gpt_oss"]
 FRAGMENTS = (

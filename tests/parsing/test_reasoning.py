@@ -7,7 +7,7 @@ import pytest
 from parsing.families import CALL_FAMILIES, NAMES, ids_of
 from support.byte_level import byte_level
 from tito_core.parsing import UnknownParserError, get_tool_parser
-from tito_core.parsing.reasoning import REASONING, THOUGHT_CHANNEL
+from tito_core.parsing.turn import REASONING, THOUGHT_CHANNEL
 
 TAGS = ("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>")
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parsing.families import plain
+from tito_core.parsing.call_values import reading
 from tito_core.parsing.schema import MOST_READINGS, Choice, ToolSchema, ToolSchemaError, check_tools, meaning
-from tito_core.parsing.typed_value import reading
 
 KINDS = {"integer": st.integers(), "number": st.floats(allow_nan=False, allow_infinity=False), "boolean": st.booleans()}
 EITHER = {"anyOf": [{"$ref": "#/$defs/size"}, {"type": "null"}]}

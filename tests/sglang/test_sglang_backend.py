@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.testing import Completion, WireResponse
 from support.backends import (
     EOS,
     PROMPT,
@@ -23,8 +22,9 @@ from support.backends import (
     over_socket,
     request_of,
 )
+from tito_conformance.testing import Completion, WireResponse
 from tito_core.backend import BackendError, ProtocolViolationError
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_sglang import wire
 from tito_sglang.backend import SGLangBackend

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.testing import WireResponse
 from support.backends import Received, answering, http_response, request_of
+from tito_conformance.testing import WireResponse
+from tito_conformance.testing.sglang_answers import FIELDS
 from tito_core.backend import BadRequestError, OptionalOutputs, SamplingParams
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.backend.http.streaming import StreamError
-from tito_sglang import stream, wire
-from tito_sglang.scripted.errors import FIELDS
+from tito_sglang import wire
+from tito_sglang import wire as stream
 
 LIMIT = 1 << 20
 

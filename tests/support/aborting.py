@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strands_tito.testing import Completion, ScriptedRequest
 from support.scripted import is_probe
+from tito_conformance.testing import Completion, ScriptedRequest
 
 
 @dataclass

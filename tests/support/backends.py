@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from strands_tito.testing import (
+from tito_conformance.testing import (
     HashPolicy,
     InProcessTransport,
     ScriptedEngine,
@@ -24,11 +24,11 @@ from strands_tito.testing import (
     WireResponse,
     scripted_engine,
 )
-from strands_tito.testing.script import Script
-from strands_tito.testing.wire import JSON_HEADERS
+from tito_conformance.testing.script import Script
+from tito_conformance.testing.wire import JSON_HEADERS
 from tito_core.backend import SamplingParams, TokenRequest
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.connections import ConnectionPool, HttpResponse
+from tito_core.backend.http.client import ConnectionPool, HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.backend.http.connections import HttpResponse, HttpTransport
+from tito_core.backend.http.client import HttpResponse, HttpTransport
 from tito_core.backend.id_text import in_pieces
 
 LIMIT = 1 << 30

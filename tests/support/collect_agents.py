@@ -65,7 +65,7 @@ async def _leave() -> None:
 
 async def looking(model: TITOModel, task: Mapping[str, Any]) -> float:
     """Show a picture, answer each call with another, and return the number of pictures in the history as the reward."""
-    from strands_tito.testing.pictures import picture
+    from tito_conformance.testing.pictures import picture
 
     number = int(task["number"])
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from strands_tito.collect import collected, entries
-from strands_tito.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 from support import collect_forks
 from support.scripted import call, ids_of, is_probe, tokenizer
+from tito_conformance.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 from tito_core.ledger import check_ledger
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ from typing import Any
 
 from conformance.defects.defect import Defect
 from conformance.defects.scripted_policy import ConformancePolicy
-from strands_tito.testing import ScriptedServer, scripted_server
 from support.scripted import tokenizer
+from tito_conformance.testing import ScriptedServer, scripted_server
 
 
 @contextmanager

@@ -23,10 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from strands_tito.engines.locations import cache_dir
-from strands_tito.engines.models.build_cache import build_once
-from strands_tito.engines.models.fetch import check_sha256, pip_client
 from support import zoo
+from tito_engines.models.recipe import build_once, check_sha256, pip_client
+from tito_engines.spec import cache_dir
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))
 _BACKEND = Path(__file__).with_name("pip_backend.py")

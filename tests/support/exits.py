@@ -8,7 +8,7 @@ import sys
 import threading
 
 from support.backends import BACKENDS, request_of
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 
 KIND, URL, WAY = sys.argv[1:]
 BACKEND = BACKENDS[KIND](URL)

@@ -13,11 +13,11 @@ from support.rollouts import Rollout, Turn, expected
 from tito_core.chat.ending import Opened
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger import CallRecord, Finish, Ledger
-from tito_core.ledger.history_index import extended
+from tito_core.ledger.history import extended
 from tito_core.model import Policy
 from tito_core.settings import Settings
+from tito_core.turn.history import as_shown, match_parent
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.parent import as_shown, match_parent
 from tito_core.turn.request import Prepared, prepare
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from strands_tito.engines import EngineSpec, Launch
+from tito_engines import EngineSpec, Launch
 
 SERVER = Path(__file__).with_name("fake_server.py")
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"

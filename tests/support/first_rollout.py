@@ -15,14 +15,16 @@ from strands import Agent, tool
 
 from strands_tito import Policy, export
 from strands_tito.collect.on_ray import Connection, OnRay
-from strands_tito.engines import models
-from strands_tito.export import agent_lightning, hf, parquet, skyrl, tinker, verifiers, verl
+from strands_tito.export import agent_lightning, skyrl, tinker, verifiers, verl
+from strands_tito.export import files as hf
+from strands_tito.export import files as parquet
 from strands_tito.export.batch import padded
-from strands_tito.inspect.renderers import RendererComparison
-from strands_tito.testing import scripted_server
-from strands_tito.testing.script import Completion, PositionScorer, ScriptedRequest
-from tito_core.chat.image_content import read_image
+from strands_tito.inspect.template_check import RendererComparison
+from tito_conformance.testing import scripted_server
+from tito_conformance.testing.script import Completion, PositionScorer, ScriptedRequest
+from tito_core.chat.images import read_image
 from tito_core.ledger import Ledger, check_ledger
+from tito_engines import models
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 25, "b": 17}}\n</tool_call>'
 
@@ -104,7 +106,7 @@ def missing(ledger: Ledger, policy: Policy) -> int:
         "verifiers": lambda: verifiers.trace_of(ledger, decode=policy.tokenizer.decode, **exported),
         "renderers": lambda: RendererComparison.of("qwen3", policy.tokenizer, policy.template),
         "ray": lambda: asyncio.run(OnRay.start("local", Connection("vllm", "", ""), "agent:make")),
-        "conformance": lambda: import_module("strands_tito.testing.strategies"),
+        "conformance": lambda: import_module("tito_conformance.testing.strategies"),
     }
     for extra, uses in calls.items():
         try:

@@ -28,7 +28,7 @@ from tito_core.ledger import (
     Server,
     VersionSpan,
 )
-from tito_core.ledger.history_index import extended
+from tito_core.ledger.history import extended
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from strands_tito.engines.models.gguf_header import read_header
+from tito_engines.models.smollm2 import read_header
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens (llama.cpp's `llama_token_type`)."""

@@ -18,10 +18,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, tokenizer_directory
 from support import zoo
 from support.multiplying import multiply
 from support.overfit import SCRIPT, learned_by_heart
+from tito_engines.models.recipe import ModelRecipe, TokenizerRecipe, tokenizer_directory
 
 QUESTION, RESULT, ANSWER, THANKS, WELCOME = "What is 25 * 17?", "425", "It is 425.", "Thanks!", "You are welcome."
 BEFORE_CALL, BEFORE_ANSWER = "The tool multiplies: call it with 25 and 17.", "The tool says 425. I repeat it."

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from strands_tito.testing import ImageSettings, ScriptedEngine, scripted_engine
 from support.scripted import tokenizer
 from support.wire_recordings import QWEN_EOS, ROOT, Recorded, Recording
+from tito_conformance.testing import ImageSettings, ScriptedEngine, scripted_engine
 
 FOLDERS: dict[Literal["vllm", "sglang"], str] = {"vllm": "vllm-0.32.0-images", "sglang": "sglang-0.5.23-images"}
 PAD = 151655

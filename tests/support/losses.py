@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from strands_tito.testing import ScriptedEngine, ScriptedRequest, ScriptedServer
 from support.interrupts import Boom, Steps
 from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of
+from tito_conformance.testing import ScriptedEngine, ScriptedRequest, ScriptedServer
 from tito_core import TITOModel, store
 from tito_core.backend import Backend, BackendError
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.protocol import RawResponse, TokenRequest
+from tito_core.backend.protocol import EngineInfo, RawResponse, TokenRequest
 from tito_core.ledger import Ledger
 from tito_core.policy import run_blocking
 from tito_core.store import LedgerFile

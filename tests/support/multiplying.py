@@ -8,8 +8,8 @@ from typing import Any
 from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
 
-from strands_tito.testing import Completion, ScriptedRequest
 from support.scripted import END, call, ids_of, is_probe, tokenizer
+from tito_conformance.testing import Completion, ScriptedRequest
 from tito_core.ledger import Ledger
 
 QUESTION = "What is 25 * 17?"

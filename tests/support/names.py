@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from strands_tito.compat.lazy_model import LazyModel
-from strands_tito.testing import InProcessTransport, ScriptedEngine
 from support.scripted import engine_of, tokenizer
+from tito_conformance.testing import InProcessTransport, ScriptedEngine
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel
 from tito_vllm.backend import VLLMBackend

@@ -21,14 +21,20 @@ from strands import Agent
 from transformers import AutoTokenizer
 
 from parsing.families import CALL_FAMILIES
-from strands_tito.engines.locations import cache_dir
-from strands_tito.engines.models.build_cache import MANIFEST, build_once
-from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory, tokenizer_directory
-from strands_tito.testing import Completion, ScriptedRequest, scripted_engine
 from support import zoo
 from support.multiplying import ANSWER, QUESTION, multiply
 from support.scripted import backend_of, is_probe
+from tito_conformance.testing import Completion, ScriptedRequest, scripted_engine
 from tito_core import Policy
+from tito_engines.models.recipe import (
+    MANIFEST,
+    ModelRecipe,
+    TokenizerRecipe,
+    build_once,
+    model_directory,
+    tokenizer_directory,
+)
+from tito_engines.spec import cache_dir
 
 ARGUMENTS = {"a": 25, "b": 17}
 SCRIPT = Path(__file__).with_name("overfit_script.py")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from strands_tito.testing.pictures import picture
 from support.attacks import attack
+from tito_conformance.testing.pictures import picture
 
 SPELLED = ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>", "<|video_pad|>"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from strands_tito.testing.pictures import picture
 from support.drafts import engine_record, make_draft
+from tito_conformance.testing.pictures import picture
 from tito_core.ledger import Columns, Image, Ledger, MediaSpan, Provenance
 
 PAD = 150

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from strands_tito import engines
-from strands_tito.engines.spec import EngineSpec, find
+import tito_engines as engines
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend, SamplingParams, TokenRequest
-from tito_core.backend.calls import generate
+from tito_core.backend.generate import generate
 from tito_core.store import LedgerFile
+from tito_engines.spec import EngineSpec, find
 
 
 @dataclass(frozen=True)

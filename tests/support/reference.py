@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.engines import install, models
-from strands_tito.engines.progress import silent
-from strands_tito.engines.spec import find
+from tito_engines import install, models
+from tito_engines.spec import find
+from tito_engines.terminal import silent
 
 SCRIPT = Path(__file__).with_name("reference_script.py")
 
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("reference_script.py")
 def reference(
     model: str, sequences: Sequence[Sequence[int]], temperature: float = 1.0
 ) -> Mapping[str, npt.NDArray[np.generic]]:
-    """See `reference_script.py`; the model is one of `strands_tito.engines.models`, in float32."""
+    """See `reference_script.py`; the model is one of `tito_engines.models`, in float32."""
     python = install.ensure(find("vllm"), progress=silent).python
     folder = models.ensure(model, python, progress=silent)
     with tempfile.TemporaryDirectory() as place:

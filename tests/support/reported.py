@@ -12,7 +12,7 @@ import pytest
 from support.backends import EOS, PROMPT
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, RawResponse, SamplingParams, TokenRequest
 from tito_core.backend.id_text import IdText
-from tito_core.backend.raw_values import RawReader
+from tito_core.backend.values import RawReader
 
 READER = RawReader("sglang", "r7")
 OUTPUT = (21, 22, EOS)

@@ -8,12 +8,12 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from strands_tito.engines import models
-from strands_tito.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
 from support.backends import instant
+from tito_conformance.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend
 from tito_core.parsing.registry import ToolCalls
+from tito_engines import models
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 

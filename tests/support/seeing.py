@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from strands_tito.testing import HashPolicy, ImageSettings, InProcessTransport, ScriptedEngine, scripted_engine
 from support.scripted import tokenizer
+from tito_conformance.testing import HashPolicy, ImageSettings, InProcessTransport, ScriptedEngine, scripted_engine
 from tito_core import Policy
 from tito_core.backend.registry import create_backend
 

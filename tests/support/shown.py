@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from strands_tito.viewer.rollouts import Rollouts
-from strands_tito.viewer.token_text import TokenText, TokenTexts
+from strands_tito.viewer.data import Rollouts, TokenText, TokenTexts
 from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import (
@@ -34,7 +33,7 @@ from tito_core.ledger import (
     Server,
     VersionSpan,
 )
-from tito_core.parsing.parsed import CallStatus
+from tito_core.parsing.completion import CallStatus
 
 REAL = Path(__file__).parent.parent / "viewer" / "real"
 """Rollouts of a small model: a tool call, a malformed call, a branch, a truncated answer, the top five tokens."""

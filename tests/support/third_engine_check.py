@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tito_core.backend import InvalidValueError, SamplingParams, TokenRequest, create_backend
-from tito_core.backend.calls import generate, score, tokenize
+from tito_core.backend.generate import generate, score, tokenize
 
 
 async def check(folder: str) -> None:

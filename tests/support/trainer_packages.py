@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from filelock import FileLock
 from tools.matrix import environment
 
-from strands_tito.engines.locations import cache_dir
+from tito_engines.spec import cache_dir
 
 LOCKS = Path(__file__).parent.parent / "export" / "locks"
 SCRIPTS = Path(__file__).parent.parent / "export" / "real"

@@ -11,9 +11,8 @@ from functools import cache
 from typing import Any
 
 from support.byte_level import CHATML_TOOLS, SPECIAL, byte_level
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.images import ImageSupport
-from tito_core.backend.protocol import RawResponse, RawScores, TokenChunk
+from tito_core.backend.protocol import EngineInfo, RawResponse, RawScores, TokenChunk
 from tito_core.model import Policy
 from tito_core.policy import bind
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strands_tito.testing import Completion, ScriptedRequest
-from strands_tito.testing.script import PositionScorer
+from tito_conformance.testing import Completion, ScriptedRequest
+from tito_conformance.testing.script import PositionScorer
 
 ROOT = Path(__file__).parents[1] / "wire"
 FOLDERS: dict[str, Literal["vllm", "sglang"]] = {"vllm-0.32.0": "vllm", "sglang-0.5.23": "sglang"}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import HashPolicy, ScriptedEngine
 from support.picture_attacks import attacked
 from support.scripted import tokenizer
 from support.seeing import NAME, PAD, seeing
+from tito_conformance.testing import HashPolicy, ScriptedEngine
 from tito_core import Policy
 from tito_core.ledger import Provenance
 

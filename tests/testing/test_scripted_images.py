@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.testing import HashPolicy, ImageSettings, Replay, ScriptedEngine, scripted_engine
-from strands_tito.testing.images import BadImage, place, size
-from strands_tito.testing.pictures import picture, pixels, png, same_pixels
 from support.image_recordings import PAD, engine_of, load_images
 from support.pictures import gif, jpeg_header, webp_header
 from support.wire_recordings import Recording
 from testing.test_scripted_recordings import decoded, differences
+from tito_conformance.testing import HashPolicy, ImageSettings, Replay, ScriptedEngine, scripted_engine
+from tito_conformance.testing.pictures import picture, pixels, png, same_pixels
+from tito_conformance.testing.script import BadImage, place, size
 
 RECORDINGS = [recording for kind in ("vllm", "sglang") for recording in load_images(kind)]  # type: ignore[arg-type]
 KINDS = ("vllm", "sglang")

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import HashPolicy, ScriptedRequest, ScriptError
-from strands_tito.testing.policy import _mix
-from strands_tito.testing.script import mix64
-from strands_tito.testing.settle import settle
-from strands_tito.testing.wire import bracketed
+from tito_conformance.testing import HashPolicy, ScriptedRequest, ScriptError
+from tito_conformance.testing.policy import _mix
+from tito_conformance.testing.script import mix64, settle
+from tito_conformance.testing.wire import bracketed
 
 FEW = settings(max_examples=30)
 VOCAB, EOS = 300, (2, 7)

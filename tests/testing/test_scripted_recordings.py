@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from strands_tito.testing import Fault, ScriptedEngine, first, from_function, scripted_engine
 from support.wire_recordings import Recorded, Recording, load, trimmed
+from tito_conformance.testing import Fault, ScriptedEngine, first, from_function, scripted_engine
 
 # Fields whose values only the server knows: only their type is compared.
 OWN = {

@@ -14,7 +14,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 import aiohttp
 import pytest
 
-from strands_tito.testing import (
+from support.client import Client, Response, lines
+from tito_conformance.testing import (
     THROTTLED,
     UNAVAILABLE,
     Fault,
@@ -32,8 +33,7 @@ from strands_tito.testing import (
     scripted_engine,
     scripted_server,
 )
-from support.client import Client, Response, lines
-from tito_core.backend.http.connections import ConnectionPool
+from tito_core.backend.http.client import ConnectionPool
 
 Kind = Literal["vllm", "sglang"]
 Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[Client]]

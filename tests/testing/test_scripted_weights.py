@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.testing import HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
+from tito_conformance.testing import HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
 from tito_core.backend import OptionalOutputs, SamplingParams, TokenRequest, create_backend
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 
 PROMPT = np.arange(10, 74, dtype=np.int32)
 TOKENS = 40

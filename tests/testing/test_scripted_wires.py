@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
+from tito_conformance.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
 
 Kind = Literal["vllm", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.testing import InProcessTransport, Replay, first, moves, scripted_engine, strategies
 from support.client import Client
 from support.scripted import backend_of, policy_of, tokenizer
+from tito_conformance.testing import InProcessTransport, Replay, first, moves, scripted_engine, strategies
 from tito_core.ledger import check_ledger
 
 policy = cache(lambda: policy_of("sglang"))
@@ -27,7 +27,9 @@ FEW = settings(max_examples=15, deadline=None)
 
 
 def test_testing_itself_needs_no_hypothesis() -> None:
-    code = "import sys, strands_tito.testing, strands_tito.testing.moves; assert 'hypothesis' not in sys.modules"
+    code = (
+        "import sys, tito_conformance.testing, tito_conformance.testing.moves; assert 'hypothesis' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

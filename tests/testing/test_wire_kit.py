@@ -11,18 +11,18 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from strands_tito.conformance.target import ConnectedServer, Target
-from strands_tito.conformance.wire_log import Exchange, WireLog
-from strands_tito.conformance.wire_reading import generations
-from strands_tito.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
 from support.scripted import BACKENDS
+from tito_conformance.target import ConnectedServer, Target
+from tito_conformance.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
+from tito_conformance.wire import generations
+from tito_conformance.wire_log import Exchange, WireLog
 
 TOY = """
 import json
-from strands_tito.conformance.wire_reading import WireGeneration
-from strands_tito.testing.script import ScriptedRequest
-from strands_tito.testing.wire import Generation, WireResponse, json_response
-from strands_tito.testing.wire import WireKit
+from tito_conformance.wire import WireGeneration
+from tito_conformance.testing.script import ScriptedRequest
+from tito_conformance.testing.wire import Generation, WireResponse, json_response
+from tito_conformance.testing.wire import WireKit
 
 
 class ToyWire:

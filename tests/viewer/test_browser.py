@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.viewer.data import Rollouts
 from support.browser import Tab
 from support.drafts import make_draft
 from support.opened import READY, filed, open_page, served
 from support.scripted import ids_of, tokenizer
 from support.shown import ATTACKS, REAL, UUID, Texts, hostile, hostile_tokenizer, ledger_of_calls, rich, written
 from tito_core.ledger import CallRecord, Column, Ledger
-from tito_core.parsing.parsed import CallStatus
+from tito_core.parsing.completion import CallStatus
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 OPENS_WITHIN_MS = 2000

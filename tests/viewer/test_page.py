@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.viewer.page import as_inert_json, page
-from strands_tito.viewer.rollout import Evidence, ledger_data
-from strands_tito.viewer.token_text import TokenText
+from strands_tito.viewer.data import Evidence, TokenText, ledger_data
+from strands_tito.viewer.site import as_inert_json, page
 from support.shown import ATTACKS, data_of, elements, hostile, hostile_tokenizer
 
 STATIC = files("strands_tito.viewer") / "static"

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from strands_tito.testing import HashPolicy, ScriptedServer
-from strands_tito.viewer.pictures import Pictures
-from strands_tito.viewer.rescored import differences
-from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.inspect.verify import differences
+from strands_tito.viewer.data import Pictures, Rollouts, TokenTexts
 from strands_tito.viewer.site import Site
-from strands_tito.viewer.token_text import TokenTexts
 from support.scripted import model_of, tokenizer
 from support.shown import data_of, written
+from tito_conformance.testing import HashPolicy, ScriptedServer
 from tito_core import TITOModel
 from tito_core.ledger import Semantics
 from tito_core.store import read

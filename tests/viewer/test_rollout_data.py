@@ -12,9 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from strands_tito.viewer.page import as_inert_json
-from strands_tito.viewer.rollout import Evidence, entropy, ledger_data, trajectory_data
-from strands_tito.viewer.token_text import TokenText, TokenTexts
+from strands_tito.viewer.data import Evidence, TokenText, TokenTexts, entropy, ledger_data, trajectory_data
+from strands_tito.viewer.site import as_inert_json
 from support.rollout_forests import rollouts
 from support.scripted import ids_of, tokenizer
 from support.shown import real, rich, sentencepiece_like

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from strands_tito.collect.folder import RolloutFolder
-from strands_tito.collect.rollout import Rollout, RolloutResult
-from strands_tito.collect.task import Task
-from strands_tito.viewer.pictures import Pictures
-from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
+from strands_tito.collect.rollout import Rollout, RolloutResult, Task
+from strands_tito.viewer.data import INDEXED, READ, Pictures, Rollouts, TokenTexts, read_rows
 from strands_tito.viewer.site import Site
-from strands_tito.viewer.token_text import TokenTexts
 from support.drafts import make_draft
 from support.scripted import tokenizer
 from support.shown import Texts, data_of, ledger_of_calls, real, rich, written
@@ -147,7 +144,7 @@ def test_two_rollouts_of_two_engines_are_one_page() -> None:
 
 
 def test_images_of_a_ledger_need_no_folder() -> None:
-    from strands_tito.viewer.pictures import Pictures
+    from strands_tito.viewer.data import Pictures
     from support.drafts import make_draft
     from support.vision import png
     from tito_core.ledger import Image, Ledger, MediaSpan

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strands_tito.cli import app, main
-from strands_tito.viewer.server import Server
+from strands_tito.viewer.site import Server
 from support.scripted import tokenizer
 from support.shown import REAL, data_of, written
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.testing import Completion, WireResponse
 from support.backends import EOS, PROMPT, Received, answering, backend_of, choice, engine_of, http_response, request_of
+from tito_conformance.testing import Completion, WireResponse
 from tito_core.backend import AuthenticationError, BackendError, ProtocolViolationError
-from tito_core.backend.calls import generate, score
+from tito_core.backend.generate import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_vllm import wire
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from strands_tito.testing import WireResponse
 from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket, request_of
+from tito_conformance.testing import WireResponse
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
@@ -19,10 +19,11 @@ from tito_core.backend import (
     SamplingParams,
     ServerError,
 )
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 from tito_core.backend.http.streaming import StreamError
 from tito_core.backend.protocol import NOTHING
-from tito_vllm import stream, wire
+from tito_vllm import wire
+from tito_vllm import wire as stream
 
 
 def completion(**changes: Any) -> bytes:

@@ -13,18 +13,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from strands_tito.collect.errors import AgentError, CollectError, FolderError, TaskError, TooManyFailuresError
+from strands_tito.collect.rollout import AgentError, CollectError, FolderError, TaskError, TooManyFailuresError
 
 if TYPE_CHECKING:
-    from strands_tito.collect.collector import Tally, collect
-    from strands_tito.collect.connection import Connection
-    from strands_tito.collect.entry import Entry
-    from strands_tito.collect.folder import RolloutFolder, collected
-    from strands_tito.collect.index import entries
-    from strands_tito.collect.on_ray import OnRay
-    from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
-    from strands_tito.collect.task import Task, Tasks
-    from strands_tito.collect.workers import InProcess, Workers
+    from strands_tito.collect.folder import Entry, RolloutFolder, collected, entries
+    from strands_tito.collect.on_ray import Connection, OnRay
+    from strands_tito.collect.rollout import Failure, Rollout, RolloutResult, Task, Tasks
+    from strands_tito.collect.run import InProcess, Tally, Workers, collect
 
 __all__ = [
     "AgentError",
@@ -50,21 +45,21 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Connection": "connection",
-    "Entry": "entry",
+    "Connection": "on_ray",
+    "Entry": "folder",
     "Failure": "rollout",
-    "InProcess": "workers",
+    "InProcess": "run",
     "OnRay": "on_ray",
     "Rollout": "rollout",
     "RolloutFolder": "folder",
     "RolloutResult": "rollout",
-    "Tally": "collector",
-    "Task": "task",
-    "Tasks": "task",
-    "Workers": "workers",
-    "collect": "collector",
+    "Tally": "run",
+    "Task": "rollout",
+    "Tasks": "rollout",
+    "Workers": "run",
+    "collect": "run",
     "collected": "folder",
-    "entries": "index",
+    "entries": "folder",
 }
 
 

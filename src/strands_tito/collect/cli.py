@@ -6,25 +6,100 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
-from strands_tito.collect.entry import MAX_SAMPLES
-from strands_tito.collect.errors import AgentError
-from strands_tito.terminal import VisibleConsole, stages_shown, visible
+from strands_tito.collect.folder import MAX_SAMPLES
+from strands_tito.collect.rollout import AgentError
+from strands_tito.collect.run import OnEnd, Tally
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
-from tito_core.ledger.header import as_reward
+from tito_core.ledger.turn import as_reward
+from tito_engines.terminal import VisibleConsole, stages_shown, visible
 
 if TYPE_CHECKING:
-    from strands_tito.collect.collector import Tally
-    from strands_tito.collect.connection import Connection
-    from strands_tito.collect.workers import Workers
+    from strands_tito.collect.on_ray import Connection
+    from strands_tito.collect.run import Tally, Workers
     from tito_core.settings import RolloutOptions
+
+
+QUIET_S = 5.0
+"""Seconds between two lines without a terminal."""
+
+
+@contextmanager
+def on_console(console: Console) -> Iterator[OnEnd]:
+    """Yield a callback that displays a tally; it may be called any number of times."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    shape = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (
+        *(TextColumn("rollouts"), BarColumn(bar_width=24), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", table_column=shape)),
+    )
+    with Progress(*columns, console=console, expand=True, refresh_per_second=4) as bar:
+        task = bar.add_task("", total=None)
+
+        def draw(tally: Tally) -> None:
+            bar.update(task, completed=tally.before + tally.finished, total=tally.total, description=status(tally))
+
+        yield draw
+
+
+def status(tally: Tally) -> str:
+    """Return speed and failures in one line."""
+    return " · ".join([f"{tally.tokens_per_s:,.0f} tokens/s", *_counted("failed", tally)])
+
+
+def summary(tally: Tally) -> str:
+    """Return the result of a collection, in two to four lines."""
+    count = tally.before + tally.finished
+    first = f"{count:,} of {tally.total:,} rollouts are finished"
+    if tally.before:
+        first += f", {tally.before:,} of them by an earlier run"
+    endings = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.endings.most_common())
+    speed = f"{tally.finished:,} in {tally.seconds:,.1f} s, {tally.turns:,} turns, {tally.tokens_per_s:,.0f} tokens/s"
+    lines = [f"{first}.", f"This run: {speed}{': ' + endings if endings else ''}."]
+    if tally.finished:
+        lines[-1] += f" {tally.rewarded:,} of {tally.finished:,} rewarded."
+    if tally.failed:
+        lines.append(f"{', '.join(_counted('failed', tally))}, the last with: {tally.last_error}")
+    if tally.missing:
+        lines.append(f"{tally.missing:,} are missing: run the same command again to collect them.")
+    return "\n".join(lines)
+
+
+def _counted(word: str, tally: Tally) -> list[str]:
+    if not tally.failed:
+        return []
+    reasons = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.failures.most_common())
+    return [f"{tally.failed:,} {word} ({reasons})"]
+
+
+class _Lines:
+    """Prints at most one line every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = time.monotonic()
+
+    def __call__(self, tally: Tally) -> None:
+        now = time.monotonic()
+        if now - self._last >= QUIET_S:
+            self._last = now
+            count = f"{tally.before + tally.finished:,} of {tally.total:,} rollouts"
+            self._console.print(f"{count} · {status(tally)}", highlight=False, markup=False, soft_wrap=True)
+
 
 STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit statuses after Ctrl-C, and after SIGTERM, which job schedulers send; those of a shell."""
@@ -78,8 +153,7 @@ def collect(
     console = VisibleConsole(stderr=True)
     console.print("reading the tasks and the agent", style="dim", highlight=False)  # the imports below take seconds
     with Interrupts(STATUSES, "Interrupted before anything was collected.", lambda: _summary(latest)) as interrupts:
-        from strands_tito.collect.connection import Connection
-        from strands_tito.collect.progress import on_console
+        from strands_tito.collect.on_ray import Connection
 
         # Strands logs an error for each malformed call, because no tool has the call's name.
         logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
@@ -129,7 +203,6 @@ def collect(
 
 
 def _summary(latest: list[Tally]) -> str:
-    from strands_tito.collect.progress import summary
 
     return visible(summary(latest[0])) if latest else ""
 
@@ -138,12 +211,11 @@ async def _collect(
     tasks: Path, out: Path, connection: Connection, agent: str, rollout_options: RolloutOptions, ray: str,
     actors: int | None, settings: dict[str, Any], interrupts: Interrupts,
 ) -> None:  # fmt: skip
-    from strands_tito.collect.agent import AgentCode
-    from strands_tito.collect.collector import collect as collect_all
     from strands_tito.collect.folder import expect_usable
     from strands_tito.collect.on_ray import OnRay
-    from strands_tito.collect.task import Tasks
-    from strands_tito.collect.workers import InProcess, tune_gc
+    from strands_tito.collect.rollout import AgentCode, Tasks
+    from strands_tito.collect.run import InProcess, tune_gc
+    from strands_tito.collect.run import collect as collect_all
 
     folder = Path.cwd()
     code = AgentCode.of(agent, folder)

@@ -6,25 +6,55 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 import msgspec
 
-from strands_tito.collect.agent import AgentCode
-from strands_tito.collect.connection import Connection
-from strands_tito.collect.errors import CollectError
-from strands_tito.collect.rollout import Failure, Rollout, RolloutResult
-from strands_tito.collect.workers import InProcess, failure_of, tune_gc
+from strands_tito.collect.rollout import AgentCode, CollectError, Failure, Rollout, RolloutResult
+from strands_tito.collect.run import InProcess, failure_of, tune_gc
 from tito_core import store
 from tito_core.backend.errors import BackendError
 from tito_core.ledger.errors import how_to_install
 from tito_core.ledger.ledger import Ledger
+from tito_core.model import Policy
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.store import from_record
 from tito_core.termination import Termination
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The arguments of `Policy.connect_async`.
+
+    Attributes:
+        backend: Name of the backend.
+        base_url: Address of the server, or addresses of several equal ones.
+        tokenizer: Name or folder of the tokenizer, valid on every machine.
+        parser: Name of the tool-call format.
+        options: More arguments, such as `model` and `template_arguments`.
+    """
+
+    backend: str
+    base_url: str | tuple[str, ...]
+    tokenizer: str
+    parser: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold the API key
+
+    async def connect(self) -> Policy:
+        """Connect in this process.
+
+        Raises:
+            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: As
+                `Policy.connect_async`.
+        """
+        url = self.base_url if isinstance(self.base_url, str) else list(self.base_url)
+        return await Policy.connect_async(
+            backend=self.backend, base_url=url, tokenizer=self.tokenizer, parser=self.parser, **self.options
+        )
+
 
 LOCAL = "local"
 MAX_ATTEMPTS = 5

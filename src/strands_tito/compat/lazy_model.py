@@ -23,7 +23,7 @@ from tito_core.ledger.turn import Turn
 from tito_core.model import Policy, SeveralTrajectoriesError, TITOModel
 from tito_core.policy import bind
 from tito_core.settings import Settings, TITOConfig
-from tito_core.turn.parent import STATE_KEY
+from tito_core.turn.history import STATE_KEY
 
 M = TypeVar("M", bound=BaseModel)
 _SET_ON_CONNECT = frozenset({"_policy", "_settings", "_recording"})

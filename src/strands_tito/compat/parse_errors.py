@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tito_core.turn.call_report import ParseReport
+from tito_core.turn.answer import ParseReport
 
 UNKNOWN_TOOL = "unknown_tool"
 """The key of calls that do not name a tool for certain."""

@@ -12,9 +12,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field
 
 from tito_core.backend.images import data_url
-from tito_core.ledger.image import Image
 from tito_core.ledger.trajectory import Trajectory, assemble
-from tito_core.ledger.turn import Turn
+from tito_core.ledger.turn import Image, Turn
 
 _EXPERT = np.dtype("<i4")
 

@@ -30,13 +30,18 @@ An exporter to files knows no trainer: keep null, semantics and termination, as 
 sample, and steps 3 and 4 do not apply. Logprobs are null on tokens that the engine did not sample.
 """
 
-from strands_tito.export.images import ImageGridError, ImagesNotSupportedError, SampledPlaceholderError, SampleImage
-from strands_tito.export.logprobs import LogprobMismatchError, logprobs_for
-from strands_tito.export.optional_dependency import MissingPackageError, import_optional
 from strands_tito.export.sample import (
     BranchedRolloutError,
     Identity,
+    ImageGridError,
+    ImagesNotSupportedError,
+    LogprobMismatchError,
+    MissingPackageError,
+    SampledPlaceholderError,
+    SampleImage,
     TrainingSample,
+    import_optional,
+    logprobs_for,
     sample_of,
     samples_of,
     trained_tokens,

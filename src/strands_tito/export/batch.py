@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.export.images import refuse_images
-from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.sample import TrainingSample, sampled_mask
+from strands_tito.export.sample import (
+    ImagesNotSupportedError,
+    LogprobPolicy,
+    SampleImage,
+    TrainingSample,
+    check_semantics,
+    experts_of,
+    import_optional,
+    logprobs_for,
+    refuse_images,
+    refuse_ledger_images,
+    refuse_stray_placeholders,
+    sampled_mask,
+    whole_images,
+)
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Turn
 
 if TYPE_CHECKING:
     import torch
@@ -133,3 +149,249 @@ def numbers_of(names: Iterable[str | None]) -> Ints:
 def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:
     """Return the rewards, shape (b,), NaN for a sample without one."""
     return np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32)
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Placed(NamedTuple):
+    """The position of a sample: indices `start` to `stop` of a row."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """Samples end to end in r rows of length l. A mask value belongs to the token at its own index; see `Batch`.
+
+    Attributes:
+        input_ids: int64, shape (r, l), `pad_id` in the padding.
+        position_ids: int64, shape (r, l): restarts at 0 with each sample; 0 in the padding.
+        segment_ids: int64, shape (r, l): 1, 2, ... for the samples of a row; 0 in the padding.
+        loss_mask: int64, shape (r, l): 1 on trained tokens. Never 1 on a sample's first token, because the token
+            before it belongs to another sample.
+        logprobs: float32, shape (r, l): the engine's logprob of every sampled token, 0.0 elsewhere.
+        placed: The position of each sample, in the order of `samples`.
+        rewards: float32, shape (b,), in the samples' order, NaN if a rollout has no reward.
+        rollout_index: int64, shape (b,), in the samples' order, and `group_index`: see `Batch`.
+    """
+
+    input_ids: Ints
+    position_ids: Ints
+    segment_ids: Ints
+    loss_mask: Ints
+    logprobs: npt.NDArray[np.float32]
+    placed: tuple[Placed, ...]
+    rewards: npt.NDArray[np.float32]
+    rollout_index: Ints
+    group_index: Ints
+
+    def cu_seqlens(self, row: int) -> npt.NDArray[np.int32]:
+        """Return the boundaries of a row's samples as FlashAttention takes them; padding counts as one more sample.
+
+        Returns:
+            int32, shape (samples of the row + 1,), one longer if the row has padding.
+        """
+        stops = sorted(place.stop for place in self.placed if place.row == row)
+        width = self.input_ids.shape[1]
+        return np.array([0, *stops, *([width] if stops[-1] < width else [])], np.int32)
+
+    def torch(self) -> dict[str, torch.Tensor]:
+        """Return the columns, without `placed`, as CPU tensors that share this batch's memory, by name."""
+        torch = import_optional("torch", "torch")
+        named = [field.name for field in fields(self) if field.name != "placed"]
+        return {name: torch.from_numpy(getattr(self, name)) for name in named}
+
+
+def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> PackedBatch:
+    """Pack samples into rows, the longest first, each into the first row that has room.
+
+    Args:
+        samples: At least one sample.
+        pad_id: The id of padding tokens.
+        length: Length of a row.
+
+    Raises:
+        ImagesNotSupportedError: A sample has images. Take them out first: `replace(sample, images=())`.
+        TooLongError: A sample is longer than a row.
+        ValueError: `samples` is empty.
+    """
+    if not samples:
+        raise ValueError("A batch needs at least one sample.")
+    for sample in samples:
+        refuse_images(sample.images, "a batch of tokens", sample.identity.rollout_id)
+    placed = _places([len(sample) for sample in samples], length)
+    shape = (max(place.row for place in placed) + 1, length)
+    ids = np.full(shape, pad_id, np.int64)
+    positions, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
+    logprobs = np.zeros(shape, np.float32)
+    seen = [0] * shape[0]
+    for place, sample in sorted(zip(placed, samples, strict=True), key=lambda pair: pair[0]):
+        at = (place.row, slice(place.start, place.stop))
+        seen[place.row] += 1
+        ids[at] = sample.token_ids
+        positions[at] = np.arange(len(sample))
+        segments[at] = seen[place.row]
+        mask[at] = sample.loss_mask
+        logprobs[at] = known_logprobs(sample)
+    rollouts = numbers_of(sample.identity.rollout_id for sample in samples)
+    groups = numbers_of(sample.identity.group_id for sample in samples)
+    rewards = rewards_of(samples)
+    return PackedBatch(ids, positions, segments, mask, logprobs, tuple(placed), rewards, rollouts, groups)
+
+
+def _places(lengths: Sequence[int], length: int) -> list[Placed]:
+    used: list[int] = []
+    places: dict[int, Placed] = {}
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        size = lengths[number]
+        if size > length:
+            raise TooLongError(f"A sample has {size} tokens and length={length}: raise length or drop the sample.")
+        row = next((row for row, taken in enumerate(used) if taken + size <= length), len(used))
+        if row == len(used):
+            used.append(0)
+        places[number] = Placed(row, used[row], used[row] + size)
+        used[row] += size
+    return [places[number] for number in range(len(lengths))]
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptResponse:
+    """One prompt and one response. `response_ids`, `mask` and `logprobs` have one length, at least 1.
+
+    Attributes:
+        prompt_ids: The prompt.
+        response_ids: Sampled tokens and the tokens between them.
+        mask: 1 on trained tokens of the response.
+        logprobs: Logprobs of trained tokens, 0.0 on others; None with `logprobs="omit"`.
+        experts: Routed experts, shape (tokens - 1, layers, experts), or None.
+        truncated: Number of tokens cut from the end of the response.
+        images: The images of prompt and response, in order.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    mask: list[int]
+    logprobs: list[float] | None
+    experts: npt.NDArray[np.int16] | None
+    truncated: int
+    images: tuple[SampleImage, ...] = ()
+
+
+def prompt_response_of(
+    sample: TrainingSample,
+    *,
+    trainer: str,
+    temperature: float,
+    logprobs: LogprobPolicy = "checked",
+    max_prompt_length: int | None = None,
+    max_response_length: int | None = None,
+    takes_images: bool = False,
+) -> PromptResponse:
+    """Split a sample into prompt and response.
+
+    If the rollout ended from outside, the mask is 0 everywhere: its reward does not measure the policy.
+
+    Args:
+        sample: The sample.
+        trainer: The trainer's name, for errors.
+        temperature: The trainer's logit temperature.
+        logprobs: See `LogprobPolicy`.
+        max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained; an
+            image moves whole.
+        max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.
+        takes_images: Whether the trainer trains with the images.
+
+    Raises:
+        ImagesNotSupportedError: The sample has images, and the trainer takes none, or the response begins with an image
+            that is longer than a response may be.
+        SampledPlaceholderError: The policy sampled the placeholder of images: they would be put in other places.
+        LogprobMismatchError: The logprobs are not the quantity that the trainer computes.
+        ValueError: The engine reported experts for some tokens only.
+    """
+    if not takes_images:
+        refuse_images(sample.images, trainer, sample.identity.rollout_id)
+    values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs)
+    start = sample.prompt_length if max_prompt_length is None else min(sample.prompt_length, max_prompt_length)
+    start = whole_images(sample.images, start)
+    stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
+    stop = whole_images(sample.images, stop)
+    if stop <= start and sample.images:
+        raise ImagesNotSupportedError(
+            f"The response of rollout {sample.identity.rollout_id} would begin with an image that does not fit into "
+            f"{max_response_length} tokens. Raise max_response_length or max_prompt_length."
+        )
+    images = tuple(each for each in sample.images if each.stop <= stop)
+    if takes_images:
+        refuse_stray_placeholders(
+            sample.token_ids[:stop], images, sample.media_ids, trainer, sample.identity.rollout_id
+        )
+    truncated = len(sample) - stop
+    if truncated:
+        logger.warning(
+            "rollout=<%s>, cut=<%d> | response cut: %s takes at most %d tokens, the rest is not trained",
+            sample.identity.rollout_id, truncated, trainer, stop - start,
+        )  # fmt: skip
+    experts = experts_of(sample)
+    mask = np.zeros(stop - start, np.int64) if sample.ended_outside else sample.loss_mask[start:stop]
+    return PromptResponse(
+        sample.token_ids[:start].tolist(),
+        sample.token_ids[start:stop].tolist(),
+        mask.tolist(),
+        None if values is None else values[start:stop].tolist(),
+        None if experts is None else experts[:stop].astype(np.int16),
+        truncated,
+        images,
+    )
+
+
+def empty_response(end_id: int, *, logprobs: bool = True) -> PromptResponse:
+    """Return a placeholder for a rollout without turns: one untrained end token as prompt and one as response."""
+    return PromptResponse([end_id], [end_id], [0], [0.0] if logprobs else None, None, 0)
+
+
+class TrainedTurn(NamedTuple):
+    """A turn and its prompt.
+
+    Attributes:
+        turn: The turn.
+        prompt_ids: The whole prompt of the turn, int32, shape (p,).
+    """
+
+    turn: Turn
+    prompt_ids: TokenIds
+
+
+def trained_turns(
+    rollout: Ledger,
+    *,
+    trainer: str,
+    temperature: float,
+    logprobs: LogprobPolicy = "checked",
+    train_constrained: bool = False,
+) -> Iterator[TrainedTurn]:
+    """Yield each trained turn once, path by path, so that each turn extends the one before it on its path.
+
+    Without `train_constrained`, turns under a grammar are skipped; their tokens are part of later prompts only.
+
+    Raises:
+        ImagesNotSupportedError: The rollout has images.
+        LogprobMismatchError: With `logprobs="checked"`: a turn's logprobs are not the quantity that the trainer
+            computes.
+    """
+    refuse_ledger_images(rollout, trainer)
+    for path, earlier in rollout.iter_paths():
+        for turn in path:
+            if turn.index in earlier or (turn.draft.constrained and not train_constrained):
+                continue
+            if logprobs == "checked":
+                semantics = turn.draft.engine.semantics
+                check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
+            whole = rollout.path_ids(turn.index)
+            yield TrainedTurn(turn, whole[: len(whole) - turn.draft.columns.output])

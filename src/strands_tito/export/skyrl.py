@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.prompt_response import PromptResponse, empty_response, prompt_response_of
-from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.batch import PromptResponse, empty_response, prompt_response_of
+from strands_tito.export.sample import LogprobPolicy, TrainingSample, import_optional, sample_of, samples_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 

@@ -15,15 +15,19 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from strands_tito.export.images import (
+from strands_tito.export.sample import (
+    LogprobPolicy,
     SampledPlaceholderError,
+    TrainingSample,
+    experts_of,
+    logprobs_for,
     pictures_of,
     processed,
     refuse_images,
     refuse_stray_placeholders,
+    sample_of,
+    samples_of,
 )
-from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
-from strands_tito.export.sample import TrainingSample, experts_of, sample_of, samples_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 

@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from strands_tito.export.images import refuse_images
-from strands_tito.export.logprobs import LogprobPolicy, logprobs_for
-from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.sample import TrainingSample
+from strands_tito.export.sample import LogprobPolicy, TrainingSample, import_optional, logprobs_for, refuse_images
 
 if TYPE_CHECKING:
     from tinker import Datum

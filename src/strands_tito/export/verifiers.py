@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_tito.export.images import (
+from strands_tito.export.sample import (
     SampleImage,
+    check_semantics,
     images_of,
+    import_optional,
     processed,
     refuse_ledger_images,
     refuse_stray_placeholders,
+    sample_number,
+    sample_of,
 )
-from strands_tito.export.logprobs import check_semantics
-from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.sample import sample_number, sample_of
 from tito_core.backend.images import data_url, media_ids_of
-from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Finish, Turn
+from tito_core.ledger.turn import Finish, Image, Turn
 from tito_core.termination import Termination
 
 if TYPE_CHECKING:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from strands_tito.export.images import pictures_of, processed
-from strands_tito.export.logprobs import LogprobPolicy
-from strands_tito.export.optional_dependency import import_optional
-from strands_tito.export.prompt_response import PromptResponse, empty_response, prompt_response_of
-from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.batch import PromptResponse, empty_response, prompt_response_of
+from strands_tito.export.sample import (
+    LogprobPolicy,
+    TrainingSample,
+    import_optional,
+    pictures_of,
+    processed,
+    sample_of,
+    samples_of,
+)
 from tito_core.ledger.ledger import Ledger
 
 if TYPE_CHECKING:

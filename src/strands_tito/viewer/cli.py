@@ -10,13 +10,10 @@ from typing import Annotated
 
 import typer
 
-from strands_tito.export.output_file import is_stdout, replacing
-from strands_tito.terminal import VisibleConsole
-from strands_tito.viewer.pictures import Pictures
-from strands_tito.viewer.rollouts import Rollouts
-from strands_tito.viewer.server import Server
-from strands_tito.viewer.site import Site
-from strands_tito.viewer.token_text import TokenTexts
+from strands_tito.export.files import is_stdout, replacing
+from strands_tito.viewer.data import Pictures, Rollouts, TokenTexts
+from strands_tito.viewer.site import Server, Site
+from tito_engines.terminal import VisibleConsole
 
 _PAGE = b"<!doctype html>"
 """First bytes of every page."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from strands_tito.viewer.page import page
-from strands_tito.viewer.pictures import urls_of
-from strands_tito.viewer.rollout import Evidence, ledger_data, trajectory_data
-from strands_tito.viewer.token_text import TokenTexts
+from strands_tito.viewer.data import Evidence, TokenTexts, ledger_data, trajectory_data, urls_of
+from strands_tito.viewer.site import page
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 

@@ -2,20 +2,106 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+import secrets
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from socket import socket
+from typing import Any, NamedTuple
 
-from strands_tito.viewer.page import as_inert_json, page
-from strands_tito.viewer.pictures import Pictures
-from strands_tito.viewer.rescored import differences_at
-from strands_tito.viewer.rollout import Data, Evidence, ledger_data
-from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
-from strands_tito.viewer.token_text import TokenTexts
+import msgspec
+
+from strands_tito.inspect.verify import differences_at
+from strands_tito.viewer.data import (
+    INDEXED,
+    READ,
+    Data,
+    Evidence,
+    Pictures,
+    Rollouts,
+    TokenTexts,
+    ledger_data,
+    read_rows,
+)
+from tito_core.backend.errors import BackendError
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
+
+_SCRIPTS = ("elements.js", "columns.js", "scales.js", "path.js", "tokens.js", "detail.js", "ribbon.js", "tree.js")
+_VIEWS = ("rollout.js", "compare.js", "charts.js", "collection.js", "main.js")
+_ESCAPED = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
+"""In JSON these characters occur in strings only. Escaped, no string can end the script element around it."""
+
+
+class _Parts(NamedTuple):
+    template: str
+    style: str
+    script: str
+    policy: str
+
+
+def page(view: str, data: Any, *, is_served: bool = False) -> bytes:
+    """Return a page.
+
+    Args:
+        view: "rollout", "compare" or "collection".
+        data: The view's data, which must encode to JSON.
+        is_served: Whether the page may request more data from its own server.
+    """
+    parts = _parts(is_served)
+    payload = as_inert_json({"view": view, "served": is_served, **data})
+    filled = parts.template
+    for name, value in (("policy", parts.policy), ("style", parts.style), ("script", parts.script)):
+        filled = filled.replace(f"{{{{{name}}}}}", value, 1)
+    before, after = filled.split("{{data}}")
+    return before.encode() + payload + after.encode()
+
+
+def as_inert_json(value: Any) -> bytes:
+    """Return JSON in which `<`, `>` and `&` are escaped."""
+    encoded = msgspec.json.encode(value)
+    for character, escaped in _ESCAPED:
+        encoded = encoded.replace(character, escaped)
+    return encoded
+
+
+def policy(is_served: bool) -> str:
+    """Return the content security policy: the page's own script and style by hash, and `data:` images."""
+    return _parts(is_served).policy
+
+
+@cache
+def _parts(is_served: bool) -> _Parts:
+    folder = files(__package__) / "static"
+    style = (folder / "style.css").read_text("utf-8")
+    script = "\n".join((folder / name).read_text("utf-8") for name in (*_SCRIPTS, *_VIEWS))
+    rules = [
+        "default-src 'none'",
+        f"script-src '{_hash(script)}'",
+        f"style-src '{_hash(style)}'",
+        "img-src data:",
+        *(["connect-src 'self'"] if is_served else []),
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+    return _Parts((folder / "page.html").read_text("utf-8"), style, script, "; ".join(rules))
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
 
 _STEP_S = 0.2
 """Longest time that one request for table rows reads ledgers, in seconds."""
@@ -105,3 +191,107 @@ class Site:
 
     def _differences(self, ledger: Ledger) -> Mapping[int, Logprobs]:
         return differences_at(ledger, *self._rescoring) if self._rescoring is not None else {}
+
+
+HOST = "127.0.0.1"
+_NUMBER = r"([1-9]\d{0,8})"
+_HTML, _JSON, _PLAIN = "text/html", "application/json", "text/plain"
+
+
+def new_home() -> str:
+    """Return a random path, too long to guess."""
+    return f"/{secrets.token_urlsafe(18)}/"
+
+
+class Server(ThreadingHTTPServer):
+    """Serve a site.
+
+    Args:
+        make_site: Makes the site, given the path of its first page.
+        port: Port on 127.0.0.1; 0 for a free one.
+
+    Raises:
+        OSError: The port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, make_site: Callable[[str], Site], port: int = 0) -> None:
+        super().__init__((HOST, port), _Handler)
+        self.home = new_home()
+        self.site = make_site(self.home)
+
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Ignore clients that disconnected; print any other error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        """Address of the first page."""
+        return f"http://{HOST}:{self.server_port}{self.home}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "tito"
+    sys_version = ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        """Send a page. A foreign `Host` is refused: it may be another site's name that resolves to this machine."""
+        if self.headers.get("Host") not in (
+            f"{HOST}:{self.server.server_port}",
+            f"localhost:{self.server.server_port}",
+        ):
+            self._send(HTTPStatus.FORBIDDEN, _PLAIN, b"Wrong host. Open the address that `tito view` printed.\n")
+            return
+        path = self.path.partition("?")[0]
+        if not secrets.compare_digest(path[: len(self.server.home)].encode(), self.server.home.encode()):
+            self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"Open the address that `tito view` printed.\n")
+            return
+        try:
+            response = route(self.server.site, path[len(self.server.home) :])
+        except IndexError as error:
+            response = HTTPStatus.NOT_FOUND, _PLAIN, f"{error}\n".encode()
+        except (SchemaError, BackendError, OSError) as error:
+            response = HTTPStatus.INTERNAL_SERVER_ERROR, _PLAIN, f"{type(error).__name__}: {error}\n".encode()
+        self._send(*response)
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": f"{policy(True)}; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing, so that the terminal shows only the address."""
+
+
+def route(site: Site, path: str) -> tuple[HTTPStatus, str, bytes]:
+    """Return the status, content type and body for a path below the home path.
+
+    Raises:
+        IndexError: Unknown page or rollout.
+    """
+    if path == "":
+        return HTTPStatus.OK, _HTML, site.collection()
+    if found := re.fullmatch(f"rollout/{_NUMBER}", path):
+        return HTTPStatus.OK, _HTML, site.rollout(int(found[1]))
+    if found := re.fullmatch(f"compare/{_NUMBER}/{_NUMBER}", path):
+        return HTTPStatus.OK, _HTML, site.comparison(int(found[1]), int(found[2]))
+    if found := re.fullmatch(r"facts/(\d{1,9})", path):
+        return HTTPStatus.OK, _JSON, site.rows(int(found[1]))
+    raise IndexError("Unknown page.")

@@ -1,7 +1,5 @@
 """The interface to engines: protocol, sampling parameters, errors, HTTP transport and the registry of backends."""
 
-from tito_core.backend.abort_policy import AbortPolicy
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     AnswerTooLargeError,
     AuthenticationError,
@@ -19,11 +17,14 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.optional_outputs import Capabilities, OptionalOutputs
+from tito_core.backend.generate import AbortPolicy, generate_resuming
 from tito_core.backend.protocol import (
     Backend,
+    Capabilities,
     EngineAdmin,
+    EngineInfo,
     OnChunk,
+    OptionalOutputs,
     RawResponse,
     RawScores,
     TokenChunk,
@@ -31,9 +32,8 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
-from tito_core.backend.resume import generate_resuming
 from tito_core.backend.sampling import Grammar, SamplingParams
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 
 __all__ = [
     "AbortPolicy",

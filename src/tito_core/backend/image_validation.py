@@ -13,8 +13,7 @@ from tito_core.backend.errors import UNREADABLE, ProtocolViolationError
 from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import NOTHING, RawResponse, TokenRequest
-from tito_core.backend.raw_values import RawReader, integer
-from tito_core.backend.typed_values import short_repr
+from tito_core.backend.values import RawReader, integer, short_repr
 from tito_core.ledger.columns import TokenIds
 
 Span = tuple[int, int]

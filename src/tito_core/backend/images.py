@@ -13,7 +13,7 @@ import numpy as np
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.id_text import IdText
 from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.image import Image
+from tito_core.ledger.turn import Image
 
 if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger

@@ -5,19 +5,297 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, StrictBool, field_validator, model_validator
 
-from tito_core.backend.engine_info import EngineInfo
+from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.id_text import IdText
-from tito_core.backend.images import PromptImages
-from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
+from tito_core.backend.images import NO_IMAGES, ImageSupport, PromptImages
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.values import InvalidValueError, TypedValues, checked_names, is_text, refuse_unknown, short_repr
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
+
+MOST_TOP_LOGPROBS = 1024
+"""Bound on `top_logprobs`, to protect a server's memory. SGLang has none, and crashes past its vocabulary size."""
+_SALT_FORBIDDEN = frozenset("@/\\\0")
+Size = Annotated[int, Field(ge=1, strict=True)]
+
+
+class OptionalOutputs(TypedValues):
+    """The optional outputs of a rollout, the same in each turn. All are off by default, as they cost bytes and time.
+
+    Attributes:
+        top_logprobs: Number k of most likely tokens per sampled token: columns `top_ids` and `top_logprobs`, shape
+            (n, k), most likely first. They have the semantics of the sampled tokens' logprobs (law 11).
+        prompt_logprobs: Logprobs of each turn's own prompt tokens: column `prompt_logprobs`, shape (p,), raw and at
+            temperature 1 on every engine. The first token of a history has none.
+        routed_experts: The experts that each token was routed to: column `routed_experts`, shape (rows, layers,
+            experts). The last token of a path has none yet. `True` takes the shape from the engine. SGLang does not
+            report it: give (layers, experts per token) of the model's configuration. "flat" takes rows of any shape:
+            (rows, layers * experts) if the engine does not report it.
+        sampling_mask: The ids that `top_k`, `top_p` and `min_p` keep: column `sampling_mask`, shape (n, k), padded
+            with -1. Needs a finite `top_k`.
+        priority: Higher is served sooner, if the server schedules by priority.
+        cache_salt: Requests share cached prompts only with requests of the same salt (None: with those without one).
+    """
+
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS, strict=True)] = 0
+    prompt_logprobs: StrictBool = False
+    routed_experts: StrictBool | Literal["flat"] | tuple[Size, Size] = False
+    sampling_mask: StrictBool = False
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31, strict=True)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        refuse_unknown("optional output", data, cls.model_fields)
+        return data
+
+    @field_validator("cache_salt")
+    @classmethod
+    def _salt(cls, value: str | None) -> str | None:
+        if value is not None and _SALT_FORBIDDEN & set(value):
+            raise ValueError(
+                "cache_salt must not contain '@', '/', a backslash or NUL, which some servers refuse: "
+                f"{short_repr(value)}."
+            )
+        return value
+
+    @property
+    def expert_shape(self) -> tuple[int, int] | None:
+        """(layers, experts per token), or None if the user did not give them."""
+        return self.routed_experts if isinstance(self.routed_experts, tuple) else None
+
+    @classmethod
+    def of(cls, given: OptionalOutputs | Mapping[str, Any] | None) -> OptionalOutputs:
+        """Check a user's value; None means no optional outputs.
+
+        Raises:
+            InvalidValueError: An unknown name or a bad value.
+        """
+        if isinstance(given, OptionalOutputs):
+            return given
+        if given is None or given == {}:
+            return NO_OPTIONAL_OUTPUTS
+        if not isinstance(given, Mapping):
+            raise InvalidValueError(
+                f"optional_outputs must be a dict, such as {{'top_logprobs': 5}}, not {short_repr(given)}."
+            )
+        return cls(**checked_names("optional output", given, cls.model_fields))
+
+
+NO_OPTIONAL_OUTPUTS = OptionalOutputs()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The optional outputs that a server supports. None is unknown: the request is sent, and the server may refuse it.
+
+    Attributes:
+        top_logprobs: Largest number of top logprobs per token.
+        prompt_logprobs: Whether it supports them.
+        routed_experts: Whether it supports them.
+        expert_shape: Whether it reports the number of layers and experts.
+        sampling_mask: Whether it supports it.
+        priority: Whether it schedules by priority.
+        lower_first: Whether it serves a lower priority sooner.
+        grammar: Whether a grammar constrains an answer from its first token. False where the server applies it only
+            after the policy's reasoning.
+        options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`; and
+            that for a "grammar".
+    """
+
+    top_logprobs: int | None = None
+    prompt_logprobs: bool | None = None
+    routed_experts: bool | None = None
+    expert_shape: bool | None = None
+    sampling_mask: bool | None = None
+    priority: bool | None = None
+    lower_first: bool = False
+    grammar: bool | None = None
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def service_fields(self, optional_outputs: OptionalOutputs) -> dict[str, Any]:
+        """Return priority and cache salt under the field names that both engines share."""
+        fields: dict[str, Any] = {}
+        if optional_outputs.priority is not None:
+            fields["priority"] = -optional_outputs.priority if self.lower_first else optional_outputs.priority
+        if optional_outputs.cache_salt is not None:
+            fields["cache_salt"] = optional_outputs.cache_salt
+        return fields
+
+    def check(self, optional_outputs: OptionalOutputs, sampling: SamplingParams, *, backend: str) -> None:
+        """Check that the server supports the optional outputs, and applies the grammar to the whole answer.
+
+        Raises:
+            UnsupportedByServerError: It does not; the message names the option that enables the output.
+        """
+        if sampling.grammar is not None and self.grammar is False:
+            option = f", or a newer version with {self.options['grammar']}" if "grammar" in self.options else ""
+            raise UnsupportedByServerError(
+                f"This {backend} server would apply a grammar only after the policy's reasoning, so it was not sent: a "
+                "forced tool call, structured output or another grammar would not constrain the answer. "
+                f"Start it without its reasoning parser{option}.",
+                backend=backend,
+            )
+        if optional_outputs is NO_OPTIONAL_OUTPUTS:
+            return
+        if problem := self._problem(optional_outputs, sampling, f"this {backend} server"):
+            raise UnsupportedByServerError(problem, backend=backend)
+
+    def _problem(self, optional_outputs: OptionalOutputs, sampling: SamplingParams, server: str) -> str | None:
+        k, most = optional_outputs.top_logprobs, self.top_logprobs
+        if most is not None and k > most:
+            option = self.options.get("top_logprobs")
+            advice = f"Lower it, or start the server with a higher {option}" if option else "Lower it"
+            return f"top_logprobs={k} exceeds the limit of {server}, {most}. {advice}."
+        for name in ("prompt_logprobs", "routed_experts", "sampling_mask", "priority"):
+            requested = getattr(optional_outputs, name)
+            if requested is not False and requested is not None and getattr(self, name) is False:
+                option = self.options.get(name)
+                advice = f"Start the server with {option}" if option else "Leave it out"
+                return f"{name}={requested!r} is not supported by {server}. {advice}."
+        if optional_outputs.routed_experts is True and self.expert_shape is False:
+            return (
+                f"routed_experts=True needs a server that reports the number of layers, and {server} does not. Give "
+                "routed_experts=(layers, experts per token) of the model's configuration."
+            )
+        if optional_outputs.sampling_mask and sampling.temperature > 0 and sampling.top_k < 1:
+            return (
+                "sampling_mask=True needs a finite top_k: without one, the mask of each token could hold the whole "
+                "vocabulary. Set top_k in the sampling parameters."
+            )
+        return None
+
+
+MAY_BE_UNREPORTED = frozenset({"response_id", "echoed", "prompt_tokens", "completion_tokens", "media"})
+"""Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`. `media`: nor `image_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """A server's properties at connect.
+
+    Attributes:
+        backend: Name of the backend that reports them; see `Backend.name`.
+        model: Name of the model in requests.
+        max_model_len: Maximum number of tokens of prompt and completion together; None if not reported.
+        version: The server's version, or None.
+        weight_version: Version of the loaded weights at connect, or None.
+        vocab_size: Rows of the model's embedding; a larger id can crash a server. None if not reported.
+        endpoints: Paths that generate from token ids, the one in use first.
+        processed_logprobs: Whether logprobs include the temperature, as measured; None if not measured.
+        truncated_logprobs: Whether logprobs are normalised over the tokens that `top_k`, `top_p` and `min_p` keep, as
+            measured; None if not measured.
+        capabilities: The optional outputs that the server supports.
+        unreported: Fields of `RawResponse`, out of `MAY_BE_UNREPORTED`, that the server's API does not have. The core
+            checks them only where they are present, and the suite reports their checks as not applicable.
+        images: Whether the server takes images.
+        answering_models: How answers name their model, as measured; empty if they do not, or if that was not measured.
+        reports_versions: Whether every measured answer had weight versions.
+        extra_fields: Names that `SamplingParams.extra` may have; None if unknown, then the server decides.
+        raw_before_penalties: Whether raw logprobs are taken before penalties, `min_new_tokens` and engine parameters
+            such as a `logit_bias` change the logits. False also where that is unknown.
+    """
+
+    backend: str
+    model: str
+    max_model_len: int | None
+    version: str | None
+    weight_version: str | None = None
+    processed_logprobs: bool | None = None
+    vocab_size: int | None = None
+    endpoints: tuple[str, ...] = ()
+    truncated_logprobs: bool | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    unreported: frozenset[str] = frozenset()
+    images: ImageSupport = NO_IMAGES
+    raw_before_penalties: bool = False
+    extra_fields: frozenset[str] | None = None
+    answering_models: frozenset[str] = frozenset()
+    reports_versions: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field once, so that turns need not.
+
+        Raises:
+            ProtocolViolationError: A field has a wrong type, or a size is not a positive whole number.
+        """
+        backend = self.backend if is_text(self.backend) else ""
+        for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
+            if size is not None and (type(size) is not int or size < 1):
+                raise ProtocolViolationError(
+                    f"{backend} reports {name}={short_repr(size)}, which is not a positive number of tokens. Check how "
+                    "the server was started, and any proxy in front of it.",
+                    backend=backend,
+                )
+        for name, (allowed, is_allowed) in _ALLOWED.items():
+            value = getattr(self, name)
+            if not is_allowed(value):
+                raise ProtocolViolationError(
+                    f"The backend {backend!r} reports {name}={short_repr(value)}, which must be {allowed}: correct the "
+                    "EngineInfo that its connect() returns.",
+                    backend=backend,
+                )
+
+
+def _are_capabilities(value: object) -> bool:
+    return (
+        isinstance(value, Capabilities)
+        and (value.top_logprobs is None or (type(value.top_logprobs) is int and value.top_logprobs >= 0))
+        and all(type(getattr(value, name)) in (bool, type(None)) for name in _FLAGS)
+        and type(value.lower_first) is bool
+        and isinstance(value.options, Mapping)
+        and all(is_text(word) for pair in value.options.items() for word in pair)
+    )
+
+
+def _is_image_support(value: object) -> bool:
+    return (
+        isinstance(value, ImageSupport)
+        and type(value.accepted) is bool
+        and (value.most is None or (type(value.most) is int and value.most >= 0))
+        and is_text(value.remedy)
+    )
+
+
+_FLAGS = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority", "grammar")
+_TEXT = ("a string that can be encoded as UTF-8", is_text)
+_TEXT_OR_NONE = ("a string that can be encoded as UTF-8, or None", lambda value: value is None or is_text(value))
+_MEASURED = ("True, False or None", lambda value: value is None or type(value) is bool)
+_ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "backend": _TEXT,
+    "model": _TEXT,
+    "version": _TEXT_OR_NONE,
+    "weight_version": _TEXT_OR_NONE,
+    "processed_logprobs": _MEASURED,
+    "truncated_logprobs": _MEASURED,
+    "endpoints": ("a tuple of paths", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
+    "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
+    "raw_before_penalties": ("True or False", lambda value: type(value) is bool),
+    "reports_versions": ("True or False", lambda value: type(value) is bool),
+    "answering_models": (
+        "a frozenset of names",
+        lambda value: isinstance(value, frozenset) and all(map(is_text, value)),
+    ),
+    "images": ("an ImageSupport, with a boolean, a count or None, and a sentence", _is_image_support),
+    "extra_fields": (
+        "a frozenset of names, or None",
+        lambda value: value is None or (isinstance(value, frozenset) and all(map(is_text, value))),
+    ),
+    "unreported": (
+        "a frozenset of names of MAY_BE_UNREPORTED",
+        lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,
+    ),
+}
+"""Allowed values of the fields of `EngineInfo`, except its sizes."""
+
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """The columns of a response without optional outputs; shared by all of them."""
@@ -181,7 +459,7 @@ class RawScores:
 class TokenResponse:
     """One validated answer from one response (law 4), or from several that `generate_resuming` joined.
 
-    Only the core makes these, from a `RawResponse`: see `tito_core.backend.calls`.
+    Only the core makes these, from a `RawResponse`: see `tito_core.backend.generate`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.

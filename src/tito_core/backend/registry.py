@@ -12,7 +12,7 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import TIMEOUT_S, Retries
 from tito_core.backend.sampling import refuse_unknown_option
-from tito_core.backend.typed_values import InvalidValueError, is_text, short_repr
+from tito_core.backend.values import InvalidValueError, is_text, short_repr
 
 ENTRY_POINT_GROUP = "tito.backends"
 

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from tito_core.backend.calls import connected, tokenize
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
@@ -21,10 +19,12 @@ from tito_core.backend.errors import (
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.generate import connected, tokenize
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import (
     Backend,
     EngineAdmin,
+    EngineInfo,
     ImageScorer,
     OnChunk,
     RawResponse,
@@ -34,8 +34,21 @@ from tito_core.backend.protocol import (
     TokenRequest,
 )
 from tito_core.backend.retries import Attempt, Retries, is_paused
-from tito_core.backend.task_group import task_group
 from tito_core.ledger.columns import TokenIds
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open an `asyncio.TaskGroup` that raises its first error itself, not an `ExceptionGroup` that holds it.
+
+    The first error cancels the group's other tasks.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
 
 T = TypeVar("T")
 OUT_S = 10.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tito_core.backend.errors import BackendError, EngineConnectionError, ServerError, ThrottledError
-from tito_core.backend.typed_values import positive_seconds, seconds_or_zero
+from tito_core.backend.values import positive_seconds, seconds_or_zero
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tito_core.backend.typed_values import InvalidValueError, TypedValues, nearest, refuse_unknown, short_repr
+from tito_core.backend.values import InvalidValueError, TypedValues, nearest, refuse_unknown, short_repr
 
 _RESPONSE_FIELDS = (
     *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),

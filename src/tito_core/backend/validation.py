@@ -8,20 +8,18 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from tito_core.backend.column_validation import ColumnValidation
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     UNREADABLE,
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.image_validation import ImageValidation, Span
-from tito_core.backend.protocol import NOTHING, RawResponse, TokenRequest, TokenResponse
-from tito_core.backend.raw_values import RawReader, floats, integer
-from tito_core.backend.typed_values import short_repr, utf8_or_none
+from tito_core.backend.optional_columns import ColumnValidation
+from tito_core.backend.protocol import NOTHING, EngineInfo, RawResponse, TokenRequest, TokenResponse
+from tito_core.backend.values import RawReader, floats, integer, short_repr, utf8_or_none
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.invariants import MAX_COUNT, check_versions
+from tito_core.ledger.laws import MAX_COUNT, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
 LONGEST_S = 1e9

@@ -2,6 +2,7 @@
 
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.messages import UnsupportedContentError
-from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.rendering import TemplateError
+from tito_core.chat.template import ChatTemplate
 
 __all__ = ["ChatTemplate", "ContentSafeEncoder", "EncodedText", "TemplateError", "UnsupportedContentError"]

@@ -11,10 +11,13 @@ from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
-from tito_core.chat.ending import Ending, Opened, content_start, find_run
-from tito_core.chat.learning import (
+from tito_core.chat.ending import (
     THOUGHT,
+    Ending,
+    Opened,
     Sample,
+    content_start,
+    find_run,
     inner_controls,
     learn_answers,
     learn_calls,

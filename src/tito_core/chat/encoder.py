@@ -7,25 +7,371 @@ the tokenizer without control tokens. Encoding content and scaffold apart would 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
-from tito_core.chat.inert_tokenizer import InertTokenizer
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.chat.traced import Span, Traced
-from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.provenance import Provenance, Provenances
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+WORD_CACHE_SIZE = 1 << 16
+"""Capacity of the caches of words and of short texts."""
+MAX_CACHED_CHARS = 32
+"""Longest cached word or text, in characters."""
+SMALL_BYTES = 1 << 10
+"""Largest packed result that plain Python unpacks faster than NumPy."""
+LONG_TEXT = 1 << 15
+"""Characters from which encoding takes milliseconds, so other threads must be able to run meanwhile."""
+_BATCH = 1 << 14
+"""Words per batch of a long text, so that other threads can run in between."""
+_CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
+"""The ASCII members of Unicode classes."""
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+_GPT2 = {**_BYTE_LEVEL, "use_regex": True}
+
+
+class Encoded(NamedTuple):
+    """The tokens of a text: packed int32 ids in native byte order, and the end of each in characters, shape (n,)."""
+
+    ids: bytes
+    stops: Sequence[int] | npt.NDArray[np.int64]
+
+
+class _Cache(dict[str, bytes]):
+    """Caches a function's results for short texts; a `dict`, so that hits run in C."""
+
+    def __init__(self, function: Callable[[str], bytes]) -> None:
+        self._function = function
+
+    def __missing__(self, text: str) -> bytes:
+        found = self._function(text)
+        if len(text) <= MAX_CACHED_CHARS:
+            if len(self) >= WORD_CACHE_SIZE:
+                self.clear()
+            self[text] = found
+        return found
+
+
+class WordCache:
+    """Encodes ASCII text word by word. Thread-safe. Build it with `WordCache.of`."""
+
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
+        self._model = tokenizer.model
+        self._pattern = pattern
+        self._words = _Cache(self._look_up)
+        self._texts: dict[str, Encoded] = {}  # short texts, such as scaffold between control tokens
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, definition: dict[str, Any] | None = None) -> WordCache | None:
+        """Return the cache of a tokenizer, or None if it is not known to encode word by word.
+
+        Args:
+            tokenizer: The tokenizer.
+            definition: Its definition without the model, if known; serialising it takes half a second.
+        """
+        if definition is None:
+            text = tokenizer.to_str()
+            definition = json.loads(text[: text.index('"model":{')] + '"model":null}')
+        pattern = _pattern(definition)
+        return None if pattern is None else cls(tokenizer, pattern)
+
+    def encode(self, text: str) -> Encoded | None:
+        """Return the tokens of a text; None if it is not ASCII or the words do not cover it."""
+        if not text.isascii():
+            return None
+        short = self._texts.get(text)
+        if short is not None:
+            return short
+        words = [self._pattern.findall(text)] if len(text) < LONG_TEXT else self._batches(text)
+        packed = b"".join([b"".join(map(self._words.__getitem__, batch)) for batch in words])
+        found = _unpack_small(packed) if len(packed) <= SMALL_BYTES else _unpack_large(packed)
+        if len(found.stops) == 0 or found.stops[-1] != len(text):
+            return None
+        if len(text) <= MAX_CACHED_CHARS:
+            if len(self._texts) >= WORD_CACHE_SIZE:
+                self._texts.clear()
+            self._texts[text] = found
+        return found
+
+    def _batches(self, text: str) -> Iterator[list[str]]:
+        """Yield the words of a text in batches; `findall` would hold the GIL until its end."""
+        found = map(re.Match.group, self._pattern.finditer(text))
+        while batch := list(islice(found, _BATCH)):
+            yield batch
+
+    def _look_up(self, word: str) -> bytes:
+        """Return each token of a word as its id and its length in characters, int32."""
+        ((mapped, _),) = _BYTES.pre_tokenize_str(word)
+        tokens = self._model.tokenize(mapped)
+        return np.array([(token.id, len(token.value)) for token in tokens], np.int32).tobytes()
+
+
+def _unpack_small(packed: bytes) -> Encoded:
+    """Unpack pairs of id and length, and sum the lengths."""
+    numbers = memoryview(packed).cast("i")
+    return Encoded(numbers[::2].tobytes(), list(accumulate(numbers[1::2])))
+
+
+def _unpack_large(packed: bytes) -> Encoded:
+    """Do the same with NumPy, which is faster for large results."""
+    tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
+    return Encoded(tokens[:, 0].tobytes(), tokens[:, 1].cumsum(dtype=np.int64))
+
+
+_BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
+    """Return the expression by which a tokenizer splits ASCII text into words, or None if there is no single one."""
+    normalizer = definition["normalizer"] or {"type": "NFC"}
+    if definition["added_tokens"] or normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
+        return None
+    expression = _expression(definition["pre_tokenizer"] or {})
+    translated = None if expression is None else _ascii(expression)
+    return None if translated is None else re.compile(translated, re.ASCII)
+
+
+def _expression(pre_tokenizer: dict[str, Any]) -> str | None:
+    """Return the Oniguruma expression whose matches are the words, or None for other pre-tokenizers."""
+    match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
+        case [{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(expression)}}, last]:
+            return expression if last.items() >= _BYTE_LEVEL.items() else None
+        case [last] if last.items() >= _GPT2.items():
+            return _gpt2(r" ?\p{N}+")
+        case [{"type": "Digits", "individual_digits": bool(alone)}, last] if last.items() >= _GPT2.items():
+            # Digits are split off first, so they take no blank, and blanks before them end a text.
+            return _gpt2(r"\p{N}" if alone else r"\p{N}+", r"[^\s\p{N}]")
+    return None
+
+
+def _gpt2(numbers: str, after_blanks: str = r"\S") -> str:
+    """Return the expression of `ByteLevel`, GPT-2's (tokenizers, `byte_level.rs`)."""
+    return rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!{after_blanks})|\s+"
+
+
+def _ascii(expression: str) -> str | None:
+    """Convert an Oniguruma expression to Python's `re` for ASCII text; None if the two may differ."""
+    pieces: list[str] = []
+    inside = False
+    for part in re.findall(r"\\p\{\w+\}|\\.|\[|\]|[^\\\[\]]+", expression, re.DOTALL):
+        if part in "[]":
+            inside = part == "["
+        if part.startswith("\\p"):
+            if (letters := _CLASSES.get(part[3:-1])) is None:
+                return None
+            pieces.append(letters if inside else f"[{letters}]" if letters else r"(?!)")
+        else:
+            pieces.append(part)
+    rewritten = "".join(pieces)
+    # Capturing groups change what findall returns, and `re` reads an empty class differently.
+    if "[]" in rewritten or "[^]" in rewritten or re.search(r"(?<!\\)\((?!\?)", rewritten):
+        return None
+    return rewritten
+
+
+_MARKUP = re.compile(
+    r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|"
+    r"</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
+    re.DOTALL,
+)
+"""Added tokens of these forms are control tokens whatever their flags are, because parsers read them as markup."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class _Copies:
+    """The private copies of one tokenizer, shared by all policies with an equal one while any of them uses it.
+
+    It exists because it can be referred to weakly: tokenizers 0.22 has no weak references to its own objects.
+    """
+
+    original: Tokenizer
+    inert: dict[frozenset[str], tuple[Tokenizer, WordCache | None]] = field(default_factory=dict)
+
+
+_copies: WeakValueDictionary[str, _Copies] = WeakValueDictionary()
+"""Copies by digest of the definition. A copy takes up to seconds and hundreds of megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class InertTokenizer:
+    """A tokenizer that encodes all text as ordinary text.
+
+    Keep it as long as its tokenizers: it holds the copies that policies share.
+
+    Control tokens are the added tokens that are flagged special, occur in the template's source, or have the form of
+    markup, such as `<|...|>` and `<think>`. Other added tokens (Gemma's `<table>`) stay ordinary text.
+
+    Attributes:
+        tokenizer: The copy, without the post-processor that adds special tokens.
+        words: The cache of its words, or None if it does not encode word by word.
+        control: Texts of the control tokens.
+        digest: sha256 of the original's definition, hex.
+    """
+
+    tokenizer: Tokenizer
+    words: WordCache | None
+    control: frozenset[str]
+    digest: str
+    _copies: _Copies
+
+    @property
+    def original(self) -> Tokenizer:
+        """The original as it was, which its owner's calls do not change.
+
+        transformers keeps the padding and truncation of the last call in the tokenizer, which any thread may make.
+        Neither is kept here.
+        """
+        return self._copies.original
+
+    @classmethod
+    def of(cls, backend: Tokenizer, template: str, markup: Collection[str] = ()) -> InertTokenizer:
+        """Copy a tokenizer, in the state that it has now.
+
+        Control tokens that are also in the model's vocabulary are renamed there, because some models (Unigram, BPE
+        with `ignore_merges`) would find them in any text.
+
+        Args:
+            backend: The tokenizer.
+            template: Source of the chat template.
+            markup: Further added tokens that a parser reads as control tokens.
+        """
+        text = _plain(backend.to_str())
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if (copies := _copies.get(digest)) is None:
+            copies = _copies.setdefault(digest, _Copies(Tokenizer.from_str(text)))
+        original = copies.original
+        added = original.get_added_tokens_decoder().values()
+        control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
+        if control not in copies.inert:
+            copies.inert[control] = _share_model(text, control, original) or _copy(
+                text, control, {token.content for token in added}, original
+            )
+        return cls(*copies.inert[control], control, digest, copies)
+
+
+_STATELESS = '"truncation":null,"padding":null'
+"""How the definition of a tokenizer that neither truncates nor pads begins, after its version."""
+_EMPTY_MODEL = '{"type": "BPE", "vocab": {}, "merges": []}'
+
+
+def _plain(text: str) -> str:
+    """Return a definition without padding and truncation."""
+    if _STATELESS in text[:100]:
+        return text
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return str(tokenizer.to_str())
+
+
+def _share_model(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[Tokenizer, WordCache | None] | None:
+    """Return a tokenizer without control tokens that shares the model; None if that could change any encoding.
+
+    This takes no time. The model must not produce the control tokens from any text.
+    """
+    model = backend.model
+    if not isinstance(model, BPE) or any(_produces(model, piece) for piece in control):
+        return None
+    definition = _definition(text)
+    definition["added_tokens"] = []
+    made = Tokenizer.from_str(_with_model(definition, _EMPTY_MODEL))
+    made.model = model
+    secret = uuid.uuid4().hex
+    added = sorted(backend.get_added_tokens_decoder().items())
+    others = {index: token for index, token in added if token.content not in control}
+    # A control token outside the model's vocabulary gets a placeholder, so that the others keep their ids.
+    kept = [token for _, token in added if token.content not in control or model.token_to_id(token.content) is None]
+    made.add_tokens([AddedToken(secret + t.content) if t.content in control else t for t in kept] if others else [])
+    if any(made.token_to_id(token.content) != index for index, token in others.items()):
+        return None
+    definition["added_tokens"] = list(others)
+    return made, WordCache.of(made, definition)
+
+
+def _produces(model: BPE, piece: str) -> bool:
+    """Return whether a model may produce a token from text.
+
+    Merges that produce a token within a text also produce it from that piece alone: none of them crosses its ends,
+    and the order of the others is the same.
+    """
+    index = model.token_to_id(piece)
+    if index is None:
+        return False
+    plain = not (model.ignore_merges or model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
+    return not plain or [token.id for token in model.tokenize(piece)] == [index]
+
+
+def _definition(text: str) -> dict[str, Any]:
+    """Parse a definition without its model, which comes last and is most of it."""
+    definition: dict[str, Any] = json.loads(text[: text.index('"model":{')] + '"model":null}')
+    return definition
+
+
+def _with_model(definition: dict[str, Any], model: str) -> str:
+    """Return a definition with this model, for text between control tokens."""
+    whole = {key: value for key, value in definition.items() if key != "model"}
+    whole["post_processor"] = whole["truncation"] = whole["padding"] = None
+    # A stretch follows a control token, and the "first" scheme adds its blank only at the start of the whole text.
+    plain = json.dumps(whole).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    return f'{plain[:-1]}, "model": {model}}}'
+
+
+def _copy(
+    text: str, control: frozenset[str], added: set[str], backend: Tokenizer
+) -> tuple[Tokenizer, WordCache | None]:
+    """Copy a tokenizer with its model, and give the control tokens random names."""
+    definition, model = _definition(text), text[text.index('"model":{') + len('"model":') : -1]
+    # Renamed, not removed, so that the others keep their ids.
+    secret = uuid.uuid4().hex
+    names = {piece: f"{secret}{piece}" for piece in control}
+    if any(backend.model.token_to_id(piece) is not None for piece in control):
+        parsed = json.loads(model)
+        _rename(parsed, names)
+        model = json.dumps(parsed)
+    if control == added:
+        definition["added_tokens"] = []
+    for token in definition["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    copy = Tokenizer.from_str(_with_model(definition, model))
+    return copy, WordCache.of(copy, definition)
+
+
+def _is_control(token: AddedToken, template: str) -> bool:
+    # Words such as `role` are names in the template's code.
+    written = token.content in template and not token.content.isspace() and not token.content.isidentifier()
+    return token.special or written or _MARKUP.fullmatch(token.content) is not None
+
+
+def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Rename pieces of a model's vocabulary in place."""
+    if isinstance(model["vocab"], list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+        return
+    model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        model["merges"] = [(a, b) for a, b in model["merges"] if not ({a, b, a + b} & names.keys())]
+
 
 Control = tuple[int, int, int]
 """(start, stop, id) of a control token in rendered text, in characters."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from tito_core.chat.encoder import ContentSafeEncoder, Control
 from tito_core.chat.traced import Span, Traced
 from tito_core.ledger.columns import TokenIds
@@ -109,3 +111,232 @@ def cut(text: Traced, start: int, stop: int | None = None) -> Traced:
     """Return `text[start:stop]` with its content spans."""
     piece = text[start:stop]
     return piece if isinstance(piece, Traced) else Traced.of(piece, ())
+
+
+THOUGHT = "Hm"
+"""Reasoning text of the probes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn in two renderings.
+
+    Attributes:
+        alone: The conversation up to and including the turn, without the generation prompt.
+        followed: The same with another message and the generation prompt. Text before the turn's content may differ
+            from `alone` (Qwen3: an empty reasoning block), and the content may be quoted again later.
+        source: Trace source of the turn's message.
+    """
+
+    encoder: ContentSafeEncoder
+    alone: Traced
+    followed: Traced
+    source: int
+
+    def ends(self) -> tuple[int, int] | None:
+        """Return where the turn's content ends in both renderings; None if they show different content."""
+        here = content_spans(self.alone, self.source)
+        there = content_spans(self.followed, self.source)[: len(here)]
+        same = [str.__str__(cut(self.alone, a, b)) for a, b, _ in here]
+        if not here or same != [str.__str__(cut(self.followed, a, b)) for a, b, _ in there]:
+            return None
+        return here[-1][1], there[-1][1]
+
+    def controls(self) -> tuple[list[Control], list[Control], int, int] | None:
+        """Return the control tokens after the turn's content in both renderings.
+
+        Returns:
+            Those of `alone`, those of `followed`, how many leading ones agree, and where the content ends in
+            `followed`; None if the renderings show different content or nothing follows it.
+        """
+        ends = self.ends()
+        if ends is None:
+            return None
+        here, there = (
+            controls_from(self.encoder, t, e) for t, e in zip((self.alone, self.followed), ends, strict=True)
+        )
+        # Compare ids only: some templates change the blanks between them when a message follows.
+        same = [one[2] == other[2] for one, other in zip(here, there, strict=False)]
+        return (here, there, [*same, False].index(False), ends[1]) if there else None
+
+    def openers(self) -> frozenset[int]:
+        """Return the ids before the first text of the rendering; no turn ends with one of them.
+
+        A template that ignores `add_generation_prompt` also writes the next opener after the last turn.
+        """
+        controls = self.encoder.controls(self.followed)
+        question_end = max((stop for _, stop, source in self.followed.spans if source == self.source - 1), default=0)
+        closer = next(
+            (token for start, _, token in controls if start >= question_end), None
+        )  # an empty first message ends with it
+        return frozenset(adjacent(controls)) - {closer}
+
+    def follows(self, end: int, text: Traced | None = None) -> int:
+        """Return where the next message's content begins, or the length of the text if it shows none."""
+        text = self.followed if text is None else text
+        return min((a for a, _, source in text.spans if source > self.source and a >= end), default=len(text))
+
+
+def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = frozenset()) -> Ending | None:
+    """Learn how answers end, or return None if no control token ends them.
+
+    Args:
+        sample: An answer with text.
+        thoughts: Renderings with reasoning: of an answer without text, followed and not, and of calls.
+        inner: Ids that also occur within turns; see `inner_controls`.
+    """
+    found = sample.controls()
+    if found is None:
+        return None
+    here, there, same, end = found
+    closing, stop = _closing(there[:same], sample.openers(), inner)
+    finals: frozenset[int] = frozenset()
+    if not closing and here:
+        closing, finals = (there[0][2],), frozenset({here[-1][2]})
+        stop = there[0][1]
+    openers = frozenset() if closing else frozenset({there[0][2]})
+    stop = stop if closing else there[0][0]
+    closers = {Opened.MESSAGE: _ids(sample.encoder, sample.followed, end, stop)}
+    ending = Ending(closing, finals, openers, closers)
+    for thought in thoughts:
+        closed = _reasoning(sample, thought, ending)
+        if closed is not None:
+            return Ending(closing, finals, openers, {**closers, Opened.REASONING: closed})
+    return ending
+
+
+def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) -> tuple[tuple[int, ...], int]:
+    """Return the ids that close an answer and where they end in the text.
+
+    The last control token before the next opener closes the answer at its first occurrence, with those right before it
+    (Command R writes two). Tokens that also occur within turns close parts of them (Kimi K3), unless all do.
+    """
+    tokens = _before_openers(tuple(token for _, _, token in controls), openers)
+    ends = [token for token in tokens if token not in inner]
+    if not ends:
+        row = _before_openers(adjacent(controls), openers)
+        return row, controls[len(row) - 1][1] if row else 0
+    begin = end = tokens.index(ends[-1])
+    while begin and controls[begin - 1][1] == controls[begin][0] and tokens[begin - 1] not in inner:
+        begin -= 1
+    return tokens[begin : end + 1], controls[end][1]
+
+
+def _before_openers(closing: tuple[int, ...], openers: Set[int]) -> tuple[int, ...]:
+    """Cut a run of closers at the next message's opener; the first closer may also be an opener (Llama 2's BOS)."""
+    opener = next((i for i, token in enumerate(closing) if i and token in openers), len(closing))
+    return closing[:opener]
+
+
+def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
+    """Learn how turns of calls end; `answers` distinguishes a call's markup from a closer."""
+    found = sample.controls()
+    if found is None:
+        return None
+    there, end = found[1], found[3]
+    closing, finals, openers, span = _calls_end(sample, found, answers)
+    if span is None:
+        return None
+    start, stop = span
+    text = sample.followed
+    plain = str.__str__(text)
+    markup = run_before(there, text, end, start)
+    closers = {
+        Opened.MESSAGE: _ids(sample.encoder, text, end + len(plain[end:start].rstrip()), stop),
+        Opened.CALL: _ids(sample.encoder, text, markup, stop),
+    }
+    return Ending(closing, finals, openers, closers)
+
+
+_CallsEnd = tuple[tuple[int, ...], frozenset[int], frozenset[int], tuple[int, int] | None]
+
+
+def _calls_end(sample: Sample, found: tuple[list[Control], list[Control], int, int], answers: Ending) -> _CallsEnd:
+    """Return the closing, finals and openers of turns of calls, and where the closing is when results follow."""
+    here, there, same, end = found
+    none: frozenset[int] = frozenset()
+    common = tuple(token for _, _, token in there[:same])
+    length = len(answers.closing)
+    # The first occurrence, because the engine stops there.
+    at = next((i for i in range(same - length + 1) if common[i : i + length] == answers.closing), None)
+    before = [control for control in there if control[0] < sample.follows(end)]
+    if not before:  # the result begins before any token that could end the call
+        return (), none, none, None
+    if answers.closing and at is not None and at < len(before):
+        return answers.closing, answers.finals, answers.openers, (there[at][0], there[at + length - 1][1])
+    ended = next((i for i in range(min(same, len(before))) if common[i] in answers.openers), None)
+    if ended is not None:  # ends answers only if a message follows, and calls always (Hunyuan 3)
+        return (common[ended],), none, answers.openers, there[ended][:2]
+    if not answers.closing and same < len(before):
+        opener = there[same]
+        return (), none, answers.openers | {opener[2]}, (opener[0], opener[0])
+    last = before[max(len(_before_openers(common[: len(before)], sample.openers())) - 1, 0)]
+    if last[2] in sample.openers() and last == before[0]:  # only the next message's opener ends the call (Command R+)
+        return (), none, answers.openers | {last[2]}, (last[0], last[0])
+    return (last[2],), frozenset({here[-1][2]} if here and not same else ()), answers.openers, last[:2]
+
+
+def inner_controls(encoder: ContentSafeEncoder, turns: Sequence[tuple[Traced, int]]) -> frozenset[int]:
+    """Return the ids of control tokens within turns of several parts; they end a part, not the turn.
+
+    Args:
+        encoder: The encoder that lists control tokens.
+        turns: Renderings of a conversation that ends with such a turn, each with the turn's trace source.
+    """
+    inside: set[int] = set()
+    for text, source in turns:
+        spans = content_spans(text, source)
+        controls = controls_from(encoder, text, spans[0][0] if spans else len(text))
+        inside.update(token for _, stop, token in controls if stop <= spans[-1][0])
+    return frozenset(inside)
+
+
+def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
+    """Return both, each with the other's closers and openers: Strands stores a truncated call as an answer."""
+    openers = answers.openers | calls.openers
+    call = calls.closers[Opened.CALL]
+    if calls.closing[-1:] != answers.closing[-1:]:
+        call = np.concatenate([call[: len(call) - len(calls.closing)], np.array(answers.closing, np.int32)])
+    answers = Ending(answers.closing, answers.finals, openers, {**answers.closers, Opened.CALL: call})
+    calls = Ending(calls.closing, calls.finals, openers, {**answers.closers, **calls.closers})
+    return answers, calls
+
+
+def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | None:
+    """Return the ids from the end of reasoning to the end of an answer without text; None if not shown.
+
+    If the template shows reasoning only before calls, the reasoning's closer is taken from there.
+    """
+    spans = content_spans(thought, sample.source)
+    if not spans or str.__str__(cut(thought, *spans[0][:2])) != THOUGHT:
+        return None
+    end, until = spans[0][1], sample.follows(spans[0][1], thought)
+    controls = [control for control in controls_from(sample.encoder, thought, end) if control[0] < until]
+    if until < len(thought) and not ending.closing:
+        return None  # the reasoning's closer is ambiguous with the next message's opener
+    closing = np.array(ending.closing, np.int32)
+    if len(spans) > 1:
+        return np.concatenate([_ids(sample.encoder, thought, end, controls[0][1] if controls else end), closing])
+    finals = [control for control in controls if control[2] in ending.finals]
+    if finals:
+        return np.concatenate([_ids(sample.encoder, thought, end, finals[-1][0]), closing])
+    closings = [control for control in controls if control[2] in ending.closing[-1:]]
+    if until < len(thought) and not closings:
+        return None
+    return _ids(sample.encoder, thought, end, closings[-1][1] if closings else len(str.__str__(thought).rstrip()))
+
+
+def _ids(encoder: ContentSafeEncoder, text: Traced, start: int, stop: int) -> TokenIds:
+    return encoder.encode(cut(text, start, stop)).ids
+
+
+def stops_of(endings: Sequence[Ending], inner: frozenset[int]) -> tuple[int, ...]:
+    """Return all stop token ids for the engine, the usual one first.
+
+    Args:
+        endings: How answers end, and calls.
+        inner: Ids that also close a part of a turn, so they end no turn (gpt-oss: `<|end|>` after each analysis).
+    """
+    stops = frozenset().union(*(ending.stops for ending in endings)) - inner
+    usual = [token for token in (*endings[0].closing[-1:], *sorted(endings[0].finals)) if token in stops][:1]
+    return (*usual, *sorted(stops - set(usual)))

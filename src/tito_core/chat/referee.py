@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -213,3 +213,236 @@ def _function(tool: Any) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+CONTEXT = 60
+"""Characters shown on each side of the first difference."""
+_QUESTION = {"role": "user", "content": [{"text": "Why n000."}]}
+_WORD = re.compile(r"\bn\d{3}\b")
+"""The number in each text of a probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The texts of a plain rendering and of a delta that differs from it."""
+
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        at = next((i for i, (a, b) in enumerate(zip(self.expected, self.found, strict=False)) if a != b), None)
+        at = min(len(self.expected), len(self.found)) if at is None else at
+        window = slice(max(0, at - CONTEXT), at + CONTEXT)
+        return f"at character {at}:\n  template: {self.expected[window]!r}\n  delta:    {self.found[window]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedTurn:
+    """An assistant message in its conversation.
+
+    Attributes:
+        before: Strands messages before it.
+        answer: The assistant message.
+        new: The messages after it.
+        completed: Whether the policy ended it itself; False if it was truncated.
+    """
+
+    before: Sequence[Any]
+    answer: Any
+    new: Sequence[Any]
+    system: str | None = None
+    tools: Sequence[Any] | None = None
+    completed: bool = True
+
+
+Delta = Callable[[int | None], list[int]]
+"""Returns the ids after a turn, given its last sampled token, or None for a truncated turn."""
+
+
+class Judge:
+    """Compares deltas with a referee's renderings.
+
+    Args:
+        referee: Renders conversations.
+        encode: Encodes text with the tokenizer itself, with control tokens and without adding any.
+        decode: Decodes ids, with control tokens.
+        controls: Texts of the control tokens by id.
+        stops: The engine's stop token ids, which are judged too.
+        eos: Id of the tokenizer's eos_token, which ends turns that the template shows without a stop.
+    """
+
+    def __init__(
+        self,
+        referee: Referee,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[list[int]], str],
+        controls: Mapping[int, str],
+        stops: Set[int],
+        eos: int | None,
+    ) -> None:
+        self.referee = referee
+        self._encode = encode
+        self._decode = decode
+        self._controls = controls
+        self._stops = stops
+        self._eos = eos
+        self._headers: dict[str, list[int]] = {}
+
+    def difference(self, turn: JudgedTurn, delta: Delta) -> Difference | None:
+        """Return how a delta differs from the plain rendering, or None if it is right.
+
+        Raises:
+            RefusedError: The template refuses the conversation, or leaves out tool results or calls.
+        """
+        history = [*turn.before, turn.answer, *turn.new]
+        whole = self.referee.render(history, turn.system, turn.tools)
+        words = list(_words(turn.new))
+        if (shown := [word for word in _WORD.findall(whole) if word in words]) != words:
+            results = set(_words(_results(turn.new)))
+            if results and results.isdisjoint(shown) and shown == [word for word in words if word not in results]:
+                raise RefusedError("It leaves out tool results.")  # refused in use as well
+            return Difference(f"(each text once: {words})", f"({shown})")
+        start = whole.find(words[0]) if words else len(whole)
+        if not _shows_calls(turn, whole, start):
+            raise RefusedError("It leaves out the calls of the answer.")
+        rest = _after(turn.answer, whole, start)
+        if rest is None:  # the turn shows no text: truncated reasoning, or a call without arguments
+            expected, found = self._encode(whole), delta(min(self._stops))
+            return self._unless_equal(expected[len(expected) - len(found) :], found, words)
+        if not turn.completed:
+            return self._unless_equal(self._encode(rest), delta(None), words)
+        alone = self.referee.render([*turn.before, turn.answer], turn.system, turn.tools, generation_prompt=False)
+        tail = self._encode(_after(turn.answer, alone, len(alone)) or "")
+        stop = next((token for token in tail if token in self._stops), None)
+        stop_fault = self._wrong_stop(turn, alone, tail, stop, whole[len(whole) - len(rest) : start])
+        if stop_fault is not None:
+            return Difference(self._decode(tail), stop_fault)
+        ids = self._encode(rest)
+        if stop is None and self._eos in self._stops and self._stops.isdisjoint(ids):
+            stop = self._eos
+        if stop is not None and stop not in ids:
+            # Another control token replaces the sampled one (gpt-oss, if a message follows).
+            at = next((i for i, token in enumerate(ids) if token in self._controls), len(ids))
+        else:
+            at = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
+            stop = stop if stop is not None or at == len(ids) else ids[at]
+        return self._unless_equal(ids[at + 1 :], delta(stop), words)
+
+    def moves_text(self, turn: JudgedTurn) -> bool:
+        """Return whether the plain rendering moves a turn's text behind its first call, or into a turn of its own.
+
+        Raises:
+            RefusedError: The template refuses the conversation.
+        """
+        for new, prompt in ((turn.new, True), ((), False)):
+            history = [*turn.before, turn.answer, *new]
+            shown = self.referee.render(history, turn.system, turn.tools, generation_prompt=prompt)
+            texts, calls = (
+                [shown.rfind(word) for block in turn.answer["content"] if kind in block for word in _words_of(block)]
+                for kind in ("text", "toolUse")
+            )
+            text, call = max(texts, default=-1), min(calls, default=-1)
+            if min(text, call) < 0:
+                continue  # left out, not moved
+            if text > call or not self._stops.isdisjoint(self._encode(shown[text:call])):
+                return True
+        return False
+
+    def _wrong_stop(self, turn: JudgedTurn, alone: str, tail: list[int], stop: int | None, between: str) -> str | None:
+        """Return why an engine would not stop at the turn's end in the plain rendering; None if it would.
+
+        Args:
+            turn: The turn.
+            alone: The rendering that ends with it.
+            tail: Ids of `alone` after the turn's last text.
+            stop: The first stop among them.
+            between: Text from the turn's last text to the next message's first one; empty if none follows.
+        """
+        until = tail if stop is None else tail[: tail.index(stop)]
+        openers = self._openers(turn, alone)
+        if stop is not None and not openers.isdisjoint([*until, stop]) and not self._controls.keys().isdisjoint(until):
+            return f"(the engine would stop at {self._controls[stop]!r}, after the next message has begun)"
+        header = self._header(turn)
+        closed = bool(header) and header[0] in self._stops  # the question's closer comes first, if there is one
+        opener = next((i for i, token in enumerate(header) if token in openers), int(closed))
+        begins = {stop, *openers, *header[opener:]}  # some templates always write a generation prompt
+        ends = (
+            self._stops | self._controls.keys() & set(self._encode(between))
+        ) - begins  # another token may end conversations
+        later = [token for token in tail[len(until) :] if token in ends]
+        if later and stop not in openers:
+            return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
+        shown = _between(turn.answer, alone)
+        early = next((token for token in self._encode(shown) if token in self._stops), None)
+        return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
+
+    def _header(self, turn: JudgedTurn) -> list[int]:
+        """Return the control tokens between a question and its answer; cached."""
+        key = repr((turn.system, turn.tools))
+        if key not in self._headers:
+            try:
+                prompt = self.referee.render([_QUESTION], turn.system, turn.tools)
+            except RefusedError:
+                prompt = ""
+            tail = self._encode(prompt[prompt.rfind("n000") :])
+            self._headers[key] = [token for token in tail if token in self._controls]
+        return self._headers[key]
+
+    def _openers(self, turn: JudgedTurn, text: str) -> set[int]:
+        """Return the control tokens before the first text of a rendering, without those that close messages."""
+        ids = self._encode(text)
+        start = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
+        openers = {token for token in ids[:start] if self._controls[token] != self.referee.bos}
+        return openers - set(self._header(turn)[:1])
+
+    def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
+        text = self._decode(found)
+        if expected != found:
+            return Difference(self._decode(expected), text)
+        if (shown := _WORD.findall(text)) != words:  # texts are shown before the turn's end
+            return Difference(text, f"(shows the texts {shown} instead of {words})")
+        return None
+
+
+def _words(messages: Iterable[Any]) -> Iterator[str]:
+    """Yield the numbers of texts in the order that a rendering should show: results in the order of the calls."""
+    for message in messages:
+        results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
+        results.sort(key=lambda result: int(result["toolUseId"].removeprefix("call_")))
+        texts = [block for block in message["content"] if "toolResult" not in block]
+        for part in (*results, *texts):
+            yield from _words_of(part)
+
+
+def _words_of(part: Any) -> list[str]:
+    return _WORD.findall(json.dumps(part, ensure_ascii=False, default=repr))  # an image's bytes are not JSON
+
+
+def _shows_calls(turn: JudgedTurn, whole: str, until: int) -> bool:
+    """Return whether a rendering names the answer's first called tool between the earlier and the new messages."""
+    start = max((whole.rfind(word) for word in _words_of(turn.before)), default=-1)
+    name = next((block["toolUse"]["name"] for block in turn.answer["content"] if "toolUse" in block), "")
+    return whole.find(name, max(start, 0), until) >= 0
+
+
+def _results(messages: Sequence[Any]) -> list[Any]:
+    """Return the messages with only their tool results."""
+    return [{"content": [block for block in message["content"] if "toolResult" in block]} for message in messages]
+
+
+def _places(answer: Any, text: str, until: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of the last occurrence of each of a turn's texts before `until`."""
+    found = [(text.rfind(word, 0, until), len(word)) for word in _words_of(answer)]
+    return sorted((at, at + length) for at, length in found if at >= 0)
+
+
+def _after(answer: Any, text: str, until: int) -> str | None:
+    """Return the rendering after the full stop of a turn's last text; None if it shows none."""
+    places = _places(answer, text, until)
+    return text[places[-1][1] + 1 :] if places else None
+
+
+def _between(answer: Any, text: str) -> str:
+    """Return the rendering between the first and the last text of a turn."""
+    places = _places(answer, text, len(text))
+    return text[places[0][1] : places[-1][0]] if places else ""

@@ -19,11 +19,9 @@ from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.delta import DeltaSource, Switches
-from tito_core.chat.environment import tracing_environment
 from tito_core.chat.probes import TOOLS, assistant_message, call_message, result_message, user_message
-from tito_core.chat.referee import Referee, RefusedError
-from tito_core.chat.rendering import TemplateError
-from tito_core.chat.verdict import Difference
+from tito_core.chat.referee import Difference, Referee, RefusedError
+from tito_core.chat.rendering import TemplateError, tracing_environment
 
 
 def find_switches(

@@ -13,27 +13,114 @@ from typing import TYPE_CHECKING, Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.certificate import Certificate, CertificateStore, ContentTokens, Thinking
-from tito_core.chat.certify import attempt, choose, judge_of
-from tito_core.chat.comparison import MOVED, Comparisons
-from tito_core.chat.counting import Counting
+from tito_core.chat.certify import (
+    MOVED,
+    Certificate,
+    CertificateStore,
+    Comparisons,
+    ContentTokens,
+    Thinking,
+    attempt,
+    choose,
+    judge_of,
+    rewrites,
+    thinking,
+)
 from tito_core.chat.delta import CANDIDATES, DeltaSource, Switches
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
-from tito_core.chat.image_certificate import certify_images
+from tito_core.chat.images import certify_images
 from tito_core.chat.message_check import shown
-from tito_core.chat.messages import TOOLS_SOURCE
-from tito_core.chat.probes import assistant_message, user_message
+from tito_core.chat.messages import TOOLS_SOURCE, ImagePart, MessageFormat, TemplateMessage, template_messages
+from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.switches import compared_literals, find_switches
 from tito_core.chat.traced import UNKNOWN, Traced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatTemplate", "TemplateError"]
+
+USUAL_IMAGE_TOKENS = 256
+"""Tokens of an image in an estimate; only the server knows the number: that of a 512 x 512 picture in Qwen3-VL."""
+_AGAIN = "tool, again"
+"""Pseudo-role of a tool result that follows another; templates group them."""
+_QUESTION, _LOOK, _RESULT = user_message("."), ("look", {"at": "it"}), [{"text": "."}]
+_ROUNDS: Mapping[str, tuple[Message, Messages]] = {
+    "user": (assistant_message("."), [_QUESTION]),
+    "tool": (call_message(_LOOK), [result_message(_RESULT)]),
+    _AGAIN: (call_message(_LOOK, _LOOK), [result_message(_RESULT, _RESULT)]),
+}
+"""For each role of a template message: an answer, and the messages after it, one of that role more than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Counts messages for one template. Build it with `Counting.of`; immutable.
+
+    Attributes:
+        around: Tokens that the template adds around a message's text, by role. Roles that it refuses are missing.
+    """
+
+    encoder: ContentSafeEncoder
+    message_format: MessageFormat
+    around: Mapping[str, int]
+
+    @classmethod
+    def of(cls, source: DeltaSource) -> Counting:
+        """Measure, in a template's own deltas, the tokens around a question and around a tool result."""
+        around: dict[str, int] = {}
+        learned = cls(source.encoder, source.rendering.message_format, around)
+        without, begun = (
+            len(source.encoder.encode(_rendered(source.rendering, prompt)).ids) for prompt in (False, True)
+        )
+        for role, (answer, more) in _ROUNDS.items():
+            try:
+                tail = source.tail(answer, more, [LOOK], [_QUESTION])
+            except TemplateError:
+                continue
+            written = len(source.encoder.encode(tail.text, tail.start, tail.controls).ids)
+            around[role] = 0  # `added` returns None for a role that is missing
+            around[role] = written - (begun - without) - (learned.added(more) or 0)
+        return learned
+
+    def added(self, messages: Messages) -> int | None:
+        """Return about how many tokens user messages add to a prompt, without the generation prompt.
+
+        Each text is counted alone. The count is off where a text merges with the template's text around it, or where
+        the template strips blanks.
+
+        Returns:
+            The count; None if there are messages of other roles.
+
+        Raises:
+            UnsupportedContentError: A block cannot become text.
+        """
+        count, before = 0, ""
+        for message in template_messages(messages, message_format=self.message_format):
+            role = message["role"]
+            around = self.around.get(_AGAIN if role == before == "tool" else role)
+            if around is None:
+                return None
+            count += around + self.encoder.count(_text(message)) + USUAL_IMAGE_TOKENS * _images(message)
+            before = role
+        return count
+
+
+def _rendered(rendering: Rendering, prompt: bool) -> Traced:
+    return rendering.of_messages([_QUESTION], tool_specs=rendering.default_tools, generation_prompt=prompt)
+
+
+def _text(message: TemplateMessage) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _images(message: TemplateMessage) -> int:
+    content = message["content"]
+    return 0 if isinstance(content, str) else sum(isinstance(part, ImagePart) for part in content)
+
 
 logger = logging.getLogger(__name__)
 
@@ -325,3 +412,51 @@ def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerB
             f"Unsupported tokenizer {tokenizer.name_or_path!r}: encoding control tokens apart changes its ids. "
             f"For {str.__str__(text)!r} it gives {expected}, and {found} in parts. Use the model's own tokenizer.json."
         )
+
+
+def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return template arguments that can be passed to `ChatTemplate.of`.
+
+    Raises:
+        ValueError: The arguments are not a dict by name, a name is reserved, or a value has no `repr`.
+    """
+    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+        raise ValueError(
+            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
+        )
+    arguments = dict(given or {})
+    if reserved := _SET_EACH_TURN & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(reserved))}, which each turn sets itself: leave it out."
+        )
+    if reserved := _TRANSFORMERS_PARAMETERS & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(reserved))}, which apply_chat_template takes itself and no "
+            "template reads: leave it out. To change the template, set tokenizer.chat_template."
+        )
+    for name, value in arguments.items():
+        try:
+            repr(value)
+        except Exception as error:  # too deep, an integer with too many digits, or a `__repr__` that raises
+            raise ValueError(
+                f"template_arguments[{name[:80]!r}] is {shown(value)}, which has no repr() for the "
+                f"certificate ({type(error).__name__}). Use a smaller or simpler value."
+            ) from None
+    if reserved := _OUR_PARAMETERS & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(reserved))}, which is not an argument of a chat template. Pass "
+            "content_tokens=... to the policy instead."
+        )
+    return arguments
+
+
+_SET_EACH_TURN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
+_TRANSFORMERS_PARAMETERS = frozenset(
+    {
+        *("conversation", "conversations", "chat_template", "continue_final_message", "tokenize", "padding"),
+        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "sanitize_control_tokens"),
+    }
+)
+"""Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
+_OUR_PARAMETERS = frozenset({"content_tokens", "markup", "certificates"})

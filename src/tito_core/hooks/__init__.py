@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tito_core.hooks.loop_limiter import (
+    from tito_core.hooks.limits import (
         LoopLimiter,
         LoopLimitReachedError,
         MaxMessagesReachedError,
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> object:
     """Import a hook on first use: the limiter does not need the JSON Schema library."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'tool_call_guard' if name in _GUARD else 'loop_limiter'}"), name)
+    return getattr(import_module(f"{__name__}.{'tool_call_guard' if name in _GUARD else 'limits'}"), name)
 
 
 def __dir__() -> list[str]:

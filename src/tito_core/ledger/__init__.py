@@ -1,20 +1,22 @@
 """The ledger: a rollout's tokens and the origin of each. Pure, synchronous, standard library and NumPy only."""
 
-from tito_core.ledger.branch import Branch, Reason
-from tito_core.ledger.columns import Column, Columns
+from tito_core.ledger.columns import Column, Columns, VocabularyCheck
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.forest_invariants import check_ledger
-from tito_core.ledger.header import Annotation, Header
-from tito_core.ledger.image import Image
+from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger, Sink
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Segment, Trajectory
 from tito_core.ledger.turn import (
+    Annotation,
+    Branch,
     CallRecord,
     Draft,
     EngineRecord,
     Finish,
+    Header,
+    Image,
     MediaSpan,
+    Reason,
     ResponseSpan,
     Sampling,
     Semantics,
@@ -22,7 +24,6 @@ from tito_core.ledger.turn import (
     Turn,
     VersionSpan,
 )
-from tito_core.ledger.vocabulary import VocabularyCheck
 
 __all__ = [
     "Annotation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_EXPLAINED = ("strands_tito", "tito_core")
+_EXPLAINED = ("strands_tito", "tito_conformance", "tito_core", "tito_engines")
 """Packages whose errors are all on the page about errors."""
 
 

@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import uuid as uuid_module
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tito_core.ledger.branch import Branch
-from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
+from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds, VocabularyCheck
+from tito_core.ledger.json_values import plain
 from tito_core.ledger.provenance import Provenances
+
+
+class Reason(StrEnum):
+    """Why a history branched (law 8)."""
+
+    EDIT = "edit"  # a message changed, or an assistant message appeared that was not sampled here
+    TRIM = "trim"  # messages were removed
+    SUMMARY = "summary"  # several messages were replaced by one
+    REWIND = "rewind"  # the agent returned to an earlier turn and got another message
+    RETRY = "retry"  # the same messages were sent again
+    OPENING = "new system prompt or tools"
+    THINKING = "thinking stripped"
+    SEPARATE = "separate agent"
+    SIDE_CALL = "side call"  # a call outside any agent's conversation, such as a summary
+
+
+OF_ONE_AGENT = frozenset(Reason) - {Reason.SEPARATE, Reason.SIDE_CALL}
+"""Reasons that a change of one agent's own history can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A link from the first turn of a new path to the older path that it left.
+
+    Attributes:
+        reason: Why the path branched.
+        turn: The last turn whose content both paths share, or the agent's own last turn if they share none (after a
+            trim, for example). None if the path left no other path.
+        message: Index of the first message that differs, or None.
+        detail: For `OPENING`, the part of the opening that differs; empty otherwise.
+    """
+
+    reason: Reason
+    turn: int | None = None
+    message: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        words = [str(self.reason) + (f" ({self.detail})" if self.detail else "")]
+        if self.turn is not None:
+            words.append(f"from turn {self.turn}")
+        if self.message is not None:
+            words.append(f"at message {self.message}")
+        return ", ".join(words)
 
 
 class Finish(StrEnum):
@@ -281,3 +328,156 @@ class Turn:
         """Number of tokens that this turn added: delta and output."""
         columns = self.draft.columns
         return columns.prompt + columns.output
+
+
+REWARD = "reward"
+"""Name of the annotation that holds a rollout's reward."""
+
+
+def as_reward(value: Any) -> float:
+    """Return a reward as a float: a finite number of Python, NumPy or torch, or a bool.
+
+    Raises:
+        ValueError: It is something else, such as text, a list, or NaN.
+    """
+    try:
+        number = float(value) if hasattr(value, "__float__") else math.nan
+    except (TypeError, ValueError, OverflowError):  # such as an array of several numbers
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"The reward {value!r:.200} is not a finite number: pass a float. Keep several scores, or text, as "
+            "annotations of other names."
+        )
+    return number
+
+
+def new_uuid() -> str:
+    """Return a random UUID."""
+    return str(uuid_module.uuid4())
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The identity of a rollout, fixed when it begins.
+
+    Attributes:
+        uuid: UUID in canonical form: lower case, 36 characters.
+        group_id: Shared by the rollouts of one prompt, such as a GRPO group.
+        task_id: The task of the rollout.
+        tokenizer: Name of the policy's tokenizer. Viewers use it to decode tokens.
+        user: The user's own JSON values.
+        certificate: Certificate of the chat template that renders the prompts, with the hashes of template and
+            tokenizer. None if unknown.
+        vocabulary: How the tokenizer was compared with the server's. None if no policy made the ledger.
+
+    Raises:
+        ValueError: `uuid` is not a canonical UUID, or a value does not fit in JSON.
+        TypeError: A name is not a string, or a value is not JSON.
+    """
+
+    uuid: str
+    group_id: str | None = None
+    task_id: str | None = None
+    tokenizer: str | None = None
+    user: Mapping[str, Any] = field(default_factory=dict)
+    certificate: Mapping[str, Any] | None = None
+    vocabulary: VocabularyCheck | None = None
+
+    @property
+    def media_ids(self) -> tuple[int, ...]:
+        """Ids of media placeholders, as the certificate names them; empty if it names none."""
+        listed = (self.certificate or {}).get("media_ids")
+        listed = listed if isinstance(listed, Sequence) else ()  # a file may hold any JSON
+        return tuple(token for token in listed if type(token) is int and 0 <= token < 2**31)
+
+    def __post_init__(self) -> None:
+        try:
+            canonical = str(uuid_module.UUID(self.uuid))
+        except (ValueError, AttributeError, TypeError):
+            canonical = None
+        if canonical is None or canonical != self.uuid:
+            raise ValueError(f"{self.uuid!r} is not a canonical UUID, such as {new_uuid()}.")
+        for name in ("group_id", "task_id", "tokenizer"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise TypeError(f"{name} is {value!r}; it must be a string, such as {str(value)!r}, or None.")
+            plain(value, name)
+        object.__setattr__(self, "user", plain(self.user, "user"))  # a copy, which the caller cannot change
+        if self.certificate is not None:
+            object.__setattr__(self, "certificate", plain(self.certificate, "certificate"))
+        if self.vocabulary is not None:
+            object.__setattr__(self, "vocabulary", VocabularyCheck(self.vocabulary))
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A value that is added to a rollout later. Annotations are only added; the last one of a name counts.
+
+    Attributes:
+        name: For example "reward" or "termination".
+        value: JSON: a number, a string, a list, a mapping.
+        turn: The turn that it describes, or None for the whole rollout.
+
+    Raises:
+        TypeError: The name is not a string, or the value is not JSON.
+        ValueError: The value does not fit in JSON.
+    """
+
+    name: str
+    value: Any
+    turn: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"An annotation's name is {self.name!r}; it must be a string.")
+        plain(self.name, "the name of an annotation")
+        object.__setattr__(self, "value", plain(self.value, self.name))
+
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_HEADER = _PNG + b"\0\0\0\rIHDR"
+"""How a PNG file begins; its width and height follow, 4 bytes each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Image:
+    """An image.
+
+    Attributes:
+        data: The bytes that travel: a PNG, JPEG, GIF or WebP file, upright, opaque and RGB.
+        format: "png", "jpeg", "gif" or "webp".
+        width: In pixels.
+        height: In pixels.
+        sha256: Digest of `data`, 32 bytes; computed, so that it cannot differ from the bytes.
+
+    Raises:
+        ValueError: `format` is not a name of ASCII letters and digits, as `data:` URLs need, or the bytes are a PNG of
+            another size or without its header.
+    """
+
+    data: bytes
+    format: str
+    width: int
+    height: int
+    sha256: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not (self.format.isascii() and self.format.isalnum()):
+            raise ValueError(f"The format of an image must be a name such as 'png', not {self.format[:40]!r}.")
+        object.__setattr__(self, "data", b"".join([self.data]))  # plain: encoders refuse subclasses (numpy.bytes_)
+        if self.data.startswith(_PNG):
+            if not self.data.startswith(_HEADER) or len(self.data) < len(_HEADER) + 8:
+                raise ValueError(
+                    f"The bytes begin as a PNG file, but its header is incomplete or wrong: {self.data[:24].hex()}. "
+                    "Give the whole file."
+                )
+            size = tuple(int.from_bytes(self.data[at : at + 4]) for at in (len(_HEADER), len(_HEADER) + 4))
+            if (self.format, self.width, self.height) != ("png", *size):
+                raise ValueError(
+                    f"The bytes are a PNG of {size[0]} x {size[1]} pixels, but the image is described as "
+                    f"{self.format} of {self.width} x {self.height}. Correct the format and size."
+                )
+        object.__setattr__(self, "sha256", sha256(self.data).digest())
+
+    def __repr__(self) -> str:
+        return f"<Image {self.sha256.hex()[:12]}: {self.format}, {self.width} x {self.height}, {len(self.data)} bytes>"

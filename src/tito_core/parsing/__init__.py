@@ -2,16 +2,18 @@
 
 from tito_core.parsing import formats as _formats  # importing a format registers it
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.completion import Tools
-from tito_core.parsing.detection import Detected, DetectionError, Marks, detect_tool_parser
+from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn, Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
-from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.registry import (
+    Detected,
+    DetectionError,
+    Marks,
     ParserSession,
     ToolCalls,
     ToolParser,
     UnknownParserError,
     control_strings,
+    detect_tool_parser,
     get_tool_parser,
     known_tool_parsers,
     register_format,

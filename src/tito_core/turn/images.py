@@ -14,19 +14,17 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.images import PromptImages, collapsed, expanded
 from tito_core.backend.protocol import TokenResponse
 from tito_core.chat.encoder import EncodedText
-from tito_core.chat.image_content import ImageError, known_image, read_image
-from tito_core.chat.image_probes import RESULT, USER
+from tito_core.chat.images import RESULT, USER, ImageError, known_image, read_image
 from tito_core.chat.message_check import unsupported
 from tito_core.chat.messages import image_blocks
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
-from tito_core.ledger.turn import CallRecord, Draft, MediaSpan, Turn
+from tito_core.ledger.turn import CallRecord, Draft, Image, MediaSpan, Turn
 
 if TYPE_CHECKING:
-    from tito_core.turn.policy_parts import PolicyParts
+    from tito_core.policy import PolicyParts
 
 
 class ImagePrompt(NamedTuple):

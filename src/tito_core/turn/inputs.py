@@ -14,7 +14,7 @@ from strands.types.content import Messages, SystemContentBlock
 from strands.types.tools import ToolChoice, ToolChoiceToolDict, ToolSpec
 
 from tito_core.backend.sampling import Grammar, SamplingParams
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.message_check import check_opening, check_system_blocks, shown
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools

@@ -14,24 +14,23 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
+from tito_core.backend.generate import check_input_ids, clamp_new_tokens
 from tito_core.backend.id_text import IdText
 from tito_core.backend.images import clamp_for_images
 from tito_core.backend.protocol import TokenRequest
-from tito_core.backend.request_check import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.least_tokens import LeastTokens
 from tito_core.chat.rendering import TemplateError
-from tito_core.ledger.image import Image
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Draft
-from tito_core.parsing.parsed import CallStatus
+from tito_core.ledger.turn import Draft, Image
+from tito_core.parsing.completion import CallStatus
 from tito_core.parsing.schema import check_tools
+from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
+from tito_core.turn.history import ParentMatch
 from tito_core.turn.images import image_prompt, new_images
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.parent import ParentMatch
-from tito_core.turn.policy_parts import PolicyParts
 
 
 class TotalTokensReachedError(MaxTokensReachedException):

@@ -3,24 +3,233 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
+from weakref import WeakKeyDictionary
 
+from strands.types.content import Message
 from strands.types.streaming import StreamEvent
 
 from tito_core.backend.errors import BackendError, ContextLengthError, hide_causes
 from tito_core.backend.protocol import TokenChunk, TokenResponse
+from tito_core.backend.values import InvalidValueError, short_repr
+from tito_core.ledger.history import Match
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import NEW_AGENT, Draft, Image, Turn
+from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
-from tito_core.turn.commit import Recording, lock_wait_s
-from tito_core.turn.events import StreamedEvents, events, stop_reason, with_ids
-from tito_core.turn.fairness import yield_to_loop
-from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer
+from tito_core.store.file import LOCK_WAIT_S, FileLockedError, LockWait, without_waiting
+from tito_core.turn.answer import (
+    MalformedCallError,
+    StreamedEvents,
+    check_sampled_ids,
+    events,
+    read,
+    stop_reason,
+    with_ids,
+    with_stop,
+)
+from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer, yield_to_loop
+from tito_core.turn.history import as_shown, ledger_of, match_parent, own_turn, remember, with_shown_tools
 from tito_core.turn.images import answered_texts, keep_texts
-from tito_core.turn.inputs import TurnInput
-from tito_core.turn.parent import as_shown, match_parent, remember, with_shown_tools
-from tito_core.turn.policy_parts import PolicyParts
-from tito_core.turn.read import MalformedCallError, check_sampled_ids, read, with_stop
+from tito_core.turn.inputs import NO_CALLER, Caller, TurnInput
 from tito_core.turn.request import how_to_shorten, prepare_turn
+
+_log = logging.getLogger(__name__)
+
+
+class TurnNotStoredError(OSError):
+    """The store could not write a turn. Neither the file nor the ledger holds it (law 5)."""
+
+
+def lock_wait_s(turn_timeout_s: float | None, elapsed_s: float) -> float:
+    """Return how long a turn may wait for the store's lock: the rest of its timeout, and at least a second.
+
+    The second is for stores that several processes append to: each holds the lock for a moment.
+    """
+    return LOCK_WAIT_S if turn_timeout_s is None else min(LOCK_WAIT_S, max(1.0, turn_timeout_s - elapsed_s))
+
+
+class Recording:
+    """The ledgers of one rollout after another. Threads may share it.
+
+    Args:
+        policy: Makes new ledgers, and holds the store that they write to.
+        ledger: The first ledger. When None, a restored session's or a new one.
+
+    Raises:
+        InvalidValueError: The ledger is of another tokenizer, or of inert content and the policy's is not.
+    """
+
+    def __init__(self, policy: PolicyParts, ledger: Ledger | None) -> None:
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._untouched = ledger is None
+        self._agents: WeakKeyDictionary[threading.Event, tuple[str, str]] = WeakKeyDictionary()
+        self._sealed: set[str] = set()
+        # An empty ledger is falsy.
+        self._ledger = policy.ledger() if ledger is None else self._streamed(self._continued(ledger))
+
+    @property
+    def ledger(self) -> Ledger:
+        """The current ledger."""
+        return self._ledger
+
+    async def begin(self, state: Mapping[str, Any] | None) -> Ledger:
+        """Return the ledger that a turn belongs to, even if the model is reset before the turn ends.
+
+        Only the first turn can load a restored agent's ledger, which its key names, from the store: later, other turns
+        may be using the current one. It is read in a thread.
+
+        Raises:
+            InvalidValueError: The restored ledger is of another tokenizer, or of inert content and the policy's is not.
+            TurnNotStoredError: The store was closed, or its file removed.
+        """
+        reads = self._policy.store is not None and self._untouched and ledger_of(state) is not None
+        if reads or self._lock.locked():
+            return await asyncio.to_thread(self._begin, state)
+        return self._begin(state)
+
+    def _begin(self, state: Mapping[str, Any] | None) -> Ledger:
+        with self._lock:
+            if self._policy.store is not None:
+                try:
+                    self._policy.store.check_open()
+                except OSError as error:
+                    raise self._not_stored(self._ledger, error) from error
+            if self._untouched:
+                self._ledger = self._restored(ledger_of(state)) or self._ledger
+            self._untouched = False
+            return self._ledger
+
+    def agent(self, ledger: Ledger, turn_input: TurnInput, parent: int | None) -> str | None:
+        """Return the agent of a turn, as `Draft.agent` names it; `NEW_AGENT` for a new one without a name.
+
+        It is, in this order: the agent that this caller was before; the caller's own name; the agent that a restored
+        agent's key names; the agent whose history an agent without a name continues.
+
+        Args:
+            ledger: The turn's ledger.
+            turn_input: The input of the turn.
+            parent: The turn that it extends, or None.
+        """
+        state, caller = turn_input.model_state, turn_input.caller
+        if state is None:
+            return None
+        if caller.signal is not None:
+            with self._lock:
+                uuid, known = self._agents.get(caller.signal, ("", ""))
+            if uuid == ledger.uuid:
+                return known
+        if caller.name is not None:
+            return caller.name
+        earlier = [turn for turn in (own_turn(ledger, state), parent) if turn is not None]
+        return next((name for turn in earlier if (name := ledger[turn].draft.agent) is not None), NEW_AGENT)
+
+    async def commit(
+        self,
+        ledger: Ledger,
+        draft: Draft,
+        history: Match,
+        answer: Message,
+        images: Sequence[Image] = (),
+        caller: Caller = NO_CALLER,
+        *,
+        within_s: float = LOCK_WAIT_S,
+    ) -> Turn:
+        """Append a turn to its ledger and to the store, or to neither.
+
+        The event loop runs on while another process holds the store's lock. If this task is cancelled meanwhile, or the
+        time is up, nothing of the turn remains (law 5).
+
+        Args:
+            ledger: The ledger.
+            draft: The turn.
+            history: The history that it answers.
+            answer: The message that follows that history.
+            images: The images of its media.
+            within_s: Longest wait for the store's lock, in seconds.
+
+        Raises:
+            TurnNotStoredError: The store cannot write, or another process holds its lock.
+            LawViolationError: The draft breaks a law.
+        """
+        wait: LockWait | None = None
+        try:
+            while True:
+                try:
+                    with without_waiting():
+                        turn = ledger.commit(draft, history, answer, images)
+                    break
+                except FileLockedError as error:
+                    wait = wait or LockWait(error.filename, within_s)
+                await asyncio.sleep(wait.pause_s())
+        except OSError as error:
+            raise self._not_stored(ledger, error) from error
+        if caller.signal is not None and turn.draft.agent is not None:
+            with self._lock:
+                self._agents[caller.signal] = (ledger.uuid, turn.draft.agent)
+        return turn
+
+    def _not_stored(self, ledger: Ledger, error: OSError) -> TurnNotStoredError:
+        where = "the store" if self._policy.store is None else self._policy.store.path
+        return TurnNotStoredError(
+            error.errno,
+            f"Law 5: {where} could not write turn {len(ledger)} of ledger {ledger.uuid} ({error}). The turn was not "
+            "committed; model.ledger keeps its earlier turns. Free disk space, or fix the file, its lock or its "
+            "folder, and call the agent again; or write the ledger to another file: "
+            "tito_core.store.append(path, [model.ledger]).",
+        )
+
+    def next(self) -> Ledger:
+        """Start the next ledger and return the previous one, sealed."""
+        if self._policy.store is not None:
+            self._policy.store.sync()  # first: when the disk fails, the ledger stays current
+        with self._lock:
+            sealed, self._ledger, self._untouched = self._ledger, self._policy.ledger(), True
+            self._sealed.add(sealed.uuid)  # an agent that continues must not restore it
+        return sealed.seal()
+
+    def _restored(self, uuid: str | None) -> Ledger | None:
+        store = self._policy.store
+        if uuid is None or uuid == self._ledger.uuid or uuid in self._sealed:
+            return None
+        if store is not None and uuid in store:
+            return self._continued(store.resume(uuid))
+        _log.warning(
+            "ledger=<%s>, new_ledger=<%s> | The agent continues a conversation that was recorded in another ledger, "
+            "%s. A new ledger begins: earlier answers are prompt tokens in it, and are not trained. Connect the policy "
+            "with store=PATH, the file that the earlier turns were written to.",
+            uuid,
+            self._ledger.uuid,
+            "and this policy has no store" if store is None else f"which {store.path} does not hold",
+        )
+        return None
+
+    def _continued(self, ledger: Ledger) -> Ledger:
+        """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""
+        if (recorded := ledger.header.certificate) is None:
+            return ledger
+        own = self._policy.template.certificate
+        if recorded.get("tokenizer", own.tokenizer) != own.tokenizer:
+            raise InvalidValueError(
+                f"Law 15: ledger {ledger.header.uuid} is of another tokenizer ({short_repr(ledger.header.tokenizer)}) "
+                "than this policy, so no turn can be added: its ids would mean other texts. Continue it with a policy "
+                "of that tokenizer, or start a new ledger."
+            )
+        if recorded.get("content_tokens") == "inert" and own.content_tokens != "inert":
+            raise InvalidValueError(
+                f"Law 6: ledger {ledger.header.uuid} records content_tokens='inert', but this policy has "
+                f"{own.content_tokens!r}, so no turn can be added. Continue it with an inert policy, or start a new "
+                "ledger."
+            )
+        return ledger
+
+    def _streamed(self, ledger: Ledger) -> Ledger:
+        return ledger if self._policy.store is None or ledger.sink is not None else self._policy.store.attach(ledger)
 
 
 async def run_turn(

@@ -19,8 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from strands_tito.collect import AgentError, CollectError, OnRay, TaskError, collect, entries
-from strands_tito.collect.connection import Connection
-from strands_tito.testing import ScriptedServer
+from strands_tito.collect.on_ray import Connection
 from support.collect_command import (
     HERE,
     Nursery,
@@ -32,6 +31,7 @@ from support.collect_command import (
     tokenizer_folder,
     wait_for,
 )
+from tito_conformance.testing import ScriptedServer
 from tito_core.backend import EngineConnectionError
 
 GROUP, COUNT, LATENCY_S = 4, 40, 0.05

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.defects.answer_views import View
 from conformance.defects.defect import Defect, Edit
-from strands_tito.testing import ScriptedRequest
+from tito_conformance.testing import ScriptedRequest
 
 
 def _late(edit: Edit, after: int = 4) -> Edit:

@@ -11,7 +11,8 @@ from unittest import mock
 import numpy as np
 
 from conformance.defects.defect import Defect
-from tito_core.backend import calls
+from tito_core import policy as policy_parts
+from tito_core.backend import generate as calls
 from tito_core.backend.http.backend import HttpBackend
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import Ledger
@@ -20,9 +21,10 @@ from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.turn import Sampling
 from tito_core.model import Policy
-from tito_core.parsing.parsed import CallStatus
-from tito_core.turn import parent, policy_parts, read
-from tito_core.turn.commit import Recording
+from tito_core.parsing.completion import CallStatus
+from tito_core.turn import answer as read
+from tito_core.turn import history as parent
+from tito_core.turn.run import Recording
 
 BOTH = ("vllm", "sglang")
 
@@ -122,7 +124,7 @@ def _never_branches(original: Any) -> Any:
     """Treat every history as new."""
 
     def find_parent(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
-        from tito_core.ledger.branch import Branch, Reason
+        from tito_core.ledger.turn import Branch, Reason
 
         place = original(ledger, opening, messages, state, **options)
         branch = Branch(Reason.SEPARATE, None) if len(ledger) else None
@@ -172,7 +174,7 @@ def _twice(original: Any) -> Any:
     """Commit a turn twice, the second time as a retry."""
 
     def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any, *images: Any) -> Any:
-        from tito_core.ledger.branch import Branch, Reason
+        from tito_core.ledger.turn import Branch, Reason
 
         turn = original(self, ledger, draft, walk, answer, *images)
         ledger.commit(replace(draft, branch=Branch(Reason.RETRY, turn.index)))
@@ -320,7 +322,7 @@ def _opening(original: Any) -> Any:
     """Call an edit or a trim a new system prompt."""
 
     def branch_of(*arguments: Any) -> Any:
-        from tito_core.ledger.branch import Reason
+        from tito_core.ledger.turn import Reason
 
         branch = original(*arguments)
         wrong = branch is not None and branch.reason in (Reason.EDIT, Reason.TRIM)
@@ -333,7 +335,7 @@ def _reason(original: Any) -> Any:
     """Call every branch an edit."""
 
     def branch_of(*arguments: Any) -> Any:
-        from tito_core.ledger.branch import Reason
+        from tito_core.ledger.turn import Reason
 
         branch = original(*arguments)
         return branch if branch is None else replace(branch, reason=Reason.EDIT)

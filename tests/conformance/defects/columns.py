@@ -10,7 +10,7 @@ import numpy as np
 from conformance.defects.answer_views import View
 from conformance.defects.column_views import Pairs, columns_of
 from conformance.defects.defect import Defect, Edit
-from strands_tito.testing import ScriptedRequest
+from tito_conformance.testing import ScriptedRequest
 
 
 def _top(change: Callable[[list[Pairs], View, ScriptedRequest], list[Pairs]]) -> Edit:

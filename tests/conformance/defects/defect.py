@@ -11,10 +11,9 @@ from typing import Any
 from conformance.defects.answer_views import View, view_of
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
-from strands_tito.conformance.aborting import TOKENS as ABORTED_TOKENS
-from strands_tito.conformance.reloading import TOKENS as WATCHED_TOKENS
-from strands_tito.conformance.wire_log import TransportFactory
-from strands_tito.testing import (
+from tito_conformance.fixed import TOKENS as ABORTED_TOKENS
+from tito_conformance.player import RELOADED_TOKENS as WATCHED_TOKENS
+from tito_conformance.testing import (
     Fault,
     ImageSettings,
     InProcessTransport,
@@ -23,6 +22,7 @@ from strands_tito.testing import (
     ScriptedRequest,
     scripted_engine,
 )
+from tito_conformance.wire_log import TransportFactory
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
@@ -45,7 +45,7 @@ class Defect:
         events: Changes the events of a streamed response, or None.
         client: Makes a context that patches the client or the scripted engine.
         spoil: Changes the scripted engine after it is made, or None.
-        options: Settings of the scripted engine, see `strands_tito.testing.Options`.
+        options: Settings of the scripted engine, see `tito_conformance.testing.Options`.
         wires: Wires that it can be planted on.
         weights: Folders of weights that it takes to see it: none, one that is loaded repeatedly, or two.
         needs_second_server: Whether it is visible only in a comparison with a sound server.

@@ -9,17 +9,17 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from strands_tito.testing import EngineState, ImageSettings, PlacedImage
-from strands_tito.testing import images as testing_images
-from strands_tito.testing.pictures import picture
+from tito_conformance.testing import EngineState, ImageSettings, PlacedImage
+from tito_conformance.testing import script as testing_images
+from tito_conformance.testing import sglang_answers as sglang
+from tito_conformance.testing import sglang_answers as sglang_answer
+from tito_conformance.testing import vllm_answers as vllm
+from tito_conformance.testing import vllm_answers as vllm_answer
+from tito_conformance.testing.pictures import picture
 from tito_core.ledger import Image
 from tito_core.turn import images as turn_images
 from tito_sglang import wire as sglang_client
-from tito_sglang.scripted import generate as sglang_answer
-from tito_sglang.scripted import images as sglang
 from tito_vllm import wire as vllm_client
-from tito_vllm.scripted import generate as vllm_answer
-from tito_vllm.scripted import images as vllm
 
 BOTH = ("vllm", "sglang")
 Placed = tuple[tuple[int, ...], tuple[PlacedImage, ...]]

@@ -9,9 +9,9 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect, Wrap
-from strands_tito.testing import Completion, Script, ScriptedRequest
-from strands_tito.testing.optional_outputs import reported
-from tito_core.ledger.interning import CallIds
+from tito_conformance.testing import Completion, Script, ScriptedRequest
+from tito_conformance.testing.script import reported
+from tito_core.ledger.ledger import CallIds
 
 HOTTER = 1.3
 """The temperature that is applied for a temperature of 1."""

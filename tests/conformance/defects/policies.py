@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.defects.defect import Defect, Wrap
-from strands_tito.testing import Completion, Script, ScriptedRequest
+from tito_conformance.testing import Completion, Script, ScriptedRequest
 
 
 def _ignores(**changes: Any) -> Wrap:

@@ -13,7 +13,7 @@ from unittest import mock
 
 from conformance.defects.answer_views import View
 from conformance.defects.defect import Defect, Wrap
-from strands_tito.testing import Completion, Script, ScriptedEngine, ScriptedRequest
+from tito_conformance.testing import Completion, Script, ScriptedEngine, ScriptedRequest
 
 Change = Callable[[ScriptedRequest], ScriptedRequest]
 ORDINARY = range(1_000, 40_000)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from strands_tito.conformance import sampler
-from strands_tito.testing import Completion, HashPolicy, ScriptedRequest
+from tito_conformance import sampler
+from tito_conformance.testing import Completion, HashPolicy, ScriptedRequest
 
 ANSWERS = (
     "Hello there.",

@@ -13,9 +13,9 @@ from conformance.defects.stranger_hooks import Planted
 from conformance.defects.trial import Verdict, _verdict
 from conformance.toy.toy_backend import ToyBackend
 from conformance.toy.toy_server import ToyServer, serving
-from strands_tito.conformance import suite
-from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.target import Target
+from tito_conformance import suite
+from tito_conformance.checks import Profile
+from tito_conformance.target import Target
 from tito_core.backend import registry
 from tito_core.backend.errors import BackendError
 from tito_core.backend.protocol import RawResponse, RawScores, TokenRequest

@@ -10,14 +10,17 @@ from unittest import mock
 import numpy as np
 
 from conformance.defects.stranger_hooks import on_client
-from tito_core.backend import resume
-from tito_core.backend.column_validation import ColumnValidation
+from tito_core import policy as policy_parts
+from tito_core.backend import generate as resume
+from tito_core.backend.optional_columns import ColumnValidation
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import ledger as ledgers
 from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.turn import Finish
-from tito_core.turn import parent, policy_parts, read, request
+from tito_core.turn import answer as read
+from tito_core.turn import history as parent
+from tito_core.turn import request
 
 Patch = AbstractContextManager[Any]
 _WIRES = ("vllm", "sglang")

@@ -10,7 +10,7 @@ import numpy as np
 from conformance.defects.answer_views import View
 from conformance.defects.column_views import columns_of
 from conformance.defects.stranger_hooks import is_measured, on_answer, on_engine, on_view
-from strands_tito.testing import ScriptedEngine, ScriptedRequest, Settled
+from tito_conformance.testing import ScriptedEngine, ScriptedRequest, Settled
 
 _BOTH = (False, True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance.defects.defect import SOUND, WATCHED_TOKENS, Defect, plant
 from conformance.defects.stranger_hooks import TOUCHED
-from strands_tito.testing import ScriptedEngine
+from tito_conformance.testing import ScriptedEngine
 
 _VOLATILE = ("id", "request_id", "created", "response_sent_to_client_ts", "e2e_latency", "seconds")
 _TEXTS = (

@@ -14,7 +14,7 @@ from conformance.defects.stranger_hooks import (
     streamed,
     with_ids,
 )
-from strands_tito.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
+from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
 
 
 @on_settling(4, "speculative decoding past max_tokens")

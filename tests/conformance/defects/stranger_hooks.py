@@ -14,10 +14,9 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from strands_tito.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
-from strands_tito.testing.optional_outputs import reported
-from strands_tito.testing.settle import settle
-from strands_tito.testing.wire import Generation
+from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
+from tito_conformance.testing.script import reported, settle
+from tito_conformance.testing.wire import Generation
 
 Hook = Callable[..., Any]
 VLLM = ("vllm", "vllm-completions")
@@ -222,7 +221,7 @@ def on_settling(law: int, real: str, **settings: Any) -> Callable[[Hook], Plante
             return hook(settle, script, request, decode)
 
         def client() -> AbstractContextManager[Any]:
-            return mock.patch("strands_tito.testing.engine.settle", patched)
+            return mock.patch("tito_conformance.testing.engine.settle", patched)
 
         return _made(hook, law, real, client=client, **settings)
 

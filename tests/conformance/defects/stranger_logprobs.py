@@ -10,8 +10,8 @@ from typing import Any
 
 from conformance.defects.defect import latency
 from conformance.defects.stranger_hooks import LONG, VLLM, on_answer, on_request, streamed, with_logprobs
-from strands_tito.testing import ScriptedRequest, Settled
-from strands_tito.testing.script import mix64
+from tito_conformance.testing import ScriptedRequest, Settled
+from tito_conformance.testing.script import mix64
 
 _EOS_MASK = 0.08
 

@@ -16,10 +16,10 @@ from conformance.defects.stranger_hooks import Planted
 from conformance.defects.stranger_proxy import Proxy
 from conformance.defects.stranger_proxy_defects import DEFECTS
 from conformance.defects.trial import Verdict, _verdict
-from strands_tito.conformance import suite
-from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.target import Target
-from strands_tito.testing import ScriptedServer
+from tito_conformance import suite
+from tito_conformance.checks import Profile
+from tito_conformance.target import Target
+from tito_conformance.testing import ScriptedServer
 from tito_core.backend.errors import BackendError
 
 _WIRES = ("proxy-vllm", "proxy-sglang")

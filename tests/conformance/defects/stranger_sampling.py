@@ -16,8 +16,8 @@ from conformance.defects.stranger_hooks import (
     streamed,
     with_params,
 )
-from strands_tito.testing import Completion, ScriptedRequest
-from strands_tito.testing.script import mix64
+from tito_conformance.testing import Completion, ScriptedRequest
+from tito_conformance.testing.script import mix64
 
 
 @on_request(11, "silently dropped field: pegainfer #490, vllm-mlx #258")

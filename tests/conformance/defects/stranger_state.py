@@ -18,7 +18,7 @@ from conformance.defects.stranger_hooks import (
     rescored,
     with_ids,
 )
-from strands_tito.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
+from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
 
 _BUSY = {"latency": lambda request: latency(request) or 0.002}
 

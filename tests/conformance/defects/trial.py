@@ -7,11 +7,11 @@ from typing import Any
 
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, VISION_MODEL, Defect, plant
-from strands_tito.conformance import suite
-from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.target import Target
-from strands_tito.engines import models
+from tito_conformance import suite
+from tito_conformance.checks import Profile
+from tito_conformance.target import Target
 from tito_core.backend.errors import BackendError
+from tito_engines import models
 
 FOLDERS = ("/scripted", "/scripted-too")
 """Folders of weights that a scripted engine loads."""

@@ -9,12 +9,11 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from strands_tito.testing import Completion, EngineState, ScriptedEngine, ScriptedRequest
-from strands_tito.testing.optional_outputs import reported
-from strands_tito.testing.running import Running
-from strands_tito.testing.settle import Settled
-from tito_sglang.scripted import generate as sglang
-from tito_vllm.scripted import generate as vllm
+from tito_conformance.testing import Completion, EngineState, ScriptedEngine, ScriptedRequest
+from tito_conformance.testing import sglang_answers as sglang
+from tito_conformance.testing import vllm_answers as vllm
+from tito_conformance.testing.engine import Running
+from tito_conformance.testing.script import Settled, reported
 
 VERSIONED = ("vllm", "sglang")
 """Wires that report weight versions."""

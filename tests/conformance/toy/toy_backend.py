@@ -13,9 +13,8 @@ from typing import Any
 
 import httpx
 
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import BadRequestError, ContextLengthError, EngineConnectionError
-from tito_core.backend.protocol import RawResponse, RawScores, TokenRequest
+from tito_core.backend.protocol import EngineInfo, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 TLS = ssl.create_default_context()

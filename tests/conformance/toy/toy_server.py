@@ -11,8 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from conformance.defects.scripted_policy import ConformancePolicy
-from strands_tito.testing import ScriptedRequest
-from strands_tito.testing.settle import settle
+from tito_conformance.testing import ScriptedRequest
+from tito_conformance.testing.script import settle
 
 LENGTH = 4096
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from strands_tito.engines.models import build_cache
-from strands_tito.engines.models.build_cache import build_once, manifest
+from tito_engines.models import recipe as build_cache
+from tito_engines.models.recipe import build_once, manifest
 
 SCRIPT = """
 import importlib.util, sys, threading

@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from strands_tito.engines.models import (
+from tito_engines.models import (
     MODELS,
     ModelUnavailable,
     UnknownModel,
@@ -19,7 +19,7 @@ from strands_tito.engines.models import (
     ensure_tokenizer,
     load_tokenizer,
 )
-from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory
+from tito_engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory
 
 NO_PYTHON = Path("no-interpreter-is-needed")
 

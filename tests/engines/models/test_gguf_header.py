@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.engines.errors import ModelUnavailable
-from strands_tito.engines.models.gguf_header import Value, read_header
+from tito_engines.errors import ModelUnavailable
+from tito_engines.models.smollm2 import Value, read_header
 
 INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 5, 6, 7, 8, 9, 10
 

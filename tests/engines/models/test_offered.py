@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from strands_tito import TITOModel
-from strands_tito.engines.models import MODELS, ModelUnavailable, offered_tokenizer
-from strands_tito.testing import ScriptedServer
 from support.scripted import Says, engine_of
+from tito_conformance.testing import ScriptedServer
 from tito_core.chat import tokenizer as loading
 from tito_core.chat.tokenizer import GROUP, TokenizerError, load_tokenizer
+from tito_engines.models import MODELS, ModelUnavailable, offered_tokenizer
 
 ROOT = Path(__file__).parents[3]
 POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from strands_tito.engines.models import load_tokenizer
+from tito_engines.models import load_tokenizer
 
 Message = dict[str, Any]
 _TOKENIZER: list[PreTrainedTokenizerBase] = []

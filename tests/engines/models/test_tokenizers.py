@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from strands_tito.engines.models import MODELS, ensure_tokenizer, load_tokenizer
 from tito_core.chat.template import ChatTemplate
+from tito_engines.models import MODELS, ensure_tokenizer, load_tokenizer
 
 NAMES = ["smollm2", "qwen3-tiny", "qwen3-vl-tiny"]
 

@@ -31,11 +31,11 @@ from strands_tito.export import samples_of
 from strands_tito.export.files import ExportOptions, write
 from strands_tito.export.slime import STATUS, complete_aborted, fan_out, fill, rewards_by_group
 from strands_tito.integrations.slime_generate import PARTIAL
-from strands_tito.testing import Completion, ScriptedServer
 from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
 from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
 from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
 from support.slime_facts import PARAMETERS, arguments
+from tito_conformance.testing import Completion, ScriptedServer
 from tito_core.ledger import Ledger
 from tito_core.termination import record_termination
 

@@ -24,7 +24,7 @@ from support import calculating
 from support.scripted import tokenizer
 from support.slime_facts import PARAMETERS, arguments
 from tito_core import Policy
-from tito_core.backend.calls import score
+from tito_core.backend.generate import score
 
 EXAMPLE = "examples.strands_sglang.generate_with_strands"
 QUESTION = [{"role": "user", "content": "What is 25 * 17?"}]

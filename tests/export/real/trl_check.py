@@ -19,11 +19,11 @@ from trl.trainer import grpo_trainer
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of
 from strands_tito.integrations.trl import columns_of, recorded_reward, rollout_func
-from strands_tito.testing import ScriptedServer
 from support import multiplying
 from support.multiplying import QUESTION, SAMPLED, make_agent, make_editing_agent, says
 from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
 from support.scripted import engine_of, tokenizer
+from tito_conformance.testing import ScriptedServer
 from tito_core import Policy
 from tito_core.ledger import Ledger
 

@@ -25,12 +25,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 from strands_tito.export import BranchedRolloutError, ImageGridError, LogprobMismatchError, sample_of, samples_of
 from strands_tito.export.verl import output_of, outputs_of
-from strands_tito.testing import ScriptedRequest
 from support import multiplying
 from support.multiplying import QUESTION, SAMPLED, says
 from support.picture_ledgers import PAD, two_images
 from support.rollout_forests import rollouts
 from support.scripted import tokenizer
+from tito_conformance.testing import ScriptedRequest
 from tito_core.ledger import Ledger, check_ledger
 
 PROMPT, RESPONSE = 512, 256

@@ -19,11 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from strands_tito import engines
-from strands_tito.engines import models
+import tito_engines as engines
 from support.forced_calls import force
 from tito_core import Policy
 from tito_core.parsing import CallGrammar
+from tito_engines import models
 
 
 @contextlib.contextmanager

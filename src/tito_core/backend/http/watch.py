@@ -14,7 +14,6 @@ from dataclasses import fields
 from typing import Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     BadRequestError,
     EngineConnectionError,
@@ -23,8 +22,8 @@ from tito_core.backend.errors import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.protocol import Backend
-from tito_core.backend.typed_values import short_repr
+from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.values import short_repr
 
 Check: TypeAlias = Callable[[Backend, EngineInfo], Awaitable[None]]
 """Compares a server's measurements with those at connect, given what it reports now; raises where they differ."""

@@ -14,16 +14,18 @@ V3.1 writes only the name and the arguments (source: vLLM 0.32, `tool_parsers/de
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
-from tito_core.parsing.formats.sections import Section
-from tito_core.parsing.json_call import call_of_arguments
+from tito_core.parsing.call_values import ParsedCallText, call_of_arguments, json_value
+from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.formats.kimi import Section
+from tito_core.parsing.formats.minimax import quoted
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.registry import Marks, register_format
+from tito_core.parsing.schema import KINDS
 
 SECTION = Section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
@@ -90,4 +92,111 @@ register_format(
     DeepSeekCalls(fenced=False),
     "deepseekv31",
     marks=Marks(("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), ("```json",)),
+)
+
+
+ANCHOR = "｜DSML｜"
+_HEAD = re.compile(r' name="([^"<\n]+)(?:" string="(true|false))?')
+
+
+class DsmlCalls(CallFormat):
+    """A section of functions.
+
+    Attributes:
+        section: The tags of the section and of its calls.
+        parameter: Opens a parameter.
+        end_parameter: Closes it.
+    """
+
+    anchors = (ANCHOR,)
+
+    def __init__(self, block: str, space: str = "") -> None:
+        begin, end = f"<{ANCHOR}{space}", f"</{ANCHOR}{space}"
+        self.section = Section(f"{begin}{block}>", f"{end}{block}>", f"{begin}invoke", f"{end}invoke>")
+        self.parameter, self.end_parameter = f"{begin}parameter", f"{end}parameter>"
+        self.tags = (
+            self.section.open,
+            self.section.close,
+            self.section.call,
+            self.section.end_call,
+            self.parameter,
+            self.end_parameter,
+        )
+        self.opening = frozenset({self.section.open, self.section.call})
+
+    def read(self, completion: Completion, start: int, tag: str) -> int | None:
+        """Read one section of calls, or a call outside a section."""
+        if tag == self.section.open:
+            return self.section.read(completion, start, self._invoke)
+        if not completion.markup.certain(tag):
+            return None  # text may spell it
+        first = len(completion.calls)
+        before = frozenset({self.section.open, self.section.close, self.section.call})
+        frame = completion.frame(start, start + len(tag), self.section.end_call, before)
+        stop = completion.read_frame(frame, self.section.end_call, self._invoke)
+        completion.mark_loose(first, f"The call is outside a section: write {self.section.open} before it.")
+        after = completion.next_mark(stop)
+        closes = (
+            after is not None and after.tag == self.section.close and not completion.text[stop : after.start].strip()
+        )
+        return after.stop if after is not None and closes else stop
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Return the grammar of one call."""
+        parameters = g.Parameters(
+            lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", ANCHOR, True
+        )
+        calls = (
+            g.sequence(
+                g.anchored(markup, f'{self.section.call} name="{name}">\n', ANCHOR),
+                *parameters.of(markup, schema),
+                g.anchored(markup, f"{self.section.end_call}\n", ANCHOR),
+            )
+            for name, schema in tools.items()
+        )
+        begin = g.anchored(markup, self.section.open + "\n", ANCHOR)
+        return g.sequence(begin, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
+
+    def _head(self, markup: Markup, key: g.Grammar, plain: bool) -> g.Grammar:
+        begin = g.anchored(markup, f'{self.parameter} name="', ANCHOR)
+        return g.sequence(begin, key, g.text(f'" string="{str(plain).lower()}">'))
+
+    def _invoke(self, cursor: Cursor) -> ParsedCallText:
+        if not cursor.follows(' name="'):
+            written = self.section.call + cursor.until_text(">")
+            raise cursor.error(f'The call must begin with {self.section.call} name="...">, not {written[:60]!r}.')
+        name = cursor.tool_name(quoted(cursor, " name="))
+        arguments: dict[str, Any] = {}
+        while cursor.peek() == self.parameter:
+            cursor.tag(self.parameter)
+            head = _HEAD.fullmatch(written := cursor.until_text('">'))
+            wrong = f'A parameter must have name="..." and string="true" or "false", not {written[:60]!r}.'
+            if head is None:
+                raise cursor.error(wrong)
+            key, value = head[1], cursor.until_tag(self.end_parameter)
+            if key in arguments:
+                raise cursor.error(f"The parameter {key!r} appears twice.")
+            plain = head[2] == "true"
+            if head[2] is None:
+                kinds = KINDS if cursor.schema is None else cursor.schema.kinds((key,))
+                plain = kinds == {"string"}
+                if ("string" in kinds and not plain) or value.lstrip().startswith("string="):
+                    raise cursor.error(wrong)  # the value may be a string or JSON, or the attribute is in it
+                cursor.mark_loose(wrong)
+            arguments[key] = value if plain else json_value(value, f"value of {key!r}", name)
+        cursor.expect_end()
+        return ParsedCallText(name, arguments, loose=cursor.loose)
+
+
+register_format(
+    "deepseek_v32", DsmlCalls("function_calls"), "deepseekv32", marks=Marks(("｜DSML｜", "function_calls>"))
+)
+register_format(
+    "deepseek_v4",
+    DsmlCalls("tool_calls"),
+    "deepseekv4",
+    marks=Marks(("｜DSML｜", "tool_calls>"), ("function_calls>",)),
+)
+register_format(
+    "deepseek_v41", DsmlCalls("calls", " "), "deepseekv41", marks=Marks(("｜DSML｜ calls>", "｜DSML｜ invoke"))
 )

@@ -19,14 +19,11 @@ import re
 from typing import Any
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import DEEPEST, ParsedCallText, shortened
-from tito_core.parsing.completion import Completion
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
-from tito_core.parsing.json_call import json_value
-from tito_core.parsing.reasoning import THOUGHT_CHANNEL
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.call_values import DEEPEST, ParsedCallText, json_value, shortened
+from tito_core.parsing.completion import Completion, Cursor
+from tito_core.parsing.registry import Marks, register_format
 from tito_core.parsing.schema import KINDS, Choice, Path
+from tito_core.parsing.turn import THOUGHT_CHANNEL
 
 _PREFIX = "call:"
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")

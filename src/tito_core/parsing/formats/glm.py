@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
-from tito_core.parsing.formats.sections import Section
+from tito_core.parsing.call_values import ParsedCallText
+from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.formats.kimi import Section
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.reasoning import LONGCAT_THINK, ReasoningTags
-from tito_core.parsing.registry import register_format, register_tool_parser
-from tito_core.parsing.turn import TurnParser
+from tito_core.parsing.registry import Marks, register_format, register_tool_parser
+from tito_core.parsing.turn import LONGCAT_THINK, ReasoningTags, TurnParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,19 +18,13 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tito_core.parsing.call_text import Malformed, ParsedCallText, is_valid_name
-from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
+from tito_core.parsing.call_values import Malformed, ParsedCallText, call_of_arguments, is_valid_name, json_arguments
+from tito_core.parsing.completion import Completion, Cursor, ParsedCall, ParsedTurn, Tools
 from tito_core.parsing.grammar import CHOOSE_AUTO, CallGrammar, NoCallGrammarError
-from tito_core.parsing.json_call import call_of_arguments, json_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
-from tito_core.parsing.parsed import ParsedCall, ParsedTurn
-from tito_core.parsing.preview import Piece
-from tito_core.parsing.registry import register_tool_parser
+from tito_core.parsing.registry import Marks, register_tool_parser
 from tito_core.parsing.schema import check_tools
-from tito_core.parsing.suspects import SuspectFinder
-from tito_core.parsing.turn import without_stop
+from tito_core.parsing.turn import Piece, SuspectFinder, without_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

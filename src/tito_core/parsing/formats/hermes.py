@@ -11,14 +11,11 @@ from collections.abc import Sequence
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
-from tito_core.parsing.json_call import call_of_object, json_end, json_value
+from tito_core.parsing.call_values import ParsedCallText, call_of_object, json_end, json_value
+from tito_core.parsing.completion import Completion, Cursor, Tools
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.reasoning import LONGCAT_THINK
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.registry import Marks, register_format
+from tito_core.parsing.turn import LONGCAT_THINK
 
 _EXTRA = frozenset({"id", "type"})
 

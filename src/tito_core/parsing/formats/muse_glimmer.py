@@ -18,15 +18,12 @@ from __future__ import annotations
 import re
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
-from tito_core.parsing.formats.minimax_m2 import parameters, quoted
-from tito_core.parsing.formats.sections import Section
-from tito_core.parsing.json_call import after_blank
-from tito_core.parsing.reasoning import ReasoningTags
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.call_values import ParsedCallText, after_blank
+from tito_core.parsing.completion import Completion, Cursor
+from tito_core.parsing.formats.kimi import Section
+from tito_core.parsing.formats.minimax import parameters, quoted
+from tito_core.parsing.registry import Marks, register_format
+from tito_core.parsing.turn import ReasoningTags
 
 START, MESSAGE, END_MESSAGE, END_TURN = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
 HEADER = f"{START}assistant"

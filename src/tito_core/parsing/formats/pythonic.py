@@ -17,14 +17,11 @@ import re
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import Malformed, shortened
+from tito_core.parsing.call_values import Calls, Malformed, json_end, shortened
 from tito_core.parsing.completion import Completion, Frame, Tools
-from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.json_array import read_array
-from tito_core.parsing.json_call import json_end
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.python_literals import Calls
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.registry import Marks, register_format
 
 _BEGINS_JSON = re.compile(r"\s*\[\s*\{")
 _BEGINS = re.compile(r"\[\s*[A-Za-z_][\w./-]*\(")

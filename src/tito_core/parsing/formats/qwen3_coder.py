@@ -24,13 +24,11 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion, Frame, Tools
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
+from tito_core.parsing.call_values import ParsedCallText
+from tito_core.parsing.completion import Completion, Cursor, Frame, Tools
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.reasoning import ReasoningTags
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.registry import Marks, register_format
+from tito_core.parsing.turn import ReasoningTags
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"

@@ -14,13 +14,11 @@ template of Step 3 (what it renders has a misspelt tag); vLLM 0.32, `tool_parser
 from __future__ import annotations
 
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_text import ParsedCallText
-from tito_core.parsing.completion import Completion
-from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.detection import Marks
-from tito_core.parsing.formats.minimax_m2 import parameters, quoted
-from tito_core.parsing.formats.sections import Section
-from tito_core.parsing.registry import register_format
+from tito_core.parsing.call_values import ParsedCallText
+from tito_core.parsing.completion import Completion, Cursor
+from tito_core.parsing.formats.kimi import Section
+from tito_core.parsing.formats.minimax import parameters, quoted
+from tito_core.parsing.registry import Marks, register_format
 
 SECTION = Section("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>")
 SEPARATOR, TYPE = "<｜tool_sep｜>", "function"

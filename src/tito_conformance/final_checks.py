@@ -1,0 +1,241 @@
+"""Checks of a finished conversation: the whole ledger, compared with the wire, the engine and the tokenizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strands_tito.inspect.verify import rescore
+from tito_conformance import fixed as routing
+from tito_conformance import oracle
+from tito_conformance import target as precision
+from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
+from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
+from tito_conformance.player import Player
+from tito_conformance.wire import WireGeneration
+from tito_core import store
+from tito_core.backend import OptionalOutputs
+from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
+
+RESPONSE_CHECKS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
+"""Checks of the ledger against the server's responses, on its wire or in its backend."""
+NEEDED_FIELDS = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_tokens"}, "images": {"media"}}
+"""Response fields of a check that a backend may declare as unreported (`EngineInfo.unreported`)."""
+REPORTED: Mapping[str, Callable[[WireGeneration], bool]] = {
+    "usage": lambda answer: answer.prompt_tokens is not None or answer.completion_tokens is not None,
+    "cached": lambda answer: answer.cached_tokens is not None,
+    "versions": lambda answer: any(version is not None for _, _, version in answer.versions or ()),
+}
+"""Whether an answer reports what a check is about; if not, only the ledger's None was compared."""
+NOT_REPORTED = "The answer does not report it."
+UNREPORTED = "The backend declares that its server does not report it."
+TRAINING_CHECKS = ("trajectory", "mask", "alignment")
+"""Checks of what a trainer gets."""
+LEAST_FOR_BIAS = 8
+"""Tokens of an answer below which their mean difference says little."""
+ANSWER_BIAS = 0.3
+"""Share of the tolerance that the mean and the median of one answer's differences may reach."""
+UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
+
+
+async def close(player: Player) -> None:
+    """Check a finished conversation, and drop its part of the logs."""
+    ledger, tally, server = player.model.ledger, player.tally, player.server
+    set_place()
+    if len(ledger):
+        try:
+            check_ledger(ledger)
+        except LawViolationError as error:
+            tally.require("ledger", False, str(error))
+        tally.require("ledger", True, "", len(ledger))
+        turns = _oracle_turns(ledger, player.optional_outputs)
+        _check_responses(player, turns)
+        problems = oracle.check_trajectories(turns, list(_oracle_trajectories(ledger)))
+        _require_all(player, TRAINING_CHECKS, problems, len(turns))
+        _check_control_tokens(player)
+        _check_round_trip(ledger, tally)
+        await _check_scores(player)
+        if player.optional_outputs.routed_experts:
+            await routing.check_second_read(ledger, player.optional_outputs, server, tally)
+    server.truncate_logs(player.log_start)
+
+
+def _require_all(player: Player, checks: Iterable[str], problems: Iterable[tuple[str, str, int]], cases: int) -> None:
+    """Raise the first problem of a turn, or count all checks as passed."""
+    for check, problem, index in problems:
+        player.tally.require(check, False, problem, where=player.where(index))
+    for check in checks:
+        player.tally.require(check, True, "", cases)
+
+
+def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
+    server, tally = player.server, player.tally
+    generations = server.generations(player.log_start)
+    unreported = server.policy.info.unreported
+    skipped = {check for check, fields in NEEDED_FIELDS.items() if fields <= unreported}
+    for check in skipped:
+        tally.skip(check, UNREPORTED, len(turns))
+    stop_ids = server.policy.stop_token_ids
+    columns = [check for check, output in COLUMN_CHECKS.items() if getattr(player.optional_outputs, output)]
+    if "images" not in skipped and any(turn.images for turn in turns):
+        columns.append("images")
+    checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
+    for check, problem, *place in oracle.compare(turns, generations, stop_ids):
+        if check not in skipped:
+            tally.require(check, False, problem, where=player.where(*place))
+    for check in checks:
+        reports = sum(map(REPORTED.get(check, lambda _: True), generations))
+        count = min(reports, len(turns))  # cancelled answers are in no turn
+        tally.require(check, True, "", count)
+        if count < len(turns):
+            tally.skip(check, NOT_REPORTED, len(turns) - count)
+    _check_text(player, generations, turns)
+    _check_stop_strings(player, generations, turns)
+    request_ids = {turn.request_id for turn in turns}
+    lost = [each.request_id for each in generations if each.request_id not in request_ids]
+    problem = f"{len(lost)} answers are in no turn ({lost[:3]}), but only {player.abandoned} were cancelled."
+    tally.require("lost", len(lost) <= player.abandoned, problem)
+
+
+def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
+    decode, tally = player.server.policy.tokenizer.decode, player.tally
+    index_of = {turn.request_id: turn.index for turn in turns}
+    for each in generations:
+        for stop in each.sampling.get("stop") or ():
+            before = str(decode(each.output_ids[:-1]))
+            problem = f"the answer continued after the stop string {stop!r}: {before[-60:]!r}."
+            tally.require("stopped", stop not in before, problem, where=_where(player, index_of.get(each.request_id)))
+    for turn in turns:
+        if isinstance(turn.stop, str):
+            problem = f"the stop string {turn.stop!r} is reported, which the ids do not contain."
+            found = turn.stop in str(decode(turn.output_ids))
+            tally.require("stopped", found, problem, where=player.where(turn.index))
+
+
+def _check_text(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
+    tokenizer, tally = player.server.policy.tokenizer, player.tally
+    with_text = [each for each in generations if each.text is not None]
+    if not with_text:
+        tally.skip("text", "The server returns no text with the ids.", len(turns))
+        return
+    known = [each for each in with_text if None not in tokenizer.convert_ids_to_tokens(each.output_ids)]
+    if len(known) < len(with_text):  # a model may have more embedding rows than its tokenizer has tokens
+        tally.skip("text", UNKNOWN_ID, len(with_text) - len(known))
+    index_of = {turn.request_id: turn.index for turn in turns}
+    for check, problem, request_id in oracle.check_text(known, lambda ids: str(tokenizer.decode(ids))):
+        tally.require(check, False, problem, where=_where(player, index_of.get(request_id)))
+    tally.require("text", True, "", len(known))
+
+
+def _where(player: Player, index: int | None) -> Where:
+    return NOWHERE if index is None else player.where(index)
+
+
+def _check_control_tokens(player: Player) -> None:
+    """Check that no control token has provenance PROMPT. The set of control tokens is worked out here independently."""
+    server, tokenizer = player.server, player.server.policy.tokenizer
+    template = str(tokenizer.chat_template)
+    added = tokenizer.added_tokens_decoder.items()
+    controls = {index for index, token in added if token.special or str(token) in template}
+    controls |= set(tokenizer.all_special_ids) | set(server.policy.stop_token_ids)
+    for turn in player.model.ledger:
+        ids, provenance = turn.draft.prompt_ids, turn.draft.prompt_provenance.copy()
+        start = turn.draft.prompt_length - len(ids)
+        for span in turn.draft.media:  # a picture is content, and its placeholders are its tokens
+            provenance[span.offset - start :][: span.length] = Provenance.SCAFFOLD
+        found = sorted(controls.intersection(ids[provenance == Provenance.PROMPT].tolist()))
+        problem = f"the control ids {found} come from message content."
+        player.tally.require("inert", not found, problem, where=player.where(turn.index))
+
+
+def _check_round_trip(ledger: Ledger, tally: Tally) -> None:
+    as_json = store.to_json(ledger)
+    same = store.to_json(store.from_json(as_json)) == as_json
+    tally.require("saved", same, "the ledger changed when it was written to JSON and read again.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rollout.tito"
+        store.append(path, [ledger])
+        [again] = store.read(path)
+    same = store.to_json(again) == as_json
+    tally.require("saved", same, "the ledger changed when it was written to a file and read again.")
+
+
+async def _check_scores(player: Player) -> None:
+    ledger, server, tally = player.model.ledger, player.server, player.tally
+    result = await rescore(ledger, server.policy.backend, version=server.live_version)
+    tolerance = server.tolerance_nats
+    for index, positions, signed in result.by_turn:
+        if not len(signed):
+            continue
+        at = int(np.argmax(np.abs(signed)))
+        worst, center = float(np.abs(signed[at])), precision.center(signed)
+        problem = f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}."
+        where = player.where(index, int(positions[at]))
+        tally.require("rescored", worst <= tolerance, problem, len(signed), where)
+        problem = (
+            f"the logprobs of {len(signed)} tokens are {center:+.4g} nats from the server's own scores in the mean or "
+            f"median, more than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
+        )
+        biased = len(signed) >= LEAST_FOR_BIAS and abs(center) > ANSWER_BIAS * tolerance
+        tally.require("rescored", not biased, problem, 0, player.where(index))
+    if len(result.prompt_differences):
+        worst = float(np.max(result.prompt_differences))
+        problem = (
+            f"the logprob of a prompt token differs by {worst:.4g} nats from the server's score, over {tolerance:g}."
+        )
+        tally.require("scored", worst <= tolerance, problem, len(result.prompt_differences))
+    if result.not_comparable:
+        reason = "Sampled at a temperature, under penalties or a grammar, or on a path with a sampled placeholder."
+        if server.live_version is not None:
+            reason = reason.replace("Sampled", "Sampled by older weights,", 1)
+        tally.skip("rescored", reason, result.not_comparable)
+
+
+def control_strings(tokenizer: Any) -> tuple[str, ...]:
+    """Return the tokenizer's control strings that random messages spell."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    return tuple(special[:64])
+
+
+def _oracle_turns(ledger: Ledger, outputs: OptionalOutputs) -> list[OracleTurn]:
+    """Convert every turn, in commit order, to what the oracle reads."""
+    names = ["top_ids", "top_logprobs"] if outputs.top_logprobs else []
+    names += [name for name in ("prompt_logprobs", "routed_experts", "sampling_mask") if getattr(outputs, name)]
+    return [_oracle_turn(turn, names) for turn in ledger]
+
+
+def _oracle_trajectories(ledger: Ledger) -> Iterable[OracleTrajectory]:
+    """Convert every trajectory to what the oracle reads."""
+    for path in ledger.iter_trajectories():
+        yield OracleTrajectory(
+            path.token_ids.tolist(),
+            path.loss_mask.tolist(),
+            path.logprobs.tolist(),
+            [turn.index for turn in path.path],
+        )
+
+
+def _oracle_turn(turn: Turn, outputs: list[str]) -> OracleTurn:
+    draft = turn.draft
+    return OracleTurn(
+        index=turn.index,
+        parent=turn.parent,
+        delta_ids=draft.prompt_ids.tolist(),
+        provenance=draft.prompt_provenance.tolist(),
+        output_ids=draft.output_ids.tolist(),
+        logprobs=draft.logprobs.tolist(),
+        finish=str(draft.finish),
+        stop=draft.stop,
+        request_id=draft.engine.request_id,
+        cached_tokens=draft.engine.cached_tokens,
+        versions=[(span.start, span.stop, span.version) for span in draft.engine.versions],
+        constrained=draft.constrained,
+        max_new_tokens=draft.max_new_tokens,
+        optional_outputs=outputs,
+        columns={name: (column.start, column.values.tolist()) for name, column in draft.extras.items()},
+        images=[OracleImage(span.offset, span.length, span.sha256.hex()) for span in draft.media],
+    )

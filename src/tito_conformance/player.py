@@ -1,0 +1,877 @@
+"""One conversation on one server: plays moves through a model, and checks every step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import jsonschema
+import numpy as np
+from pydantic import BaseModel, Field
+from strands.types.exceptions import ContextWindowOverflowException
+
+from tito_conformance import lengths
+from tito_conformance.checks import Tally, Where, set_place
+from tito_conformance.fixed import ABSENT
+from tito_conformance.oracle import OracleImage, ParentOracle, Problem, collapsed
+from tito_conformance.rendering import (
+    CallReader,
+    Renderer,
+    compare_calls,
+    compare_sampling,
+    compare_semantics,
+    differing_excerpts,
+)
+from tito_conformance.target import (
+    CLEARED,
+    FINITE_TOP_K,
+    SYSTEM_PROMPTS,
+    TOOLS,
+    Answer,
+    ConnectedServer,
+    LogPosition,
+    SimulatedAgent,
+    can_stream,
+    collect_answer,
+    tool_uses,
+)
+from tito_conformance.testing import moves as m
+from tito_core.backend import EngineAdmin, OptionalOutputs
+from tito_core.backend.errors import (
+    BackendError,
+    BadRequestError,
+    GenerationAbortedError,
+    ServerError,
+    WeightsNotLoadedError,
+)
+from tito_core.backend.generate import generate, score
+from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.semantics import semantics_of
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.ledger import Draft, Finish, Ledger, Provenance, Turn, VersionSpan
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.model import TITOModel
+from tito_core.parsing.completion import CallStatus
+from tito_core.turn.inputs import UnsupportedToolChoiceError
+
+CANCELLED_TOKENS = 96
+"""Limit of an answer that will be cancelled: enough that it is still in progress."""
+
+
+async def play_cancel(player: Player, agent: SimulatedAgent, move: m.Cancel) -> None:
+    """Cancel a turn. The ledger must be whole, whether or not the answer was complete by then."""
+    agent.add_input(move.text)
+    player.set_sampling(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
+    before, signal = len(player.model.ledger), threading.Event()
+    player.abandoned += 1
+    try:
+        answer = await _cancel(player.stream(agent, cancel_signal=signal), signal, move)
+    except ContextWindowOverflowException:
+        player.abandoned -= 1
+        agent.clear()
+        return
+    after = len(player.model.ledger)
+    completed = answer is not None and answer.stop_reason is not None
+    player.tally.require(
+        "cancelled",
+        after - before == int(completed),
+        f"a turn that was {'complete' if completed else 'cancelled'} left {after - before} turns in the ledger.",
+    )
+    if completed and answer is not None:
+        player.abandoned -= 1
+        player.keep_answer(agent, answer, after - 1)
+
+
+async def _cancel(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
+    task = asyncio.ensure_future(collect_answer(stream))
+    try:
+        await asyncio.sleep(move.after_s)
+        if move.how == "signal":
+            signal.set()
+        else:
+            task.cancel()
+        await asyncio.wait({task})  # unlike `await task`, this raises only if this coroutine itself is cancelled
+        return None if task.cancelled() else task.result()
+    finally:
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # leave no task behind
+        if move.how == "close":
+            with contextlib.suppress(RuntimeError):
+                await stream.aclose()
+
+
+def check_rendering(player: Player, agent: SimulatedAgent, turn: Turn) -> None:
+    """Compare a turn's delta with the template's own rendering of the whole history."""
+    tally, renderer = player.tally, player.renderer
+    if any(use["name"] == MALFORMED_CALL for use in agent.all_calls()):
+        tally.skip("rendering", "The history holds a malformed call, whose feedback the client writes.")
+        return
+    whole = renderer.text(agent.messages, agent.system, player.server.tools)
+    if whole is None:
+        tally.skip("rendering", "The template refuses the history.")
+        return
+    spans = [OracleImage(span.offset, span.length, "") for span in turn.draft.media]
+    start = turn.path_length - turn.own_length
+    ids = collapsed(turn.draft.prompt_ids.tolist(), [replace(span, offset=span.offset - start) for span in spans])
+    parent = turn.parent
+    delta = renderer.decode(ids)
+    before = None if parent is None else player.model.ledger[parent].draft
+    if not whole.endswith(delta) and not renderer.survives(agent.messages, agent.system):
+        tally.skip("rendering", "The tokenizer does not decode what it encodes.")
+        return
+    place = player.where(turn.index)
+    where = f"the delta {delta[-200:]!r}"
+    closer_id = player.server.policy.template.closer_id
+    if before is not None and (part := _truncated_part(before)) is not None:
+        closer = renderer.decode([closer_id])
+        tags = renderer.reasoning_tags(closer) if part == "reasoning" else renderer.call_tags(closer)
+        if tags is None:
+            tally.skip("rendering", f"The template does not show how it closes truncated {part}.")
+            return
+        if tags[2]:
+            tag_ids = [renderer.encode(tag) for tag in tags[:2]]
+            _check_still_open(before.output_ids.tolist(), tag_ids, f"{where} closes {part}", tally, place)
+        tally.require(
+            "rendering", delta.startswith(tags[2]), f"{where} does not close {part} with {tags[2]!r}.", 1, place
+        )
+        delta = delta.removeprefix(tags[2])  # the closed part belongs to the answer, which a template may hide
+    end = whole if before is None else whole[-len(delta) :]
+    own, expected = differing_excerpts(delta, end)
+    tally.require("rendering", end == delta, f"{where} has {own!r} where the template writes {expected!r}.", 1, place)
+    stem = whole[: len(whole) - len(delta)]
+    closed = ""
+    if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer_id:
+        closed = renderer.decode([closer_id])
+        tally.require(
+            "rendering", stem.endswith(closed), f"{where} does not continue where the answer ended.", 1, place
+        )
+    if renderer.is_plain(agent.messages, agent.system) and (closed or before is None):
+        expected_ids = renderer.encode(closed + delta)[-len(ids) :]
+        problem = f"{where} has the ids {ids}, but the tokenizer encodes it as {expected_ids}."
+        tally.require("tokens", expected_ids == ids, problem, 1, place)
+    else:
+        tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was truncated.")
+
+
+def check_order_of_pictures(player: Player, agent: SimulatedAgent, turn: Turn) -> None:
+    """Compare the pictures of a turn's path with those of the whole history, in the template's order."""
+    found = [span.sha256.hex() for each in player.model.ledger.path(turn.index) for span in each.draft.media]
+    expected = player.renderer.pictures(agent.messages, agent.system)
+    if found or expected:
+        short = [[digest[:12] for digest in digests] for digests in (found, expected)]
+        problem = f"the path has the pictures {short[0]}, the history {short[1]}."
+        player.tally.require("images", found == expected, problem, where=player.where(turn.index))
+
+
+def ended_in_reasoning(draft: Draft) -> bool:
+    """Return whether a stop token ended an answer inside its reasoning. A stop string counts as a truncation."""
+    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
+
+
+def _truncated_part(draft: Draft) -> str | None:
+    """Return the part of an answer that was truncated and that the client must close: reasoning, a call or None."""
+    if not (draft.finish.cut_off or isinstance(draft.stop, str)):
+        return None
+    if not draft.reasoning_closed:
+        return "reasoning"
+    return "a call" if draft.calls and draft.calls[-1].status == CallStatus.TRUNCATED else None
+
+
+def _check_still_open(output: list[int], tags: list[list[int]], closes: str, tally: Tally, where: Where) -> None:
+    """Check that the answer had not closed the part itself. Only possible where both tags are single tokens."""
+    if all(len(tag) == 1 for tag in tags):
+        (begin,), (end,) = tags
+        last = next((token for token in reversed(output) if token in (begin, end)), begin)
+        tally.require("rendering", last == begin, f"{closes}, which the answer had closed already.", 1, where)
+
+
+GRAMMAR_TOKENS = 200
+"""Limit of an answer under a grammar, which ends by itself."""
+REFUSALS = (ServerError, GenerationAbortedError)
+"""XGrammar 0.2.7 and 0.2.8 sometimes refuse a control token that their own mask allowed. Both engines then answer 500,
+and SGLang ends a stream as aborted."""
+
+
+class Shaped(BaseModel):
+    """The structured output that is requested. Its name is part of the request."""
+
+    word: str = Field(pattern="^[a-z]{1,8}$")
+    count: int = Field(ge=0, le=99)
+
+
+async def play_forced_call(player: Player, agent: SimulatedAgent, move: m.Force) -> None:
+    """Force a call, and check it against the tool's schema."""
+    tally = player.tally
+    if not player.server.tools:
+        tally.skip("forced", "The context is too short for tools.")
+        return
+    agent.add_input(move.text)
+    tool = TOOLS[len(move.text) % len(TOOLS)]
+    choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
+    player.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
+    try:
+        answer = await player.run_turn(agent, tool_choice=choice)
+    except (UnsupportedToolChoiceError, BadRequestError) as error:
+        tally.skip("forced", _first_line(error))
+        agent.messages.pop()
+        return
+    except REFUSALS as error:
+        await _sample_without(player, agent, "forced", error)
+        return
+    if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
+        tally.skip("forced", "The call was longer than the token limit.")
+        return
+    uses = tool_uses(answer.message)
+    names = [each["name"] for each in TOOLS]
+    where = player.where(len(player.model.ledger) - 1)
+    problem = f"the turn was forced to call {choice}, but its content is {answer.message['content']}."
+    tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem, 1, where)
+    if move.named:
+        tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem, 1, where)
+    for use in uses:
+        schema = TOOLS[names.index(use["name"])]["inputSchema"]["json"]
+        valid = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
+        tally.require("forced", valid, problem, 1, where)
+
+
+async def play_calls(player: Player, agent: SimulatedAgent, move: m.Call) -> None:
+    """Make the policy write calls, some of them malformed; `Player.run_turn` checks the result.
+
+    The grammar is a sampling parameter here, so the client reads the answer like any other.
+    """
+    tags = player.calls.tags
+    agent.add_input(move.text)
+    if tags is None or not player.server.tools:
+        player.tally.skip("calls", "The format is not a JSON object between two tags, or there are no tools.")
+        await player.sample(agent)
+        return
+    added = player.server.policy.tokenizer.get_added_vocab()
+    elements: list[dict[str, Any]] = []
+    for call in move.calls:
+        parts = (tags[0], f"\n{call}\n", tags[1])
+        elements += [
+            {"type": "token", "token": added[part]} if part in added else {"type": "const_string", "value": part}
+            for part in parts
+        ]
+    form = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    grammar = Grammar(kind="structural_tag", value=json.dumps(form))
+    try:
+        await player.sample(agent, max_new_tokens=GRAMMAR_TOKENS, ignore_eos=False, grammar=grammar)
+    except (BadRequestError, *REFUSALS) as error:
+        await _sample_without(player, agent, "calls", error)
+
+
+async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.Shape) -> None:
+    """Request a structured output, and validate it."""
+    tally = player.tally
+    agent.add_input(move.text)
+    player.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
+    try:
+        answer = await player.run_turn(agent, structured_output_model=Shaped)
+    except BadRequestError as error:
+        tally.skip("shaped", _first_line(error))
+        agent.messages.pop()
+        return
+    except REFUSALS as error:
+        await _sample_without(player, agent, "shaped", error)
+        return
+    if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
+        tally.skip("shaped", "The answer was longer than the token limit.")
+        return
+    text = "".join(block.get("text", "") for block in answer.message["content"])
+    try:
+        Shaped.model_validate_json(text)
+        valid = True
+    except ValueError:
+        valid = False
+    problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
+    tally.require("shaped", valid, problem, 1, player.where(len(player.model.ledger) - 1))
+
+
+async def _sample_without(player: Player, agent: SimulatedAgent, check: str, error: Exception) -> None:
+    """Sample a turn without its grammar, and count the check as skipped. Raise again if the fault was another one."""
+    player.abandoned += isinstance(error, GenerationAbortedError)
+    await player.sample(agent)
+    player.tally.skip(check, _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+RELOADED_TOKENS = 160
+"""Length of an answer during which the weights change, in tokens."""
+LONGER = (4 * RELOADED_TOKENS, 10 * RELOADED_TOKENS)
+"""Lengths of further tries, for servers that send an answer in one burst, before the weights could change."""
+MIN_TOKENS_BEFORE = 4
+"""Tokens that arrive before the weights change."""
+TRANSFER_S = 0.2
+"""Tokens that arrive later than this after the update were sampled after it, in seconds."""
+KNOWN_TOKENS = 16
+"""Tokens of each answer to a prompt that two folders' weights read."""
+
+NO_VERSION = "The server reports no version with an answer."
+
+
+async def play_reload(player: Player, agent: SimulatedAgent, move: m.Reload) -> None:
+    """Change the weights during an agent's answer and a watched one."""
+    agent.add_input(move.text)
+    player.set_sampling(max_new_tokens=RELOADED_TOKENS, ignore_eos=True)
+    turn = asyncio.create_task(player.run_turn(agent))
+    try:
+        player.abandoned += await update_weights(player.server, player.tally)
+    finally:
+        await asyncio.wait([turn])
+    turn.result()
+
+
+@dataclass
+class WeightUpdate:
+    """One weight update during an answer.
+
+    Attributes:
+        old: The version before; None if the server never reported one.
+        new: The version after.
+        before: Tokens of the answer that had arrived when the update was requested.
+        after: Tokens that had arrived when the update was done, those in transfer included.
+        finished: Whether the answer was complete before the update was requested.
+    """
+
+    old: str | None
+    new: str
+    before: int = 0
+    after: int = 0
+    finished: bool = False
+
+
+class _ChunkCounter:
+    """Counts the tokens of an answer's chunks."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.enough = asyncio.Event()
+
+    def __call__(self, chunk: TokenChunk) -> None:
+        self.tokens += len(chunk.output_ids)
+        if self.tokens >= MIN_TOKENS_BEFORE:
+            self.enough.set()
+
+
+async def update_weights(server: ConnectedServer, tally: Tally) -> int:
+    """Change the weights during a streamed answer, and check the answer's version spans.
+
+    Returns:
+        Number of answers that were requested, which belong to no agent.
+    """
+    backend = server.backend
+    if not server.target.weights:
+        return 0
+    if not isinstance(backend, EngineAdmin) or not can_stream(backend):
+        tally.skip("changed", f"The backend {server.target.backend} cannot change weights.")
+        return 0
+    answers = 0
+    for tokens in (RELOADED_TOKENS, *LONGER):
+        sampling = server.sampling(max_new_tokens=tokens, ignore_eos=True)
+        prompt = server.policy.template.first_prompt(
+            [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
+        ).ids
+        counter, answers = _ChunkCounter(), answers + 1
+        request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
+        set_place(turn=None, sampling={"max_new_tokens": tokens, "ignore_eos": True}, streamed=True)
+        answer = asyncio.create_task(generate(server.policy.backend, request, counter))
+        waiting = asyncio.create_task(counter.enough.wait())
+        await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not answer.done():
+            break
+    old, before, finished = server.live_version, counter.tokens, answer.done()
+    new = await _load(server, _other_folder(server))
+    await asyncio.sleep(TRANSFER_S)
+    update = WeightUpdate(old, new, before, counter.tokens, finished)
+    response = await answer
+    if [span.version for span in response.versions] == [None]:
+        server.live_version, server.reports_versions = None, False
+        tally.skip("changed", NO_VERSION)
+        tally.skip("live", NO_VERSION)
+        return answers
+    check_spans(update, response, tally)
+    if response.versions[-1].version == new:
+        ids = [*prompt.tolist(), *response.output_ids.tolist()]
+        await _check_scores(server, tally, ids, response.logprobs[boundary_of(response.versions, new) :], sampling)
+    return answers
+
+
+async def check_folders(server: ConnectedServer, tally: Tally) -> None:
+    """Load two folders in turn: the scores of a text and the answers to one prompt must follow the weights."""
+    if len(server.target.weights) < 2 or not isinstance(server.backend, EngineAdmin) or not can_stream(server.backend):
+        return
+    first, second = server.target.weights
+    longest = lengths.PROMPTS[0]  # fills pages of a prefix cache, in which old keys and values would be found
+    prompt = lengths.long_prompt(server, min(longest, (server.policy.info.max_model_len or longest) - lengths.ROOM))
+    text: list[int] = []
+    scores: list[Logprobs] = []
+    for folder in (first, second, first):
+        await _load(server, folder)
+        answer = await _first_answer(server, tally, prompt)
+        text = text or [*prompt.tolist(), *answer]
+        scores.append((await score(server.policy.backend, text))[1:])
+    set_place()
+    tolerance = server.tolerance_nats
+    apart, kept = (float(np.max(np.abs(scores[0] - each))) for each in scores[1:])
+    problem = (
+        f"the scores of a text by the weights in {second!r} differ by {apart:.4g} nats from those by the weights in "
+        f"{first!r}, not by more than {tolerance:g}: the reload changed nothing, or both folders hold the same weights."
+    )
+    tally.require("changed", apart > tolerance, problem, len(text) - 1)
+    problem = (
+        f"the scores of a text by the weights in {first!r} differ by {kept:.4g} nats before and after {second!r} was "
+        f"loaded, more than {tolerance:g}."
+    )
+    tally.require("changed", kept <= tolerance, problem, len(text) - 1)
+
+
+async def _first_answer(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> list[int]:
+    """Return the first answer after an update, which nothing of older weights may have a part in."""
+    sampling = server.sampling(max_new_tokens=KNOWN_TOKENS, temperature=1.0)
+    response = await generate(server.policy.backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+    if server.live_version is not None:
+        check_live_version(response.versions, server.live_version, tally)
+    output: list[int] = response.output_ids.tolist()
+    await _check_scores(server, tally, [*prompt.tolist(), *output], response.logprobs, sampling)
+    cached = response.cached_tokens
+    problem = f"{cached} tokens of the first prompt after an update were cached, so older weights have computed them."
+    tally.require("changed", not cached, problem, int(cached is not None))
+    return output
+
+
+async def load_first_again(server: ConnectedServer) -> None:
+    """Leave the server with the weights of the first folder."""
+    if server.folder not in (None, *server.target.weights[:1]):
+        await _load(server, server.target.weights[0])
+
+
+def _other_folder(server: ConnectedServer) -> str:
+    """Return the folder to load next: the other one, if there are two."""
+    folders = server.target.weights
+    return next((each for each in reversed(folders) if each != server.folder), folders[0])
+
+
+async def _load(server: ConnectedServer, folder: str) -> str:
+    """Load weights, and return their new version.
+
+    Whether a server that takes images kept old features of them, `check_after_update` finds out.
+    """
+    backend: Any = server.backend
+    more = {"images_uncached": True} if server.policy.info.images.accepted else {}  # other backends may lack the option
+    server.weight_updates += 1
+    version = f"tito-{server.weight_updates}"
+    try:
+        await backend.load_weights(folder, version, **more)
+    except WeightsNotLoadedError:
+        with contextlib.suppress(BackendError):
+            await backend.resume()  # other clients' requests may be waiting
+        raise
+    server.folder, server.live_version = folder, version if server.reports_versions else None
+    return version
+
+
+def check_spans(update: WeightUpdate, response: TokenResponse, tally: Tally) -> None:
+    """Compare an answer's version spans with the number of tokens before and after the update."""
+    versions = [span.version for span in response.versions]
+    if update.finished:
+        tally.skip("changed", "The answer was complete before the weights changed.")
+        return
+    old, n = update.old, len(response.output_ids)
+    problem = (
+        f"weights {old!r} became {update.new!r} after {update.before} to {update.after} of {n} tokens, but the answer "
+        f"reports {[tuple(span) for span in response.versions]}."
+    )
+    tally.require("changed", versions[-1] == update.new or update.after >= n, problem)
+    tally.require("changed", len(versions) <= 2 and update.new not in versions[:-1], problem)
+    if old is not None:
+        tally.require("changed", all(version in (old, update.new) for version in versions), problem)
+    boundary = boundary_of(response.versions, update.new)
+    tally.require("changed", update.before <= boundary <= max(update.before, update.after), problem)
+
+
+def boundary_of(spans: Sequence[VersionSpan], new: str) -> int:
+    """Return the position of the first token of the new weights."""
+    return next((span.start for span in spans if span.version == new), spans[-1].stop)
+
+
+async def _check_scores(
+    server: ConnectedServer, tally: Tally, ids: list[int], own: Logprobs, sampling: SamplingParams
+) -> None:
+    """Let the live weights score the last tokens of a sequence, which they sampled with these logprobs."""
+    if not semantics_of(server.policy.info, sampling).comparable_with_scoring() or not len(own):
+        return
+    apart = float(np.max(np.abs((await score(server.policy.backend, ids))[len(ids) - len(own) :] - own)))
+    tolerance = server.tolerance_nats
+    problem = (
+        f"after update {server.weight_updates}, a token's logprob differs by {apart:.4g} nats from the score by the "
+        f"weights that sampled it, more than {tolerance:g}."
+    )
+    tally.require("changed", apart <= tolerance, problem, len(own))
+
+
+def check_live_version(spans: Sequence[VersionSpan], live_version: str, tally: Tally) -> None:
+    """Check a turn during which no weights changed: it must report the live version alone."""
+    versions = sorted({str(span.version) for span in spans})
+    tally.require(
+        "live", versions == [live_version], f"the weights are {live_version!r}, but a later answer reports {versions}."
+    )
+
+
+REASONS: dict[type[m.Move], tuple[str, ...]] = {
+    m.Edit: ("edit", "trim", "summary", "retry", "rewind"),  # the new text may be that of a later message
+    m.Trim: ("trim", "retry", "rewind"),
+    m.Rewind: ("rewind", "retry", "edit", "trim"),
+    m.Again: ("retry", "rewind"),
+    m.Seed: ("edit", "retry", "rewind"),
+    m.System: ("new system prompt or tools", "retry", "rewind"),
+}
+"""Reasons that the next branch may have after a move. What an agent had before may come back: a retry or a rewind."""
+ANY_MOVE = ("separate agent", "thinking stripped")
+"""Reasons that depend on earlier moves, and on other agents."""
+CALL_TOKENS = 96
+"""Limit of one of three ordinary answers: enough for two calls."""
+MAX_TOKENS = 24
+"""Limit of an ordinary answer: enough to end in several ways, few enough for a small machine."""
+MAX_PICTURES = 8
+"""Most pictures of a history, where the server reports no limit."""
+
+
+@dataclass
+class Player:
+    """Plays moves on a model of its own.
+
+    Attributes:
+        server: The server.
+        tally: Counts the checks.
+        opening: Moves that configure the whole conversation.
+        ledger: The ledger to begin with; a new one when None.
+        context_limit: Tokens of context to use; the server's own limit when None.
+        fixed_sampling: Sampling parameters of every turn, which override those of moves.
+        model: The model, whose ledger is checked.
+        streamed: Whether its answers are streamed.
+        agents: The agents.
+        log_start: Where the conversation begins in the server's logs.
+        abandoned: Number of answers that may be in no turn, because a move cancelled them or the server aborted them.
+        sampling: Sampling parameters that the last `Sampling` move set.
+        requested: Sampling parameters of the current turn.
+        calls: Reads the calls of an answer, independently of the client.
+    """
+
+    server: ConnectedServer
+    tally: Tally
+    opening: Iterable[m.Move] = ()
+    ledger: Ledger | None = None
+    context_limit: int | None = None
+    fixed_sampling: dict[str, Any] = field(default_factory=dict)
+    model: TITOModel = field(init=False)
+    optional_outputs: OptionalOutputs = field(init=False)
+    streamed: bool = field(init=False)
+    agents: list[SimulatedAgent] = field(default_factory=lambda: [SimulatedAgent(), SimulatedAgent()])
+    parents: ParentOracle = field(default_factory=ParentOracle)
+    renderer: Renderer = field(init=False)
+    calls: CallReader = field(init=False)
+    log_start: LogPosition = field(init=False)
+    abandoned: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        policy, moves = self.server.policy, list(self.opening)
+        self.log_start = self.server.log_position()
+        self.streamed = any(isinstance(move, m.Stream) for move in moves)
+        self.optional_outputs = next(
+            (_optional_outputs(move, self.server) for move in moves if isinstance(move, m.Want)), OptionalOutputs()
+        )
+        self.model = policy.model(
+            ledger=self.ledger,
+            sampling=self._effective_sampling({}),
+            context_window_limit=self.context_limit,
+            stream=self.streamed,
+            optional_outputs=self.optional_outputs,
+        )
+        self.renderer = Renderer(policy.tokenizer, policy.template.arguments)
+        self.calls = CallReader(policy.tokenizer)
+
+    async def play(self, move: m.Move) -> None:
+        """Play one move."""
+        agent = self.agents[move.agent % len(self.agents)]
+        match move:
+            case m.Opening():
+                return  # read in __post_init__
+            case m.Ask():
+                agent.add_input(move.text, move)
+                long = len(self.model.ledger) % 3 == 0
+                await self.sample(agent, **({"max_new_tokens": CALL_TOKENS} if long else {}))
+            case m.Look():
+                await self._look(agent, move)
+            case m.Cut():
+                agent.add_input(move.text)
+                await self.sample(agent, max_new_tokens=move.tokens)
+            case m.StopAt():
+                await play_stop_string(self, agent, move)
+            case m.Force():
+                await play_forced_call(self, agent, move)
+            case m.Call():
+                await play_calls(self, agent, move)
+            case m.Shape():
+                await play_structured_output(self, agent, move)
+            case m.Cancel():
+                await play_cancel(self, agent, move)
+            case m.Reload():
+                await play_reload(self, agent, move)
+            case m.Together():
+                await self._play_concurrent_agents(move)
+            case m.Sampling():
+                self.sampling = {name: getattr(move, name) for name in move.__struct_fields__ if name != "agent"}
+            case _:
+                await self._play_history_change(agent, move)
+
+    async def _look(self, agent: SimulatedAgent, move: m.Look) -> None:
+        """Show pictures, as many as the server takes in one request; a history with too many begins anew."""
+        if agent.pending_calls() and "tool results" not in self.server.policy.template.certificate.images:
+            agent.add_input(move.text)
+            await self.sample(agent)
+            return
+        most = self.server.policy.info.images.most or MAX_PICTURES
+        shown = len(move.pictures) * max(1, len(agent.pending_calls()))
+        if agent.pictures() + shown > most:
+            agent.clear()
+        agent.add_pictures(move)
+        await self.sample(agent)
+
+    async def _play_history_change(self, agent: SimulatedAgent, move: m.Move) -> None:
+        """Change a history as its owner may, then sample an answer."""
+        agent.reasons.update(REASONS[type(move)])
+        match move:
+            case m.Edit() if agent.messages:
+                agent.edit(move.at, move.text)
+            case m.Trim():
+                agent.drop_first(move.count)
+            case m.Rewind():
+                agent.drop_last(move.count)
+                agent.add_input(move.text)
+            case m.Again():
+                if agent.messages and agent.messages[-1]["role"] == "assistant":
+                    agent.messages.pop()
+            case m.Seed() if not agent.pending_calls():
+                agent.add_input("Say something.")
+                agent.messages.append({"role": "assistant", "content": [{"text": move.text}]})
+            case m.System():
+                agent.system = SYSTEM_PROMPTS[move.system % len(SYSTEM_PROMPTS)]
+        if not agent.messages or agent.messages[-1]["role"] == "assistant":
+            agent.add_input("Go on.")
+        await self.sample(agent)
+
+    def stream(self, agent: SimulatedAgent, **arguments: Any) -> AsyncGenerator[Any]:
+        """Stream the model's answer to an agent's history."""
+        tools: Any = self.server.tools or None
+        stream = self.model.stream(
+            cast(Any, agent.copied_messages()), tools, agent.system, model_state=agent.model_state, **arguments
+        )
+        return cast(AsyncGenerator[Any], stream)
+
+    def where(self, index: int, position: int | None = None) -> Where:
+        """Return the place of a finding: a turn, or a token of its output."""
+        draft = self.model.ledger[index].draft
+        token = None if position is None or position >= len(draft.output_ids) else int(draft.output_ids[position])
+        return Where(index, position, token, dict(draft.sampling), self.streamed)
+
+    def set_sampling(self, **changes: Any) -> None:
+        """Set the sampling parameters of the next turns."""
+        self.requested = self._effective_sampling(changes)
+        self.model.update_config(sampling=self.requested)
+        set_place(turn=len(self.model.ledger), sampling=self.requested, streamed=self.streamed)
+
+    def _effective_sampling(self, changes: dict[str, Any]) -> dict[str, Any]:
+        sampling = {"max_new_tokens": MAX_TOKENS, **self.sampling, **changes, **self.fixed_sampling}
+        if self.optional_outputs.sampling_mask and sampling.get("top_k", -1) < 1:
+            sampling["top_k"] = FINITE_TOP_K
+        return self.server.accepted(sampling)
+
+    async def sample(self, agent: SimulatedAgent, **changes: Any) -> Answer | None:
+        """Set sampling parameters, then run a turn; see `run_turn`."""
+        self.set_sampling(**changes)
+        return await self.run_turn(agent)
+
+    async def run_turn(self, agent: SimulatedAgent, **arguments: Any) -> Answer | None:
+        """Run a turn and check it. If the history is too long for the model, clear it and return None."""
+        expected = self.parents.candidates(agent.fingerprint(), agent.messages)
+        before, live_version = len(self.model.ledger), self.server.live_version
+        try:
+            answer = await collect_answer(self.stream(agent, **arguments))
+        except ContextWindowOverflowException:
+            agent.clear()
+            return None
+        count = len(self.model.ledger) - before
+        self.tally.require("lost", count == 1, f"an answer made {count} turns.")
+        turn = self.model.ledger[-1]
+        # No template continues an answer whose stop token was sampled inside reasoning: a new root is expected then.
+        allowed = {None if ended_in_reasoning(self.model.ledger[i].draft) else i for i in expected} or {None}
+        self.tally.require(
+            "parent",
+            turn.parent in allowed,
+            f"the parent is {turn.parent}, expected one of {allowed}; the history starts with that of "
+            f"{expected or 'no turn'}.",
+            where=self.where(turn.index),
+        )
+        shown = any(block.get("text", "").strip() for block in agent.messages[-1]["content"])
+        marked = bool((turn.draft.prompt_provenance == Provenance.PROMPT).any())
+        problem = "the last message has a text, but no token of the delta is marked as message content."
+        self.tally.require("inert", marked or not shown, problem, where=self.where(turn.index))
+        check_rendering(self, agent, turn)
+        check_order_of_pictures(self, agent, turn)
+        self.keep_answer(agent, answer, turn.index)
+        self.tally.require(
+            "constrained",
+            turn.draft.constrained == (bool(arguments) or "grammar" in self.requested),
+            f"the turn is {'' if turn.draft.constrained else 'not '}marked as constrained.",
+            where=self.where(turn.index),
+        )
+        named, spans = self.server.policy.info.weight_version, turn.draft.engine.versions
+        if named is not None and not self.server.target.weights:
+            problem = f"the server has the weights {named!r}, which did not change, but the answer reports {spans}."
+            right = all(span.version in (named, None) for span in spans)
+            reported = sum(span.version is not None for span in spans)
+            self.tally.require("versions", right, problem, reported, self.where(turn.index))
+        if live_version is not None and live_version == self.server.live_version:
+            check_live_version(turn.draft.engine.versions, live_version, self.tally)
+        return answer
+
+    def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
+        """Append an answer to its agent's history."""
+        self._check_answer(answer, index)
+        branch = self.model.ledger[index].draft.branch
+        problem = f"the turn branches by {branch}, after changes that allow {sorted(agent.reasons) or 'no reason'}."
+        right = branch is None or branch.reason in (*agent.reasons, *ANY_MOVE)
+        self.tally.require("branch", right, problem, where=self.where(index))
+        agent.reasons.clear()
+        agent.messages.append(answer.message)
+        self.parents.add(index, agent.fingerprint())
+        self.tally.turns += 1
+        if not answer.message["content"]:  # Strands stores a blank text in its place
+            agent.messages.pop()
+            agent.reasons.update(CLEARED)
+
+    def _check_answer(self, answer: Answer, index: int) -> None:
+        """Compare a turn with its request, and its message with the sampled text."""
+        draft, tally = self.model.ledger[index].draft, self.tally
+        wire = [each for each in self.server.generations(self.log_start) if each.request_id == draft.engine.request_id]
+        problems: list[Problem] = []
+        if len(wire) == 1:
+            problems += compare_sampling(self.requested, wire[0].sampling, draft.sampling, draft.max_new_tokens)
+            tally.require("requested", True, "")
+        processed, semantics = self.server.policy.info.processed_logprobs, draft.engine.semantics
+        problems += compare_semantics(self.requested, semantics, processed, draft.constrained)
+        thinks = self.renderer.decode(draft.prompt_ids.tolist()).rstrip().endswith("<think>")
+        read = self.calls.read("<think>" * thinks + self.renderer.decode(draft.output_ids.tolist()))
+        if read is None:
+            tally.skip("calls", "The format is not a JSON object between two tags, or reasoning holds markup.")
+        else:
+            problems += compare_calls(read, tool_uses(answer.message), MALFORMED_CALL, whole=not draft.finish.cut_off)
+            problems += self.calls.misplaced(draft.calls, lambda start, stop: self._text(draft, start, stop))
+            tally.require("calls", True, "", len(read))
+        for check, problem, *_ in problems:
+            tally.require(check, False, problem, where=self.where(index))
+
+    def _text(self, draft: Draft, start: int, stop: int) -> str:
+        return self.renderer.decode(draft.output_ids[start:stop].tolist())
+
+    async def _play_concurrent_agents(self, move: m.Together) -> None:
+        """Run one turn of several new agents at once. Each must get its own answer."""
+        self.set_sampling()
+        agents = [SimulatedAgent(system=SYSTEM_PROMPTS[0]) for _ in move.texts]
+        for agent, text in zip(agents, move.texts, strict=True):
+            agent.add_input(text)
+        before = len(self.model.ledger)
+        streams = (collect_answer(self.stream(agent)) for agent in agents)
+        results = await asyncio.gather(*streams, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ContextWindowOverflowException):
+                raise result
+        agents = [agent for agent, result in zip(agents, results, strict=True) if isinstance(result, Answer)]
+        answers = [result for result in results if isinstance(result, Answer)]
+        count = len(self.model.ledger) - before
+        self.tally.require("lost", count == len(agents), f"{len(agents)} concurrent agents made {count} turns.")
+        order = {agent.model_state["tito"]["turn"]: number for number, agent in enumerate(agents)}
+        self.tally.require(
+            "parent", len(order) == len(agents), f"{len(agents)} concurrent agents share turns: {sorted(order)}."
+        )
+        for index in sorted(order):
+            number = order[index]
+            parent = self.model.ledger[index].parent
+            self.tally.require("parent", parent is None, f"turn {index} of a new agent has the parent {parent}.")
+            self.keep_answer(agents[number], answers[number], index)
+
+
+def _optional_outputs(move: m.Want, server: ConnectedServer) -> OptionalOutputs:
+    experts: bool | tuple[int, int] = move.routed_experts and (server.target.experts or True)
+    return OptionalOutputs(
+        top_logprobs=move.top_logprobs,
+        prompt_logprobs=move.prompt_logprobs,
+        routed_experts=experts,
+        sampling_mask=move.sampling_mask,
+    )
+
+
+async def play_stop_string(player: Player, agent: SimulatedAgent, move: m.StopAt) -> None:
+    """Sample with a stop string. A server without a tokenizer refuses it."""
+    agent.add_input(move.text)
+    try:
+        await player.sample(agent, stop=(move.stop, ABSENT))
+    except BadRequestError as error:
+        await player.sample(agent)  # raises again if it is not the stop string that the server refuses
+        player.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
+
+
+PAUSED_TOKENS = 8
+"""Tokens of the answer that must wait."""
+PAUSE_S = 1.0
+"""How long the server stays paused; an answer that ignores the pause is complete by then, or at least begun."""
+WAIT_S = 120.0
+"""Seconds after which an answer that still did not come is lost."""
+
+
+async def check(server: ConnectedServer, tally: Tally) -> None:
+    """Pause, send a request, and resume."""
+    backend = server.backend
+    if not isinstance(backend, EngineAdmin) or not can_stream(backend):
+        tally.skip("paused", f"The backend {server.target.backend} cannot pause.")
+        return
+    parameters = {"max_new_tokens": PAUSED_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    set_place(sampling=parameters, streamed=True)
+    messages: list[Any] = [{"role": "user", "content": [{"text": "Wait for me."}]}]
+    prompt = server.policy.template.first_prompt(messages, None, None).ids
+    early: list[int] = []
+
+    def count(chunk: TokenChunk) -> None:
+        early.extend(chunk.output_ids.tolist())
+
+    request = TokenRequest(prompt, server.sampling(**parameters), uuid.uuid4().hex)
+    await backend.pause()
+    try:
+        answer = asyncio.create_task(generate(server.policy.backend, request, count))
+        await asyncio.wait([answer], timeout=PAUSE_S)
+        arrived = len(early)
+    finally:
+        await backend.resume()
+    await asyncio.wait([answer], timeout=WAIT_S)
+    if not answer.done():
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+        tally.require("paused", False, f"a request waited for {WAIT_S:.0f} s after the server resumed.")
+    tally.require("paused", not arrived, f"{arrived} tokens arrived while the server was paused.")
+    whole = len((await answer).output_ids)
+    tally.require("paused", whole == PAUSED_TOKENS, f"an answer that waited has {whole} tokens, not {PAUSED_TOKENS}.")

@@ -1,0 +1,381 @@
+"""Law 7, worked out independently: what transformers' own rendering of the chat template writes for a history.
+
+Other code than the client's translates the history here. If the whole rendering ends with the delta, and continues the
+answer before it, then the delta is the template's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from tito_conformance.oracle import Problem
+
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message from which templates read reasoning."""
+
+_SAMPLE_REASONING = "Because of the weather"
+_SAMPLE_TOOL = "weather_at"
+
+
+class Renderer:
+    """Renders histories with a tokenizer's template.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        arguments: The template's arguments.
+    """
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+        self.tokenizer = tokenizer
+        self._arguments = dict(arguments)
+        self.controls = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+
+    def text(self, messages: Sequence[Any], system: str | None, tools: Sequence[Any]) -> str | None:
+        """Render a history with a generation prompt. Return None if the template refuses it."""
+        functions = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool["name"],
+                    "description": tool["description"],
+                    "parameters": tool["inputSchema"]["json"],
+                },
+            }
+            for tool in tools
+        ]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    to_template_messages(messages, system),
+                    tools=functions or None,
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **self._arguments,
+                )
+            )
+        except Exception:  # a template is a program and may raise anything
+            return None
+
+    def pictures(self, messages: Sequence[Any], system: str | None) -> list[str]:
+        """Return the sha256 (hex) of each picture of a history, in the order in which the template shows them."""
+        contents = [message["content"] for message in to_template_messages(messages, system)]
+        return [part["sha256"] for parts in contents if isinstance(parts, list) for part in parts if "sha256" in part]
+
+    def reasoning_tags(self, closer: str) -> tuple[str, str, str] | None:
+        """Find the text that opens reasoning, the text that closes it, and all text between reasoning and `closer`.
+
+        Return None if the template does not render an answer's reasoning.
+        """
+        answer = {"role": "assistant", "content": "", **dict.fromkeys(REASONING_KEYS, _SAMPLE_REASONING)}
+        messages = [{"role": "user", "content": "Why?"}, answer]
+        rendered = self._render(messages)
+        if rendered is None:
+            return None
+        before, _, after = rendered.partition(_SAMPLE_REASONING)
+        closing, found, _ = after.partition(closer)
+        if not found or not closing.split() or not before.split():
+            return None
+        return before.split()[-1], closing.split()[0], closing
+
+    def call_tags(self, closer: str) -> tuple[str, str, str] | None:
+        """Find the control tokens that open and close a call, and all text that closes it up to `closer`.
+
+        All three are empty if no control token closes a call; the first is empty if none opens one. Return None if the
+        template does not render calls.
+        """
+        use = {"toolUseId": "call00000", "name": _SAMPLE_TOOL, "input": {"at": "noon"}}
+        question = {"role": "user", "content": [{"text": "Why?"}]}
+        messages = to_template_messages([question, {"role": "assistant", "content": [{"toolUse": use}]}], None)
+        rendered = self._render(messages)
+        if rendered is None:
+            return None
+        before, name, after = rendered.partition(_SAMPLE_TOOL)
+        rest, ended, _ = after.partition(closer)
+        closing = rest[len(self._without_final_controls(rest)) :]
+        if not name:
+            return None
+        if not ended or not closing:
+            return "", "", ""
+        last = max((control for control in self.controls if control in before), key=before.rfind, default="")
+        first = min((control for control in self.controls if control in closing), key=closing.find)
+        return last, first, closing
+
+    def _render(self, messages: Sequence[Any]) -> str | None:
+        """Render template messages without a generation prompt. Return None if the template refuses them."""
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
+        except Exception:  # see `text`
+            return None
+
+    def _without_final_controls(self, text: str) -> str:
+        """Strip the control tokens at the end of a text, and the whitespace around them."""
+        found = next((control for control in self.controls if text.rstrip().endswith(control)), None)
+        return text if found is None else self._without_final_controls(text.rstrip().removesuffix(found)).rstrip()
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as the tokenizer does, without special tokens around it."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids, control tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def survives(self, messages: Sequence[Any], system: str | None) -> bool:
+        """Return whether a history's text survives encoding and decoding; some vocabularies lack bytes."""
+        text = json.dumps([system, messages], ensure_ascii=False, default=bytes.hex)
+        return self.decode(self.encode(text)) == text
+
+    def is_plain(self, messages: Sequence[Any], system: str | None) -> bool:
+        """Return whether a history's text holds no control token and no bracket, which may be a part of one."""
+        text = "\n".join(strings([system, messages]))
+        return not any(control in text for control in self.controls) and not any(mark in text for mark in "<>|[]")
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield every string in a JSON-like value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from strings(item)
+
+
+def differing_excerpts(one: str, other: str, length: int = 60) -> tuple[str, str]:
+    """Return an excerpt of each text, from shortly before their first difference."""
+    pairs = enumerate(zip(one, other, strict=False))
+    at = max(0, next((i for i, (a, b) in pairs if a != b), min(len(one), len(other))) - 10)
+    return one[at : at + length], other[at : at + length]
+
+
+def to_template_messages(messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
+    """Translate a Strands history to the messages that templates read."""
+    translated: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    order: list[str] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        texts = [block["text"] for block in message["content"] if "text" in block]
+        if message["role"] == "assistant":
+            calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+            order = [call["toolUseId"] for call in calls]
+            names = {call["toolUseId"]: call["name"] for call in calls}
+            translated.append(_assistant_message(message, texts, calls))
+            continue
+        results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
+        for result in sorted(results, key=lambda each: order.index(each["toolUseId"])):
+            content = _content(result["content"])
+            name, identity = names[result["toolUseId"]], result["toolUseId"]
+            translated.append({"role": "tool", "name": name, "tool_call_id": identity, "content": content})
+        own = [block for block in message["content"] if "toolResult" not in block]
+        if own or not results:
+            translated.append({"role": "user", "content": _content(own)})
+    return translated
+
+
+def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
+    """Return the texts of blocks as one text, or as a list of parts with each picture in its place."""
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        if "image" in block:
+            parts.append({"type": "image", "sha256": sha256(block["image"]["source"]["bytes"]).hexdigest()})
+            continue
+        text = str(block["text"]) if "text" in block else json.dumps(block["json"], ensure_ascii=False)
+        if parts and "text" in parts[-1]:
+            parts[-1]["text"] += "\n" + text
+        else:
+            parts.append({"type": "text", "text": text})
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return str(parts[0]["text"]) if parts else ""
+
+
+def _assistant_message(message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
+    blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]
+    reasoning = [block["reasoningText"]["text"] for block in blocks]
+    answer: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if reasoning:
+        answer |= dict.fromkeys(REASONING_KEYS, "\n".join(reasoning))
+    if calls:
+        functions = [{"name": call["name"], "arguments": call["input"]} for call in calls]
+        pairs = zip(calls, functions, strict=True)
+        answer["tool_calls"] = [{"id": c["toolUseId"], "type": "function", "function": f} for c, f in pairs]
+    return answer
+
+
+ALIASES = {
+    "seed": ("seed", "sampling_seed"),
+    "min_new_tokens": ("min_tokens", "min_new_tokens"),
+}
+"""Names on the wires, of parameters whose names differ from ours."""
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "seed": None,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+}
+"""Parameters that are compared, each with its default."""
+LIMITS = ("max_tokens", "max_new_tokens")
+
+
+def compare_sampling(
+    requested: Mapping[str, Any], sent: Mapping[str, Any], recorded: Mapping[str, Any], limit: int
+) -> Iterator[Problem]:
+    """Compare sampling parameters.
+
+    Args:
+        requested: Parameters of the agent, under our names.
+        sent: Parameters on the wire.
+        recorded: Parameters in the ledger.
+        limit: The recorded limit of new tokens.
+    """
+    for name, default in DEFAULTS.items():
+        value = requested.get(name, default)
+        on_wire = next((sent[alias] for alias in ALIASES.get(name, (name,)) if sent.get(alias) is not None), default)
+        if not _same(name, value, on_wire):
+            yield "requested", f"{name}={value} was requested, but {on_wire} was sent."
+        if not _same(name, value, recorded.get(name, default)):
+            yield "requested", f"{name}={value} was requested, but the ledger has {recorded.get(name, default)}."
+    stops = set(sent.get("stop") or ())
+    if not set(requested.get("stop") or ()) <= stops:
+        yield "requested", f"the stop strings {requested.get('stop')} were requested, but {sorted(stops)} were sent."
+    most = next((sent[name] for name in LIMITS if sent.get(name) is not None), None)
+    if most != limit or limit > requested["max_new_tokens"]:
+        yield (
+            "requested",
+            f"max_new_tokens={requested['max_new_tokens']} was requested, but {most} was sent and {limit} recorded.",
+        )
+
+
+def _same(name: str, one: Any, other: Any) -> bool:
+    if name == "top_k":  # 0 and -1 both mean all tokens
+        one, other = (value if value and value > 0 else -1 for value in (one, other))
+    return bool(one == other)
+
+
+def compare_semantics(
+    requested: Mapping[str, Any], semantics: Any, processed: bool | None, grammar: bool
+) -> Iterator[Problem]:
+    """Compare the semantics of logprobs in the ledger with the measured ones and the requested parameters."""
+    temperature = requested.get("temperature", 1.0) or 1.0
+    if semantics.processed != processed:
+        yield "semantics", f"the ledger says processed={semantics.processed}, but {processed} was measured."
+    expected = {True: (temperature,), False: (1.0,), None: (None, 1.0)}[processed]
+    if semantics.temperature not in expected or (processed is None and temperature != 1.0 and semantics.temperature):
+        yield "semantics", f"the ledger says temperature={semantics.temperature}, expected {expected[0]}."
+    changes = bool(requested.get("presence_penalty") or requested.get("frequency_penalty"))
+    if (grammar or (changes and processed)) and not semantics.adjusted:
+        yield "semantics", "the ledger says that nothing else changed the distribution, but a grammar or penalty did."
+
+
+class CallReader:
+    """Reads calls of a format that writes a JSON object between two tags.
+
+    Args:
+        tokenizer: The model's tokenizer, whose template shows the format.
+
+    Attributes:
+        tags: The tags; None if the template does not write calls in this way.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tags = _tags(tokenizer)
+
+    def read(self, text: str) -> list[Any] | None:
+        """Return one JSON value for each call, in order; None for one that is not valid, or not closed.
+
+        Return None if the text's reasoning makes it unclear where calls may be.
+        """
+        if self.tags is None or text.count("<think>") > text.count("</think>"):
+            return None
+        begin, end = self.tags
+        *_, rest = text.split("</think>")
+        if "<think>" in text and begin in text[: len(text) - len(rest)]:
+            return None
+        parts = rest.split(begin)[1:]
+        return [_strict(part.partition(end)[0]) if end in part else None for part in parts]
+
+    def misplaced(self, records: Sequence[Any], decode: Callable[[int, int], str]) -> Iterator[Problem]:
+        """Check that the tokens that the ledger records of each executed call hold the format's first tag.
+
+        Where tags are not single tokens, a token may also contain the end of the text before the tag.
+
+        Args:
+            records: The turn's calls (`CallRecord`).
+            decode: Returns the text of the output's tokens from an offset to another.
+        """
+        begin, _ = self.tags or ("", "")
+        for call in records:
+            text = decode(call.start, call.stop)
+            if call.status == "ok" and begin not in text:
+                yield "calls", f"the ledger has the call of {call.name!r} at tokens that spell {text[:60]!r}."
+
+
+def _tags(tokenizer: Any) -> tuple[str, str] | None:
+    use = {"toolUseId": "call00000", "name": "weather_at", "input": {"at": "noon"}}
+    question = {"role": "user", "content": [{"text": "Why?"}]}
+    messages = to_template_messages([question, {"role": "assistant", "content": [{"toolUse": use}]}], None)
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # a template is a program and may raise anything
+        return None
+    for start in [at for at, letter in enumerate(text) if letter == "{"]:
+        try:
+            value, stop = json.JSONDecoder().raw_decode(text, start)
+        except ValueError:
+            continue
+        before, after = text[:start].split(), text[stop:].split()
+        if _call(value) == ("weather_at", {"at": "noon"}) and before and after:
+            begin, end = before[-1], after[0]
+            ends = end.partition(">")[0] + ">"
+            begin = "<" + begin.rpartition("<")[2]
+            return (begin, ends) if begin.endswith(">") and ends.startswith("<") else None
+    return None
+
+
+def _strict(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _call(value: Any) -> tuple[str, Any] | None:
+    """Return the name and the arguments of a call; None if the value is not a call."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    return (value["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def compare_calls(read: Sequence[Any], uses: Sequence[Any], malformed: str, *, whole: bool) -> Iterator[Problem]:
+    """Compare the calls that were sampled with those that the agent executes.
+
+    Args:
+        read: What `CallReader.read` returned.
+        uses: The message's calls.
+        malformed: Name of the calls that tell the policy what was wrong.
+        whole: Whether the answer ended by itself. No call of a truncated answer is executed.
+    """
+    expected = [call for call in map(_call, read) if call is not None]
+    executed = [(use["name"], use["input"]) for use in uses if use["name"] != malformed]
+    invented = [call for call in executed if call not in expected]
+    if invented:
+        yield "calls", f"the agent executes {invented[0]}, which the policy did not sample: its calls are {expected}."
+    if whole and len(uses) < len(expected):
+        yield "calls", f"the policy sampled {len(expected)} calls, {expected}, but the agent gets {len(uses)}."
+    if len(read) > len(expected) and len(executed) > len(expected):
+        yield "calls", f"the agent executes {len(executed)} calls, but only {len(expected)} are valid."
+    if whole and [call for call in expected if call in executed] != [call for call in executed if call in expected]:
+        yield "calls", f"the agent executes {executed}, in another order than sampled: {expected}."

@@ -1,0 +1,254 @@
+"""The report of a run: rows for pytest, a table in the terminal, and an HTML and a JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tito_conformance.checks import CHECKS, LAWS
+from tito_conformance.suite import Outcome
+from tito_conformance.target import ConnectedServer
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One check in a report.
+
+    Attributes:
+        law: Number and name of its law.
+        check: Its name.
+        what: What is checked.
+        verdict: "holds", "broken", "not applicable" or "not reached".
+        passed: Cases that passed.
+        left_out: Cases that could not be checked, by reason.
+    """
+
+    law: str
+    check: str
+    what: str
+    verdict: str
+    passed: int
+    left_out: dict[str, int]
+
+
+def rows(outcome: Outcome) -> list[Row]:
+    """Return a row for each check, in the order of the laws."""
+    table = []
+    for check in sorted(CHECKS.values(), key=lambda each: each.law):
+        passed = outcome.tally.passed[check.name]
+        left_out = dict(outcome.tally.not_applicable.get(check.name, {}))
+        if outcome.broken is not None and outcome.broken.check is check:
+            verdict = "broken"
+        elif passed:
+            verdict = "holds"
+        else:
+            verdict = "not applicable" if left_out else "not reached"
+        table.append(Row(f"{check.law} {LAWS[check.law]}", check.name, check.what, verdict, passed, left_out))
+    return table
+
+
+def _server(server: ConnectedServer) -> dict[str, Any]:
+    info = server.policy.info
+    return {
+        "backend": info.backend,
+        "version": info.version,
+        "model": info.model,
+        "max_model_len": info.max_model_len,
+        "vocab_size": info.vocab_size,
+        "weight_version": info.weight_version,
+        "endpoints": list(info.endpoints),
+        "processed_logprobs": info.processed_logprobs,
+        "truncated_logprobs": info.truncated_logprobs,
+        "raw_before_penalties": info.raw_before_penalties,
+        "capabilities": {**asdict(replace(info.capabilities, options={})), "options": dict(info.capabilities.options)},
+    }
+
+
+def as_dict(outcome: Outcome) -> dict[str, Any]:
+    """Return the whole result of a run, JSON-compatible."""
+    server, target = outcome.server, outcome.server.target
+    apart = outcome.tally.apart_nats
+    return {
+        "sound": outcome.sound and not outcome.not_reached,
+        "required": list(outcome.required),
+        "required_not_reached": outcome.not_reached,
+        "backend": target.backend,
+        "server": _server(server),
+        "versions": {name: version(name) for name in ("strands-tito", "strands-agents", "transformers", "hypothesis")},
+        "certificate": json.loads(server.policy.template.certificate.to_json()),
+        "parser": server.policy.detected.name,
+        "profile": outcome.profile.name,
+        "seed": target.seed,
+        "tolerance_nats": server.tolerance_nats,
+        "dtype": server.dtype,
+        "weights": list(target.weights),
+        "against": None if outcome.against is None else _server(outcome.against) | {"apart_nats": apart},
+        "notes": outcome.tally.notes,
+        "conversations": outcome.conversations,
+        "turns": outcome.turns,
+        "requests": outcome.requests,
+        "seconds": round(outcome.seconds, 1),
+        "interrupted": outcome.interrupted,
+        "error": outcome.error,
+        "broken": None if outcome.broken is None else str(outcome.broken),
+        "where": None if outcome.broken is None else asdict(outcome.broken.where),
+        "moves": json.loads(msgspec.json.encode(outcome.moves)),
+        "checks": [
+            {
+                "law": row.law,
+                "check": row.check,
+                "what": row.what,
+                "verdict": row.verdict,
+                "passed": row.passed,
+                "left_out": row.left_out,
+            }
+            for row in rows(outcome)
+        ],
+    }
+
+
+_COLOUR = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim"}
+
+
+MAX_NOTES = 5
+"""Number of notes that the terminal shows."""
+
+
+def print_report(outcome: Outcome, console: Console, replay: str) -> None:
+    """Print the result as a table and a summary.
+
+    Args:
+        outcome: The result of the run.
+        console: The console to print to.
+        replay: The command that plays the smallest conversation again.
+    """
+    table = Table("law", "check", "", "cases", "not checked, and reason", title="Conformance")
+    law = ""
+    for row in rows(outcome):
+        left = "; ".join(f"{count}: {reason}" for reason, count in row.left_out.items())
+        verdict = f"[{_COLOUR[row.verdict]}]{row.verdict}[/]"
+        table.add_row(row.law if row.law != law else "", row.check, verdict, f"{row.passed:,}", Text(left))
+        law = row.law
+    console.print(table)
+    info = outcome.server.policy.info
+    console.print(
+        f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
+        f"{outcome.turns} turns, {outcome.requests} requests in {outcome.seconds:.0f} s, seed "
+        f"{outcome.server.target.seed}.",
+        markup=False,
+        highlight=False,
+    )
+    if outcome.against is not None:
+        other = outcome.against.policy.info
+        console.print(
+            f"Compared with {other.backend} {other.version or 'of unknown version'}, {other.model}: logprobs of equal "
+            f"tokens differ by at most {outcome.tally.apart_nats:.2g} nats.",
+            markup=False,
+            highlight=False,
+        )
+    for note in outcome.tally.notes[:MAX_NOTES]:
+        console.print(note, style="yellow", markup=False, highlight=False)
+    if len(outcome.tally.notes) > MAX_NOTES:
+        console.print(f"... and {len(outcome.tally.notes) - MAX_NOTES} more in the report's files.", style="yellow")
+    if outcome.interrupted:
+        console.print("Interrupted. Results so far:", style="yellow")
+    if outcome.broken is not None:
+        console.print(str(outcome.broken), style="bold red", markup=False, highlight=False)
+        if outcome.moves:
+            console.print("Smallest conversation that breaks the law:", style="bold")
+            for move in outcome.moves:
+                console.print(f"  {move}", markup=False, highlight=False)
+            console.print(f"Play it again: {replay}", markup=False, highlight=False, soft_wrap=True)
+    elif outcome.error is not None:
+        console.print(outcome.error, style="bold red", markup=False, highlight=False)
+    elif outcome.interrupted:
+        console.print("No law was broken so far.", style="bold yellow")
+    every, missing = rows(outcome), outcome.not_reached
+    made = [row for row in every if row.verdict in ("holds", "broken")]
+    ran = f"{len(made)} of {len(every)} checks ran, in {sum(row.passed for row in made):,} cases."
+    style = "bold green" if outcome.sound and not missing else "bold yellow"
+    console.print(f"{headline(missing)}: {ran}" if outcome.sound else ran, style=style, highlight=False)
+    if missing:
+        remedy = " Use a larger profile, or pass --not-require NAME for what this server cannot offer."
+        end = remedy if outcome.sound else ""  # a run that was cut short needs another
+        console.print(f"Required, but not checked: {', '.join(missing)}.{end}", style=style, highlight=False)
+    if outcome.sound and (names := did_not_apply(every)):
+        console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
+
+
+def write_files(outcome: Outcome, folder: Path) -> list[Path]:
+    """Write `conformance.json`, `conformance.html` and, after a failure, `conversation.json`; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result = as_dict(outcome)
+    written = [folder / "conformance.json", folder / "conformance.html"]
+    written[0].write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    table = rows(outcome)
+    title = headline(outcome.not_reached) if outcome.sound else "Not conformant" if outcome.broken else "Not finished"
+    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title)
+    written[1].write_text(page, encoding="utf-8")
+    if outcome.moves:
+        written.append(folder / "conversation.json")
+        written[-1].write_bytes(msgspec.json.format(msgspec.json.encode(outcome.moves), indent=1))
+    return written
+
+
+def headline(missing: Sequence[str]) -> str:
+    """Return the headline of a run that broke no law, given the required checks that did not run."""
+    return "No law is broken, but required checks did not run" if missing else "Every law that applies holds"
+
+
+def did_not_apply(table: list[Row]) -> list[str]:
+    """Return the checks that could not run on this server."""
+    return [row.check for row in table if row.verdict == "not applicable"]
+
+
+def verdicts(table: list[Row]) -> dict[str, str]:
+    """Return each check's verdict by its name."""
+    return {row.check: row.verdict for row in table}
+
+
+_PAGE = jinja2.Environment(autoescape=True).from_string(
+    """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Conformance of {{ result.server.model }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .3rem .6rem; vertical-align: top }
+tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b00020; font-weight: bold }
+.not-applicable, .not-reached { color: #8a6d00 } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
+</style>
+<h1>{{ title }}</h1>
+{% if result.required_not_reached %}<p>Required, but not checked: {{ result.required_not_reached | join(", ") }}.</p>
+{% endif %}<p>{{ result.backend }} {{ result.server.version or "of unknown version" }}, {{ result.server.model }}:
+{{ result.conversations }} conversations, {{ result.turns }} turns, {{ result.requests }} requests in
+{{ result.seconds }} s;
+profile {{ result.profile }}, seed {{ result.seed }}, tolerance {{ result.tolerance_nats }} nats.
+{% if result.against %}Compared with {{ result.against.backend }} {{ result.against.version or "of unknown version" }}:
+logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.{% endif %}
+{% if result.interrupted %}Interrupted: these are the results so far.{% endif %}</p>
+{% if left %}<p>Did not apply: {{ left | join(", ") }}.</p>{% endif %}
+{% for note in result.notes %}<p>{{ note }}</p>{% endfor %}
+{% if result.broken or result.error %}<pre class="broken">{{ result.broken or result.error }}</pre>{% endif %}
+{% if result.moves %}<h2>Smallest conversation that breaks the law</h2>
+<pre>{{ result.moves | tojson(indent=1) }}</pre>{% endif %}
+<table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and reason</tr>
+{% for row in rows %}<tr><td>{{ row.law }}<td>{{ row.check }}<td class="{{ row.verdict | replace(' ', '-') }}">
+{{ row.verdict }}<td>{{ row.passed }}<td>{{ row.what }}
+<td>{% for reason, count in row.left_out.items() %}{{ count }}: {{ reason }} {% endfor %}</tr>
+{% endfor %}</table>
+<h2>Server and client</h2>
+<pre>{{ {"server": result.server, "against": result.against,
+"versions": result.versions, "parser": result.parser} | tojson(indent=1) }}</pre>
+<h2>Certificate of the chat template</h2><pre>{{ result.certificate | tojson(indent=1) }}</pre>
+</html>
+"""
+)

@@ -1,0 +1,693 @@
+"""Every call of a backend: checks before, validation after.
+
+No backend vouches for itself (law 4): all code outside `tito_core.backend` that generates or scores calls these
+functions. They never send a request that can crash a server, and never accept an answer that would lead to one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from strands.types.exceptions import ContextWindowOverflowException
+
+from tito_core.backend.errors import (
+    OUT_OF_VOCABULARY,
+    BackendError,
+    BadRequestError,
+    ContextLengthError,
+    GenerationAbortedError,
+    ProtocolViolationError,
+    UnsupportedByServerError,
+    hide_causes,
+)
+from tito_core.backend.id_text import IdText
+from tito_core.backend.images import PromptImages, check_images, clamp_for_images, expanded
+from tito_core.backend.protocol import (
+    NO_COLUMNS,
+    Backend,
+    EngineInfo,
+    ImageScorer,
+    OnChunk,
+    RawResponse,
+    RawScores,
+    TokenChunk,
+    TokenRequest,
+    TokenResponse,
+)
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.validation import validated
+from tito_core.backend.values import (
+    INT32_MAX,
+    InvalidValueError,
+    RawReader,
+    at_least,
+    integer,
+    integers,
+    short_repr,
+    utf8_or_none,
+)
+from tito_core.ledger.columns import CANDIDATES, Column, Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
+
+
+def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenRequest:
+    """Check a request before it is passed to a backend, and clamp `max_new_tokens` to the context.
+
+    Args:
+        request: The request.
+        info: The server's properties.
+        backend: Name for errors.
+
+    Returns:
+        The request with read-only int32 ids, clamped `max_new_tokens`, a copy of `extra`, and the text of its ids.
+
+    Raises:
+        BadRequestError: Ids, parameters or the text cannot be sent.
+        ContextLengthError: The prompt leaves no room for a single token.
+        UnsupportedByServerError: The server does not support an optional output.
+    """
+    ids = read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
+    check_sampling(request.sampling, info.vocab_size, backend=backend)
+    if not request.outputs_may_be_missing:
+        info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
+    if request.images is not None:
+        check_images(request.images, ids, info.images, backend=backend)
+    room = room_of(request, info.max_model_len, backend=backend)
+    id_text = IdText.of(ids) if request.id_text is None else request.id_text
+    if not id_text.matches(ids):
+        raise BadRequestError(
+            f"Law 4: the request's cached text of {id_text.length} ids does not match its {len(ids)} input ids, so it "
+            "was not sent. Leave `id_text` out of the request: the core encodes the ids itself.",
+            backend=backend,
+            request_id=request.request_id,
+        )
+    echo = request.echo or request.images is not None
+    return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), id_text=id_text, echo=echo)
+
+
+def room_of(request: TokenRequest, max_model_len: int | None, *, backend: str) -> int:
+    """Return how many tokens a request may sample: at most its limit, and what the context leaves.
+
+    Room is left for new images; see `clamp_for_images`.
+
+    Raises:
+        ContextLengthError: The prompt leaves no room for a single token.
+    """
+    limit, length = request.sampling.max_new_tokens, request.least_length
+    room = clamp_new_tokens(limit, length, max_model_len, backend=backend)
+    return room if request.images is None else clamp_for_images(request.images.new, room, length, max_model_len)
+
+
+def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
+    """Check a prompt before it is sent: an id outside the vocabulary, or an empty prompt, crashes an SGLang server.
+
+    Args:
+        input_ids: The prompt.
+        vocab_size: Ids must be below it; None if unknown, then int32 is the bound.
+        backend: Name for the error.
+
+    Returns:
+        int32, shape (len(input_ids),).
+
+    Raises:
+        BadRequestError: Empty, not a list of integers, or an id outside `0 <= id < vocab_size`.
+    """
+    try:
+        ids = np.asarray(input_ids)
+    except ValueError:  # lists of different lengths
+        ids = np.asarray(input_ids, object)
+    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+        raise BadRequestError(
+            f"A prompt must be a non-empty list of token ids, got shape {ids.shape} of {ids.dtype}.", backend=backend
+        )
+    highest = INT32_MAX if vocab_size is None else min(vocab_size - 1, INT32_MAX)
+    if not _all_below(ids, highest):
+        wrong = np.flatnonzero((ids < 0) | (ids > highest))
+        of = "" if vocab_size is None else f" of {vocab_size} tokens"
+        raise BadRequestError(
+            f"Prompt token {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
+            f"not sent. {OUT_OF_VOCABULARY}",
+            backend=backend,
+        )
+    return ids.astype(np.int32, copy=False)
+
+
+def read_only(ids: TokenIds) -> TokenIds:
+    """Return ids that a backend cannot modify, since its answer is compared with them; a turn's ids already are."""
+    if ids.flags.writeable:
+        ids = ids.copy()
+        ids.flags.writeable = False
+    return ids
+
+
+def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
+    """Return whether all ids are in 0..highest; int32 in one pass, as negative ids are large when read as unsigned."""
+    if ids.dtype == np.int32:
+        return bool(np.maximum.reduce(ids.view(np.uint32)) <= highest)
+    return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) <= highest)
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend: str) -> None:
+    """Refuse parameters that crash an SGLang server, also in a copy that bypassed `SamplingParams`' own checks.
+
+    For `min_new_tokens` SGLang indexes the logits by the stop ids, and masks the only tokens that a complete grammar
+    allows.
+
+    Raises:
+        BadRequestError: A stop id outside `0 <= id < vocab_size`, or a grammar together with `min_new_tokens`.
+    """
+    wrong = [i for i in sampling.stop_token_ids if i < 0 or (vocab_size is not None and i >= vocab_size)]
+    if wrong:
+        of = "" if vocab_size is None else f" of {vocab_size} tokens"
+        raise BadRequestError(
+            f"Stop token {wrong[0]} is outside the vocabulary{of}, so the request was not sent. Check that the "
+            "tokenizer belongs to the model that the server runs.",
+            backend=backend,
+        )
+    if sampling.grammar is not None and sampling.min_new_tokens:
+        raise BadRequestError(
+            f"min_new_tokens={sampling.min_new_tokens} cannot be combined with a grammar, so the request was not sent: "
+            "leave min_new_tokens out.",
+            backend=backend,
+        )
+
+
+def clamp_new_tokens(
+    max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str, is_lower_bound: bool = False
+) -> int:
+    """Return how many tokens may be sampled: at most `max_new_tokens`, and at most the room left in the context.
+
+    Args:
+        max_new_tokens: Maximum number of tokens to sample.
+        prompt_length: Tokens of the prompt.
+        max_model_len: Length of the context in tokens, or None if unknown.
+        backend: Name for the error.
+        is_lower_bound: Whether `prompt_length` is a lower bound; the error then says so.
+
+    Raises:
+        ContextLengthError: The prompt leaves no room for a single token.
+    """
+    if max_model_len is None:
+        return max_new_tokens
+    room = max_model_len - prompt_length
+    if room < 1:
+        length = f"at least {prompt_length}" if is_lower_bound else prompt_length
+        raise ContextLengthError(
+            f"The prompt has {length} tokens and the server's context {max_model_len}, so there is no room for an "
+            "answer. Shorten the history or start the server with a longer context.",
+            backend=backend,
+        )
+    return min(max_new_tokens, room)
+
+
+ABORT_WITHIN_S = 5.0
+"""Longest time for the abort of a request that got another one's answer, in seconds."""
+
+
+def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder: int | None = None) -> Logprobs:
+    """Check law 4 on teacher-forced scores: the ids equal those sent, and all but the first have a logprob.
+
+    Args:
+        raw: What `Backend.score` returned.
+        sent: The sequence, int32, shape (n,); expanded.
+        info: The server's properties.
+        placeholder: Id of the placeholders of its images, for which servers report other ids and meaningless scores.
+
+    Returns:
+        float32, shape (n,); the first and placeholders are NaN.
+
+    Raises:
+        ProtocolViolationError: `raw` is not a `RawScores`, or contradicts the request.
+    """
+    request_id = utf8_or_none(raw.request_id) if isinstance(raw, RawScores) else None
+    reader = RawReader(info.backend, request_id or "")
+    with reader.reading(raw):
+        if not isinstance(raw, RawScores):
+            raise reader.violation(f"Law 4: score() must return a RawScores, not {short_repr(raw)}.")
+        if raw.request_id is not None and (raw.response_id is not None or "response_id" not in info.unreported):
+            reader.same_request(raw.request_id, raw.response_id)
+        scored = reader.floats("scores", raw.logprobs)
+        if len(scored) != len(sent):
+            raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(scored)}.")
+        if raw.token_ids is not None:
+            _same_ids(reader, raw.token_ids, sent.tolist(), placeholder)
+        inside = sent == placeholder if placeholder is not None else np.zeros(len(sent), np.bool_)
+        if inside.any():
+            scored = [0.0 if is_inside else score for score, is_inside in zip(scored, inside.tolist(), strict=True)]
+        for offset, (token, logprob) in enumerate(zip(sent.tolist(), scored, strict=True)):
+            absent = logprob is None or (offset == 0 and math.isnan(logprob))
+            if absent != (offset == 0):
+                raise reader.violation(
+                    f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first is None."
+                )
+        logprobs = reader.logprobs([0.0, *scored[1:]])
+        logprobs[0] = np.nan
+        logprobs[inside] = np.nan
+        return logprobs
+
+
+def validated_ids(raw: object, info: EngineInfo) -> TokenIds | None:
+    """Check the ids that `Backend.tokenize` returned; None if the server cannot encode text.
+
+    Returns:
+        int32, shape (n,).
+
+    Raises:
+        ProtocolViolationError: `raw` is not a list of token ids.
+    """
+    if raw is None:
+        return None
+    reader = RawReader(info.backend, "")
+    with reader.reading(raw):
+        return reader.token_ids(reader.integers("ids of a text", raw), "id")
+
+
+def _same_ids(reader: RawReader, ids: object, sent: list[int], placeholder: int | None) -> None:
+    found = list(ids) if isinstance(ids, Sequence | np.ndarray) else []
+    if len(found) != len(sent):
+        raise reader.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(found)}.")
+    for offset, (token, other) in enumerate(zip(sent, found, strict=True)):
+        if integer(other) != token and not (offset == 0 and other is None) and token != placeholder:
+            raise reader.violation(
+                f"Law 4: id {token} at offset {offset} was sent, the server scored {short_repr(other)}."
+            )
+
+
+async def connected(backend: Backend) -> EngineInfo:
+    """Return the properties of a backend's server.
+
+    Raises:
+        BackendError: The server could not be queried.
+        ProtocolViolationError: `connect` did not return an `EngineInfo`, which checks its own fields.
+    """
+    info: object = await backend.connect()
+    if isinstance(info, EngineInfo):
+        return info
+    raise ProtocolViolationError(
+        f"connect() of the backend {backend.name!r} must return an EngineInfo, not {short_repr(info)}.",
+        backend=backend.name,
+    )
+
+
+async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
+    """Sample one completion.
+
+    Args:
+        backend: Any backend.
+        request: A prompt that does not fit the context is refused; `max_new_tokens` is clamped to it.
+        on_chunk: See `Backend.generate`. Ids that were not streamed follow in one chunk after the response, because
+            optional outputs can rule out a stream of one part of a resumed answer and not of the next.
+
+    Raises:
+        BackendError: The request cannot be sent, or failed. What else the backend raises is its cause.
+        ProtocolViolationError: The answer breaks law 2, 4 or 10.
+        LawViolationError, ContextWindowOverflowException: From the backend, unchanged.
+        Exception: What `on_chunk` raised.
+    """
+    info = await connected(backend)
+    sent = sendable(request, info, backend=backend.name)
+    if on_chunk is None:
+        try:
+            raw: object = await backend.generate(sent)
+        except Exception as error:
+            raise _typed(error, backend, sent, was_streamed=False)  # noqa: B904  # it is the cause already
+        return await _own(backend, raw, sent, info)
+
+    reader, seen, callers_own = RawReader(info.backend, request.request_id), list[int](), False
+
+    def show(chunk: TokenChunk) -> None:
+        nonlocal callers_own
+        with reader.reading(chunk):
+            read = _readable(chunk, info.backend, request.request_id)
+        seen.extend(read.output_ids.tolist())
+        callers_own = True
+        on_chunk(read)
+        callers_own = False
+
+    try:
+        raw = await backend.generate(sent, show)
+    except Exception as error:
+        if callers_own:
+            raise
+        raise _typed(error, backend, sent, was_streamed=bool(seen))  # noqa: B904
+    response = await _own(backend, raw, sent, info)
+    if response.output_ids[: len(seen)].tolist() != seen:
+        raise reader.violation(
+            f"Law 4: the streamed chunks hold the ids {short_repr(seen)}, but the whole answer begins with "
+            f"{short_repr(response.output_ids[: len(seen)].tolist())}. The answer was discarded."
+        )
+    if len(seen) < len(response.output_ids):
+        on_chunk(TokenChunk(response.output_ids[len(seen) :].astype(np.int64)))
+    return response
+
+
+def _typed(error: Exception, backend: Backend, sent: TokenRequest, *, was_streamed: bool) -> Exception:
+    """Return an error of `Backend.generate` as it is where its type is known, else as the cause of a `BackendError`.
+
+    A client's own errors, such as those of an RPC, would be taken for errors of the agent's code.
+    """
+    if isinstance(error, BackendError | LawViolationError | ContextWindowOverflowException):
+        return error
+    typed = BackendError(
+        f"{backend.name}'s client raised {type(error).__name__}: {' '.join(str(error).split())}",
+        backend=backend.name,
+        request_id=sent.request_id,
+    )
+    typed.was_streamed = was_streamed
+    typed.__cause__ = error
+    return hide_causes(typed)
+
+
+async def _own(backend: Backend, raw: object, sent: TokenRequest, info: EngineInfo) -> TokenResponse:
+    """Validate an answer. Where it is that of another request, abort ours, which the engine may still be running."""
+    try:
+        return validated(raw, sent, info)
+    except ProtocolViolationError as error:
+        if error.sent and isinstance(raw, RawResponse):
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(ABORT_WITHIN_S):
+                    await backend.abort(utf8_or_none(raw.request_id) or sent.request_id)
+        raise
+
+
+async def score(backend: Backend, token_ids: Sequence[int] | TokenIds, images: PromptImages | None = None) -> Logprobs:
+    """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
+
+    Args:
+        backend: Any backend.
+        token_ids: The sequence; collapsed if it has images.
+        images: Its images, with all their lengths.
+
+    Returns:
+        float32, shape (n,) of the expanded sequence; NaN for the first, since no token precedes it, and for
+        placeholders of images, whose scores mean nothing.
+
+    Raises:
+        BackendError: The sequence cannot be sent, or scoring failed.
+        ProtocolViolationError: The scores break law 4.
+    """
+    info = await connected(backend)
+    ids = read_only(check_input_ids(token_ids, info.vocab_size, backend=backend.name))
+    # vLLM cannot score without sampling one token.
+    if images is None:
+        clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)
+        return validated_scores(await backend.score(ids), ids, info)
+    check_images(images, ids, info.images, backend=backend.name)
+    if images.new:
+        raise BadRequestError(
+            f"Scoring needs the lengths of all {len(images.images)} images, but only {len(images.lengths)} are given.",
+            backend=backend.name,
+        )
+    if not isinstance(backend, ImageScorer):
+        raise UnsupportedByServerError(
+            f"The backend {backend.name!r} cannot score a sequence with images: it has no score_with_images().",
+            backend=backend.name,
+        )
+    whole = expanded(ids, images.placeholder, images.lengths)
+    clamp_new_tokens(1, len(whole), info.max_model_len, backend=backend.name)
+    return validated_scores(await backend.score_with_images(ids, images), whole, info, images.placeholder)
+
+
+async def tokenize(backend: Backend, text: str) -> TokenIds | None:
+    """Encode text with the server's own tokenizer (law 15).
+
+    Returns:
+        int32, shape (n,); None if the server cannot encode text.
+
+    Raises:
+        BackendError: The server could not be queried.
+        ProtocolViolationError: The result is not a list of token ids.
+    """
+    return validated_ids(await backend.tokenize(text), await connected(backend))
+
+
+def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:
+    ids = integers(chunk.output_ids) if isinstance(chunk, TokenChunk) else None
+    if ids is None or not all(0 <= token <= INT32_MAX for token in ids):
+        raise ProtocolViolationError(
+            f"Law 4: on_chunk must be called with a TokenChunk of token ids, not {short_repr(chunk)}.",
+            backend=backend,
+            request_id=request_id,
+        )
+    return TokenChunk(np.array(ids, np.int64))
+
+
+OnAbort = Literal["resume", "discard", "commit"]
+"""Resume from the sampled tokens, raise an error, or keep the partial answer."""
+MAX_RESUMES = 16
+"""Default of `AbortPolicy.max_resumes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortPolicy:
+    """What to do when the engine aborts a generation.
+
+    Attributes:
+        on_abort: See `OnAbort`.
+        max_resumes: How often one answer is resumed at most.
+
+    Raises:
+        InvalidValueError: An unknown choice, or a negative number.
+    """
+
+    on_abort: OnAbort = "resume"
+    max_resumes: int = MAX_RESUMES
+
+    def __post_init__(self) -> None:
+        if self.on_abort not in get_args(OnAbort):
+            raise InvalidValueError(
+                f"on_abort must be 'resume', 'discard' or 'commit', not {short_repr(self.on_abort)}."
+            )
+        at_least("max_resumes", self.max_resumes, 0)
+
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+"""Waits after aborts without a token: a server that aborts everything would be asked again without a pause."""
+_DEFAULT_POLICY = AbortPolicy()
+
+
+async def generate_resuming(
+    backend: Backend,
+    request: TokenRequest,
+    abort_policy: AbortPolicy = _DEFAULT_POLICY,
+    on_chunk: OnChunk | None = None,
+) -> TokenResponse:
+    """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
+
+    A generation with a grammar or a stop string cannot be resumed, because engines restart both with each request. With
+    images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
+    Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.
+
+    An answer that was aborted at `max_new_tokens` or at the end of the context finishes with `LENGTH`.
+
+    Raises:
+        GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
+            commit an answer without tokens.
+        BackendError: See `Backend.generate`.
+    """
+    parts: list[TokenResponse] = []
+    try:
+        return await _resuming(backend, request, abort_policy, on_chunk, parts)
+    except BackendError as error:
+        error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
+        raise
+
+
+async def _resuming(
+    backend: Backend,
+    request: TokenRequest,
+    abort_policy: AbortPolicy,
+    on_chunk: OnChunk | None,
+    parts: list[TokenResponse],
+) -> TokenResponse:
+    """Append each response to `parts`, and return them joined."""
+    current, idle = request, 0
+    for resumes in range(abort_policy.max_resumes + 1):
+        part = await generate(backend, current, on_chunk)
+        _expect_same_rows(backend, parts, part)
+        parts.append(part)
+        if part.finish != Finish.ABORT:
+            return joined(parts)
+        if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
+            return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
+        if abort_policy.on_abort == "commit" and _sampled(parts):
+            return joined(parts)
+        if abort_policy.on_abort != "resume":
+            break
+        if not resumable(request.sampling) or _sampled_placeholder(request, parts):
+            if on_chunk is not None and len(part.output_ids):
+                break
+            parts.clear()
+        idle = 0 if len(part.output_ids) else idle + 1
+        if resumes < abort_policy.max_resumes:
+            await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
+        current = continuing(request, parts, resumes + 1)
+    raise _aborted(backend, request, part, abort_policy, resumes)
+
+
+async def _fills_context(backend: Backend, part: TokenResponse) -> bool:
+    """Return whether a response's prompt and output leave no room for another token in the context, if it is known."""
+    limit = (await connected(backend)).max_model_len
+    return limit is not None and part.prompt_length + len(part.output_ids) >= limit
+
+
+def resumable(sampling: SamplingParams) -> bool:
+    """Return whether a completion can be resumed: no grammar, stop string or stop pattern may span the cut."""
+    return sampling.grammar is None and not sampling.stop and not sampling.stop_patterns
+
+
+def _sampled_placeholder(request: TokenRequest, parts: Sequence[TokenResponse]) -> bool:
+    """Return whether a generation with images sampled a placeholder of media."""
+    images = request.images
+    if images is None:
+        return False
+    media = [images.placeholder, *images.media_ids]
+    return any(bool(np.isin(part.output_ids, media).any()) for part in parts)
+
+
+def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: int) -> TokenRequest:
+    """Return the request for the tokens that are missing after `parts`.
+
+    Args:
+        request: The original request.
+        parts: The responses so far.
+        number: Number of this request, from 1. It goes into the id and the seed: the same seed would draw the same
+            random numbers again.
+    """
+    before = [part.output_ids for part in parts if len(part.output_ids)]
+    sampling, sampled = request.sampling, _sampled(parts)
+    remaining = {
+        "max_new_tokens": sampling.max_new_tokens - sampled,
+        "min_new_tokens": max(0, sampling.min_new_tokens - sampled),
+        "seed": None if sampling.seed is None else (sampling.seed + number + 2**63) % 2**64 - 2**63,
+    }
+    id_text = request.id_text
+    for ids in before:
+        id_text = None if id_text is None else id_text.then(ids)
+    input_ids = np.concatenate([request.input_ids, *before])
+    input_ids.flags.writeable = False
+    return replace(
+        request,
+        input_ids=input_ids,
+        sampling=sampling.model_copy(update=remaining),
+        request_id=f"{request.request_id}-part{number}",
+        id_text=id_text,
+        images=_known_images(request, parts),
+        optional_outputs=request.optional_outputs.model_copy(update={"prompt_logprobs": False})
+        if before
+        else request.optional_outputs,
+    )
+
+
+def _known_images(request: TokenRequest, parts: Sequence[TokenResponse]) -> PromptImages | None:
+    """Return the images of the next request: a partial response shows how long the new ones are."""
+    first, images = next((part for part in parts if len(part.output_ids)), None), request.images
+    if images is None or first is None:
+        return images
+    return replace(images, lengths=(*images.lengths, *(length for _, length in first.media)), echo_text=None)
+
+
+def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
+    """Join the responses of one completion; each token and logprob stays as its response reported it (law 4)."""
+    if len(parts) == 1:
+        return parts[0]
+    nonempty = [part for part in parts if len(part.output_ids)] or [parts[-1]]
+    starts = list(accumulate((len(part.output_ids) for part in nonempty), initial=0))
+    spans = [(part, start, stop) for part, start, stop in zip(nonempty, starts, starts[1:], strict=False)]
+    several = len(nonempty) > 1
+    return replace(
+        parts[-1],
+        output_ids=np.concatenate([part.output_ids for part in nonempty]),
+        logprobs=np.concatenate([part.logprobs for part in nonempty]),
+        prompt_length=(nonempty[0] if nonempty[0].media else parts[0]).prompt_length,
+        media=nonempty[0].media,
+        cached_tokens=nonempty[0].cached_tokens,
+        latency_s=sum(part.latency_s for part in parts),
+        versions=_versions(spans),
+        columns=_columns(nonempty),
+        unordered=any(part.unordered for part in nonempty),
+        responses=tuple(ResponseSpan(a, b, part.request_id) for part, a, b in spans) if several else (),
+    )
+
+
+def _versions(spans: Sequence[tuple[TokenResponse, int, int]]) -> tuple[VersionSpan, ...]:
+    """Shift version spans to the start of their response; one version on both sides of a cut is one span (law 10)."""
+    tiled: list[VersionSpan] = []
+    for part, at, _ in spans:
+        for start, stop, version in part.versions:
+            if tiled and tiled[-1].version == version:
+                tiled[-1] = tiled[-1]._replace(stop=at + stop)
+            else:
+                tiled.append(VersionSpan(at + start, at + stop, version))
+    return tuple(tiled)
+
+
+def _columns(parts: Sequence[TokenResponse]) -> Mapping[str, Column]:
+    """Append to each column the rows of the next part that it lacks; parts overlap in the last routed token."""
+    columns = dict(parts[0].columns)
+    for part in parts[1:]:
+        for name, more in part.columns.items():
+            if (before := columns.get(name)) is not None:
+                rest = more.values[before.start + before.rows - more.start :]
+                columns[name] = Column.of(before.start, _stacked(before.values, rest))
+    return columns or NO_COLUMNS
+
+
+def _expect_same_rows(backend: Backend, parts: Sequence[TokenResponse], part: TokenResponse) -> None:
+    """Check that a part's columns continue those before it: only rows of candidates have widths of their own."""
+    for name, column in part.columns.items():
+        shapes = {each.columns[name].shape[1:] for each in parts if name in each.columns and each.columns[name].rows}
+        if name not in CANDIDATES and column.rows and not shapes <= {column.shape[1:]}:
+            raise ProtocolViolationError(
+                f"Law 2: {backend.name} reported {name} of shape {column.shape} for the rest of an aborted answer, "
+                f"but rows of {', '.join(map(str, shapes))} for its beginning. The answer was discarded.",
+                backend=backend.name,
+                request_id=part.request_id,
+            )
+
+
+def _stacked(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Append rows. Short ones are padded as `Column` says: each part is as wide as its own longest row."""
+    if first.ndim == 2 and first.shape[1] != second.shape[1]:
+        width = max(first.shape[1], second.shape[1])
+        filler, dtype = (np.nan, np.float64) if first.dtype.kind == "f" else (-1, np.int64)
+        first, second = (
+            np.pad(each.astype(dtype), ((0, 0), (0, width - each.shape[1])), constant_values=filler)
+            for each in (first, second)
+        )
+    return np.concatenate([first, second])
+
+
+def _sampled(parts: Sequence[TokenResponse]) -> int:
+    return sum(len(part.output_ids) for part in parts)
+
+
+def _aborted(
+    backend: Backend, request: TokenRequest, last: TokenResponse, abort_policy: AbortPolicy, resumes: int
+) -> GenerationAbortedError:
+    message = f" ({last.message})" if last.message else ""
+    reason = f"It was resumed {abort_policy.max_resumes} times, the limit of max_resumes, and aborted each time."
+    if abort_policy.on_abort == "discard":
+        reason = "Use on_abort='resume' to continue from them."
+    elif abort_policy.on_abort == "commit":
+        reason = "There were no tokens to commit."
+    elif resumes < abort_policy.max_resumes:
+        reason = (
+            "An answer with a grammar, stop strings or a sampled placeholder of images cannot be resumed, and cannot "
+            "be sampled again once a part of it was streamed."
+        )
+    return GenerationAbortedError(
+        f"{backend.name} aborted the generation{message}; its partial tokens were discarded and the ledger is "
+        f"unchanged. {reason} Run the turn again.",
+        backend=backend.name,
+        request_id=request.request_id,
+    )

@@ -1,0 +1,312 @@
+"""Check names and values that users type; an error is one sentence and suggests the nearest known name."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tito_core.backend.errors import BackendError, ProtocolViolationError
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.laws import ROUNDING, check_logprobs
+
+_SHOWN = 80
+"""Characters of a wrong value that an error shows."""
+
+
+class InvalidValueError(ValueError):
+    """A user's value is not allowed; the message names the field, the value and the allowed values."""
+
+
+def short_repr(value: object) -> str:
+    """Return a value's `repr` for an error, shortened; only its type if `repr` fails."""
+    try:
+        text = repr(value)
+    except Exception:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def positive_seconds(name: str, given: Any, allowed: str = "a positive number of seconds") -> float:
+    """Return a user's time in seconds.
+
+    Raises:
+        InvalidValueError: Not a positive finite number.
+    """
+    try:
+        seconds = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else math.nan
+    except OverflowError:
+        seconds = math.inf
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidValueError(f"{name} must be {allowed}, not {short_repr(given)}.")
+    return seconds
+
+
+def seconds_or_zero(name: str, given: Any) -> float:
+    """Return a user's time in seconds, which may be 0.
+
+    Raises:
+        InvalidValueError: Not a finite number, or negative.
+    """
+    is_zero = given == 0 and isinstance(given, int | float) and not isinstance(given, bool)
+    return 0.0 if is_zero else positive_seconds(name, given, "a number of seconds, or 0")
+
+
+def at_least(name: str, given: Any, least: int, allowed: str = "") -> int:
+    """Return a user's whole number.
+
+    Raises:
+        InvalidValueError: Not a whole number, or less than `least`.
+    """
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        allowed = allowed or f"a whole number, at least {least}"
+        raise InvalidValueError(f"{name} must be {allowed}, not {short_repr(given)}.")
+    return given
+
+
+class TypedValues(BaseModel):
+    """Base of models that users write as arguments or dicts.
+
+    Raises:
+        InvalidValueError: A name is unknown, or a value is not allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # type checkers take the fields as arguments
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise InvalidValueError(sentence(error)) from None
+
+        __init__.__pydantic_base_init__ = True  # so that `model_validate` does not call it
+
+
+def sentence(error: ValidationError) -> str:
+    """Return pydantic's first problem as one sentence."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    if first["type"] in _BY_NAME:
+        return f"{'.'.join(map(str, first['loc']))} {_BY_NAME[first['type']]}."
+    same = [problem for problem in problems if problem["loc"][:1] == first["loc"][:1]]  # a union has one per member
+    allowed = " or ".join(dict.fromkeys(_allowed(problem["msg"]) for problem in same))
+    where = "".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"][: _depth(first["loc"])])
+    return f"{where} must {allowed}, not {short_repr(first['input'])}."
+
+
+_BY_NAME = {"missing": "is missing: give it", "extra_forbidden": "is not a known field: leave it out"}
+
+
+def _allowed(message: str) -> str:
+    """Return pydantic's rule for a value, to follow "must"."""
+    allowed = message.split(" should ")[-1].partition(", unable")[0]
+    return allowed.replace("be a valid tuple", "be a list")
+
+
+def _depth(loc: tuple[int | str, ...]) -> int:
+    """Return the length of the location to show: the field and an index in it, without union members."""
+    return 2 if len(loc) > 1 and isinstance(loc[1], int) else 1
+
+
+def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
+    """Check the names of a mapping, such as a pydantic model's input. Anything but a dict is ignored.
+
+    Raises:
+        InvalidValueError: A name is unknown; the message suggests the nearest, or lists all.
+    """
+    for name in given if isinstance(given, dict) else ():
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"Did you mean {near!r}?" if near else f"Available: {', '.join(known)}."
+            raise InvalidValueError(f"Unknown {what} {short_repr(name)}. {hint}")
+
+
+def nearest(name: Any, known: Collection[str]) -> str | None:
+    """Return the known name most similar to `name`, or None."""
+    near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
+    return near[0] if near else None
+
+
+def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return a mapping as keyword arguments.
+
+    Raises:
+        InvalidValueError: A name is unknown; see `refuse_unknown`.
+    """
+    names = dict(given)
+    refuse_unknown(what, names, known)
+    return names
+
+
+def utf8_or_none(value: object) -> str | None:
+    """Return a string that can be encoded as UTF-8; None for anything else, which a file could not store."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return str.__str__(value)
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a string that can be encoded as UTF-8."""
+    return utf8_or_none(value) is not None
+
+
+INT32_MAX = 2**31 - 1
+"""The highest token id."""
+_LOGITS = "Positive values are logits: start the server with --logprobs-mode raw_logprobs or processed_logprobs."
+
+
+def integer(value: object) -> int | None:
+    """Return an integer, Python's or NumPy's; None for anything else, a bool included."""
+    if type(value) is int:
+        return value
+    return operator.index(value) if _is_integer(value) and isinstance(value, SupportsIndex) else None
+
+
+def integers(value: object) -> list[int] | None:
+    """Return a list, tuple or array of integers, shape (n,); None for anything else."""
+    found = _items(value, "iu")
+    if found is None or set(map(type, found)) <= {int}:
+        return found
+    return [int(one) for one in found] if all(map(_is_integer, found)) else None
+
+
+def floats(value: object) -> list[float | None] | None:
+    """Return a list, tuple or array of numbers or None, shape (n,); None for anything else."""
+    found = _items(value, "fiu")
+    if found is None or set(map(type, found)) <= {float, int, type(None)}:
+        return found
+    known = all(one is None or isinstance(one, float | np.floating) or _is_integer(one) for one in found)
+    return [None if one is None else float(one) for one in found] if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class RawReader:
+    """Reads one answer's values; raises `ProtocolViolationError` with backend and request id.
+
+    Attributes:
+        backend: The backend's name.
+        request_id: Our request id.
+    """
+
+    backend: str
+    request_id: str
+
+    @contextmanager
+    def reading(self, raw: object) -> Iterator[None]:
+        """Turn any exception that the answer's own objects raise into a `ProtocolViolationError`."""
+        try:
+            yield
+        except BackendError:
+            raise
+        except Exception as error:
+            raise self.violation(
+                f"Law 4: the {type(raw).__name__} of the backend {self.backend!r} cannot be read: "
+                f"{type(error).__name__}: {short_repr(error)}. The answer was discarded."
+            ) from error
+
+    def violation(self, sentence: str) -> ProtocolViolationError:
+        """Return the error for a broken law."""
+        return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
+
+    def integers(self, name: str, value: object) -> list[int]:
+        """Return a reported list of integers."""
+        found = integers(value)
+        if found is None:
+            raise self.violation(f"Law 2: {name} must be a list of integers, not {short_repr(value)}.")
+        return found
+
+    def floats(self, name: str, value: object) -> list[float | None]:
+        """Return a reported list of numbers, with None for missing ones."""
+        found = floats(value)
+        if found is None:
+            raise self.violation(f"Law 4: {name} must be a list of numbers, not {short_repr(value)}.")
+        return found
+
+    def token_ids(self, ids: Sequence[int], what: str = "output id") -> TokenIds:
+        """Return ids as int32, shape (n,); refuse ids outside 0..2**31 - 1."""
+        try:
+            found = np.array(ids, np.int64)
+        except OverflowError:
+            found = None
+        if found is None or (len(found) and not (found.min() >= 0 and found.max() <= INT32_MAX)):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise self.violation(f"Law 2: {what} {wrong} is not a token id.")
+        return found.astype(np.int32)
+
+    def text(self, name: str, value: object) -> str | None:
+        """Return a reported string, or None."""
+        found = utf8_or_none(value)
+        if (found is None) == (value is None):
+            return found
+        raise self.violation(f"Law 4: {name} must be a string or None, not {short_repr(value)}.")
+
+    def same_request(self, sent: str, named: object) -> None:
+        """Compare the id by which an answer names its request with the id that was sent.
+
+        A server may put a prefix of its own before it. A suffix makes it another id: that of a retry or a resumed part.
+        """
+        found = self.text("response_id", named)
+        if found is None:
+            raise self.violation(
+                "Law 4: the answer does not name its request (response_id), so it may be another request's answer. Its "
+                "server is too old for token-exact rollouts, or a proxy removed the field: check both."
+            )
+        before = found[: len(found) - len(sent)]
+        if not found.endswith(sent) or before[-1:].isalnum():
+            error = self.violation(
+                f"Law 4: this is the answer to another request: {sent!r} was sent, and the answer names "
+                f"{short_repr(found)}. It was discarded. Check the proxies in front of the server: they must not cache "
+                "answers, and must pass the header X-Request-Id on unchanged (Envoy: preserve_external_request_id)."
+            )
+            error.sent = True
+            raise error
+
+    def same_ids(self, sentence: str, expected: list[int], found: Sequence[object]) -> None:
+        """Compare two lists of ids of one length; the error formats `sentence` with id, offset and other id."""
+        if expected == found:  # fast path
+            return
+        for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
+            if one != other:
+                raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
+
+    def logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
+        """Return logprobs as float32, shape (n,). `ids` are the output ids, which an error names."""
+        with np.errstate(over="ignore"):  # overflow becomes infinite and None becomes NaN; both are refused
+            logprobs = np.array(values, np.float32)
+        try:
+            check_logprobs(logprobs)
+        except LawViolationError as error:
+            if None in values:
+                offset = list(values).index(None)
+                token = f" (id {ids[offset]})" if ids else ""
+                raise self.violation(f"Law 4: output token {offset}{token} has no logprob.") from None
+            raise self.violation(f"{error} {_LOGITS}" if ROUNDING < logprobs.max() < np.inf else str(error)) from error
+        return logprobs
+
+
+def _items(value: object, kinds: str) -> list[Any] | None:
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim == 1 and value.dtype.kind in kinds else None
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
+        return None
+    return list(value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
