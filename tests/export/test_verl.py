@@ -12,7 +12,7 @@ import pytest
 from strands_tito.export import MissingPackageError, sample_of, verl
 from strands_tito.export.batch import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
-from strands_tito.integrations.verl_loop import VerlBackend
+from strands_tito.integrations.verl_backend import VerlBackend
 from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
