@@ -88,14 +88,14 @@ trainers: $(READY)  ## run exporters on trainers' own packages, collections on R
 matrix: $(READY)  ## run rollouts and tests in resolved environments, or in ROWS="lowest verl-0.9.1"; writes docs/compatibility.md
 	$(BIN)/python tools/matrix.py $(ROWS)
 
-prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
+prove: $(READY)  ## run the large proofs, going on where they stopped, and write evidence/proofs.md
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
-mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of each; writes docs/mutants.md (an hour each)
+mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of each; writes evidence/mutants.md (an hour each)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
 	@$(BIN)/python tools/mutants.py $(if $(PACKAGE),--package $(PACKAGE)) $(if $(SAMPLE),--sample $(SAMPLE))
 
-defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes docs/defects.md
+defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes evidence/defects.md
 	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)
 
 lint: $(READY)  ## ruff, mypy, import contracts and circles

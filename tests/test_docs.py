@@ -39,8 +39,12 @@ ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
 MIGRATED = [("sglang", 0, "strands_sglang", "tito_sglang"), ("vllm", 2, "strands_vllm", "tito_vllm")]
 
 
-def snippets(page: str, language: str = "python") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+def snippets(page: str, language: str = "python", of: str = "") -> list[str]:
+    """Return the code blocks of a page, or of its section `of`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if of:
+        text = re.split(r"^## ", text.split(f"\n## {of}\n")[1], flags=re.MULTILINE)[0]
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def at_server(code: str, url: str, folder: str) -> str:
@@ -79,8 +83,8 @@ def test_the_readmes_example_and_columns_run_on_both_backends(
 def test_each_backends_page_runs_and_has_every_option_of_the_errors(
     kind: str, options: dict[str, str], folder: str
 ) -> None:
-    page = f"docs/{kind}.md"
-    (code,) = snippets(page)
+    page = "docs/servers.md"
+    (code,) = snippets(page, of={"vllm": "vLLM", "sglang": "SGLang"}[kind])
     with ScriptedServer(engine_of(kind, Says("Yes."))) as server:
         names: dict[str, Any] = {}
         exec(compile(at_server(code, server.base_url, folder), page, "exec"), names)
@@ -198,7 +202,7 @@ def test_every_reason_is_on_the_ledger_page() -> None:
 def test_the_page_on_streaming_shows_text_as_it_comes(
     kind: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = snippets("docs/streaming.md")
+    (code,) = snippets("docs/settings.md", of="Stream text")
     with ScriptedServer(engine_of(kind, Says("It is 425, as you know."))) as server:
         code = at_server(code, server.base_url, folder).replace('"vllm"', f'"{kind}"').replace('end=""', 'end="|"')
         exec("import asyncio\nasync def main():\n" + textwrap.indent(code, "    ") + "\nasyncio.run(main())", {})
@@ -210,7 +214,7 @@ def test_the_page_on_streaming_shows_text_as_it_comes(
 def test_the_hooks_page_runs_and_its_limit_is_reached(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedServer(engine_of("vllm", Says(ANSWERS[0]))) as server:
         names: dict[str, Any] = {}
-        exec(at_server(snippets("docs/hooks.md")[0], server.base_url, folder), names)
+        exec(at_server(snippets("docs/settings.md", of="Limit an agent's loop")[0], server.base_url, folder), names)
     sampled = len(names["model"].ledger[0].draft.output_ids)
     assert names["model"].ledger.annotation("termination") == "limit"
     assert capsys.readouterr().out.endswith(f"1 {sampled}\n")
@@ -237,7 +241,7 @@ def test_the_templates_page_shows_a_certificate_and_a_refusal_as_they_are() -> N
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_the_page_on_columns_runs(kind: str, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = snippets("docs/columns.md")
+    (code,) = snippets("docs/recorded.md", of="Record top-k, experts and more")
     with ScriptedServer(engine_of(kind, Says("It is 425."))) as server:
         exec(at_server(code.replace('"vllm"', f'"{kind}"'), server.base_url, folder), {})
     printed = capsys.readouterr().out
@@ -245,13 +249,13 @@ def test_the_page_on_columns_runs(kind: str, folder: str, capsys: pytest.Capture
 
 
 def test_the_page_on_columns_has_every_optional_output() -> None:
-    page = (ROOT / "docs/columns.md").read_text(encoding="utf-8") + (ROOT / "docs/backends.md").read_text("utf-8")
+    page = (ROOT / "docs/recorded.md").read_text(encoding="utf-8") + (ROOT / "docs/servers.md").read_text("utf-8")
     assert all(page.count(f"`{name}") >= 2 for name in OptionalOutputs.model_fields)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_the_page_on_weights_changes_them(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = snippets("docs/weights.md")
+    (code,) = snippets("docs/scaling.md", of="Change weights, abort, pause")
     with ScriptedServer(engine_of(kind, Says("Yes."))) as server:
         code = re.sub(r"http://localhost:\d+", server.base_url, code).replace('"sglang"', f'"{kind}"')
         exec("import asyncio\nasync def main():\n" + textwrap.indent(code, "    ") + "\nasyncio.run(main())", {})
@@ -320,9 +324,8 @@ def test_the_page_on_trainers_runs(
     monkeypatch.chdir(tmp_path)  # it writes a file
     names: dict[str, Any] = {}
     with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
-        for page in ("docs/trainers.md", "docs/trl.md", "docs/agent-lightning.md"):
-            for snippet in snippets(page):
-                exec(compile(at_server(snippet, server.base_url, folder), page, "exec"), names)
+        for snippet in snippets("docs/trainers.md"):
+            exec(compile(at_server(snippet, server.base_url, folder), "docs/trainers.md", "exec"), names)
     assert capsys.readouterr().out == "True\ncompleted\n[]\n2\n", "the rollout of the page has no group"
 
 

@@ -1,4 +1,4 @@
-"""Plant every defect, run the suite on each, and write docs/defects.md: what catches each defect, and after how long.
+"""Plant every defect, run the suite on each, and write evidence/defects.md: what catches each defect, and after how long.
 
     python tools/defects.py [--seeds 20] [--jobs 2] [--only NAME ...]
 
@@ -36,7 +36,7 @@ from tito_engines import models
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests/conformance/defects")
 """Paths that the verdicts depend on."""
-PAGE = ROOT / "docs" / "defects.md"
+PAGE = ROOT / "evidence" / "defects.md"
 FOUND = ROOT / "runs" / "defects.jsonl"
 """The verdicts so far, in a folder that git ignores."""
 PROFILE = PROFILES["standard"]

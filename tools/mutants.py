@@ -1,4 +1,4 @@
-"""Mutate a package with mutmut, run its tests on every mutant, and write its row of docs/mutants.md.
+"""Mutate a package with mutmut, run its tests on every mutant, and write its row of evidence/mutants.md.
 
     python tools/mutants.py [--package ledger] [--sample N] [--children N] [--report]
 
@@ -26,7 +26,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE, EXPLAINED = ROOT / "docs" / "mutants.md", ROOT / "tools" / "mutants_explained.toml"
+PAGE, EXPLAINED = ROOT / "evidence" / "mutants.md", ROOT / "tools" / "mutants_explained.toml"
 MUTMUT = "[tool.mutmut]\n"
 """The section of pyproject.toml with mutmut's settings for every package."""
 PYTEST = ("-p", "no:cacheprovider", "-q")

@@ -1,10 +1,10 @@
-"""Run the unit tests of strands-sglang, strands-vllm and strands-env against our names, and write docs/peers_tests.md.
+"""Run the unit tests of strands-sglang, strands-vllm and strands-env against our names, and write evidence/peers_tests.md.
 
     python tools/peers_tests.py [--python PATH]
 
 pip fetches each source distribution with its pinned sha256 into the user's cache, and its tests are copied to a
 temporary folder; the repository keeps nothing of them. They run in their own environment, on Python 3.12, with
-tools/peers_shim.py, which replaces the peers' packages by ours. docs/peers_tests.toml has the reason why a test does
+tools/peers_shim.py, which replaces the peers' packages by ours. evidence/peers_tests.toml has the reason why a test does
 not pass, by its name; the page marks failures without a reason.
 """
 
@@ -34,7 +34,7 @@ from bench import interpreter  # noqa: E402
 
 from tito_engines.spec import cache_dir  # noqa: E402
 
-PAGE, REASONS = ROOT / "docs" / "peers_tests.md", ROOT / "docs" / "peers_tests.toml"
+PAGE, REASONS = ROOT / "evidence" / "peers_tests.md", ROOT / "evidence" / "peers_tests.toml"
 NEEDED = ("pybase64", "openai", "boto3", "cachetools", "aiolimiter", "click", "tqdm", "python-dotenv", "pytest-timeout")
 """Packages that the tests import, besides pytest and ours."""
 SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")

@@ -1,4 +1,4 @@
-"""Run the large proofs in chunks, resume earlier runs, and write docs/proofs.{json,md}.
+"""Run the large proofs in chunks, resume earlier runs, and write evidence/proofs.{json,md}.
 
 Each chunk is one command with a seed derived from the run's seed. The command is printed; run it alone to repeat the
 chunk. Finished chunks count as long as the code of the proof has not changed.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
+RESULTS, PAGE = ROOT / "evidence" / "proofs.json", ROOT / "evidence" / "proofs.md"
 LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
 CHAT = ("src/tito_core/chat", "tests/chat/prove/zoo.py", "tests/support/zoo.py", "tests/support/zoo_templates.json")
 PARSING = ("src/tito_core/parsing", "tests/parsing/families.py")
@@ -466,7 +466,7 @@ Each proof checks one property on many random cases. *Holds* means that no case 
 generator cannot draw, or code that changed after the commit in the table, which is the last one that changed what the
 proof tests. A wire is an HTTP API of an engine. Servers are [scripted](testing.md) where no real one is named.
 
-`make prove` runs the proofs, resumes an interrupted run, and writes this page. `docs/proofs.json` has the command, size
+`make prove` runs the proofs, resumes an interrupted run, and writes this page. `evidence/proofs.json` has the command, size
 and seconds of every part of a run; to repeat one, run its command with `.venv/bin` first in the path. The runs so far
 had two cores of a cloud machine that was shared with other work.
 

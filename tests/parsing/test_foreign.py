@@ -1,4 +1,4 @@
-"""Completions of 31 formats whose author had not seen our parsers (docs/parsers.md tells what he read).
+"""Completions of 31 formats whose author had not seen our parsers (evidence/parsers.md tells what he read).
 
 `foreign.json` has tools, and cases: format, class, number, index of the tools, options ("o": the prompt opened
 reasoning, "l": the token limit ended the completion), completion and the expected calls.
@@ -23,7 +23,7 @@ OTHER_TAGS = {1262}
 TOO_SHORT = {1574, 1614}
 """Cut off inside `[writ`, which could be any text."""
 UNPROVEN = {414, 1798, 1801, 1802, 1837}
-"""Calls that he takes for well formed, but that are loose or, 1801, malformed; docs/parsers.md has the reasons."""
+"""Calls that he takes for well formed, but that are loose or, 1801, malformed; evidence/parsers.md has the reasons."""
 
 
 def turns(name: str, *kinds: str, lenient: bool) -> list[tuple[int, str, Any, ParsedTurn]]:

@@ -1,4 +1,4 @@
-"""The part of docs/parsers.md on written cases, from docs/parsers_cases.json and docs/parsers.toml."""
+"""The part of evidence/parsers.md on written cases, from evidence/parsers_cases.json and evidence/parsers.toml."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CASES = Path(__file__).resolve().parents[3] / "docs" / "parsers_cases.json"
+CASES = Path(__file__).resolve().parents[3] / "evidence" / "parsers_cases.json"
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 Count = dict[str, Any]
 Cases = dict[str, dict[str, dict[str, Count]]]

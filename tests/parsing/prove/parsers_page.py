@@ -1,4 +1,4 @@
-"""Write docs/parsers.md from docs/parsers.json, docs/parsers_cases.json (results) and docs/parsers.toml (reasons)."""
+"""Write evidence/parsers.md from evidence/parsers.json, evidence/parsers_cases.json (results) and evidence/parsers.toml (reasons)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from cases_page import ENGINES, known_cases, written
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "evidence"
 FOREIGN = Path(__file__).with_name("foreign.md")
 RESULTS, REASONS, PAGE = DOCS / "parsers.json", DOCS / "parsers.toml", DOCS / "parsers.md"
 Results = dict[str, dict[str, dict[str, Any]]]
@@ -23,7 +23,7 @@ ones, cases [written from documentation](#written-cases), and cases by [another 
 A dash means that the engine has no such parser, or that its package lacks it (vLLM's for `cohere_command`).
 
 `tests/parsing/prove/differential.py` runs the generated answers in an engine's own environment (`tito engine install`
-makes it). `docs/parsers.json` has every count, commit and date.
+makes it). `evidence/parsers.json` has every count, commit and date.
 
 ## Valid answers
 
