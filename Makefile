@@ -88,23 +88,26 @@ trainers: $(READY)  ## run exporters on trainers' own packages, collections on R
 matrix: $(READY)  ## run rollouts and tests in resolved environments, or in ROWS="lowest verl-0.9.1"; writes docs/compatibility.md
 	$(BIN)/python tools/matrix.py $(ROWS)
 
-prove: $(READY)  ## run the large proofs, going on where they stopped, and write evidence/proofs.md
+prove: $(READY)  ## run the large proofs and write evidence/proofs.md; PROVE_ARGS=--smallest in .ci/run
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
-mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of each; writes evidence/mutants.md (an hour each)
+mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of each, and print the survivors (an hour each)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
 	@$(BIN)/python tools/mutants.py $(if $(PACKAGE),--package $(PACKAGE)) $(if $(SAMPLE),--sample $(SAMPLE))
 
 defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes evidence/defects.md
 	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)
 
-lint: $(READY)  ## ruff, mypy, import contracts and circles
+lint: $(READY)  ## ruff, mypy, import contracts and circles, and the calls of a turn
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=src:tests:examples:benchmarks:benchmarks/clients $(BIN)/mypy --config-file= --check-untyped-defs \
+		--ignore-missing-imports --follow-imports silent --explicit-package-bases tools benchmarks examples
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/house.py --check
 	$(BIN)/python tools/matrix.py --check
+	$(BIN)/python benchmarks/warm_turn.py --check
 
 format: $(READY)  ## format, and apply ruff's fixes
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .

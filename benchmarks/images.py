@@ -92,7 +92,8 @@ async def turn(model: TITOModel, messages: list[Any], content: list[Any]) -> flo
     begin = time.process_time()
     text = ""
     async for event in model.stream(messages):
-        text += dict(event).get("contentBlockDelta", {}).get("delta", {}).get("text", "")  # type: ignore[call-overload]
+        found: Any = event
+        text += found.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
     spent = (time.process_time() - begin) * 1000
     messages.append({"role": "assistant", "content": [{"text": text}]})
     return spent

@@ -72,7 +72,7 @@ def one_pass(port: int, pythons: dict[str, Path | None], rounds: dict[str, int],
 def bounds(medians: dict[str, dict[str, float] | None]) -> dict[str, tuple[float, float]]:
     """Return each bound: the measured ratio and the largest allowed one."""
     ours = medians["ours"] or {}
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for row, most in (("", 5.0), ("_echo", 3.0)):
         for pace in ("", "_paced"):
             of, floor = medians[f"ours{row}"] or {}, medians[f"floor{row}{pace}"] or {}

@@ -1,4 +1,4 @@
-"""The limits of the code: no import cycles, no engine names in the core, few loose modules, short import chains."""
+"""The laws of the house: no import cycles, no engine names in the core."""
 
 from __future__ import annotations
 
@@ -23,36 +23,10 @@ def house() -> Any:
     return module
 
 
-def test_core_and_suite_name_no_engine(house: Any) -> None:
+def test_the_code_is_within_its_laws(house: Any) -> None:
     assert all(house.ENGINES.fullmatch(name) for name in names()), "tools/house.py looks for every installed engine"
-    assert house.engine_names(ROOT / "src") == []
-
-
-def test_no_modules_import_each_other(house: Any) -> None:
+    assert list(house.engine_names(ROOT / "src")) == []
     assert house.cycles() == []
-
-
-def test_the_code_is_within_all_limits(house: Any) -> None:
-    assert house.problems(ROOT / "src") == []
-
-
-def test_a_long_chain_of_imports_is_reported(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    chain = house.longest_chain("tito_core.model")
-    steps = zip(("tito_core.model", *chain), chain, strict=False)
-    assert all(after in house.imports().find_modules_directly_imported_by(before) for before, after in steps)
-    monkeypatch.setattr(house, "MOST_DEPTH", len(chain) - 1)
-    [problem] = house.problems(ROOT / "src")
-    assert f"import depth {len(chain)}" in problem
-    assert chain[-1] in problem
-
-
-def test_a_ninth_loose_module_is_reported(house: Any, tmp_path: Path) -> None:
-    (tmp_path / "tito_core").mkdir()
-    for name in (*"abcdefgh", "__init__"):
-        (tmp_path / "tito_core" / f"{name}.py").touch()
-    assert house.problems(tmp_path) == []
-    (tmp_path / "tito_core" / "i.py").touch()
-    assert house.problems(tmp_path) == ["9 modules directly in tito_core, most 8: a, b, c, d, e, f, g, h, i"]
 
 
 @pytest.mark.parametrize(

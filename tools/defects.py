@@ -1,4 +1,4 @@
-"""Plant every defect, run the suite on each, and write evidence/defects.md: what catches each defect, and after how long.
+"""Plant every defect, run the suite on each, and write evidence/defects.md: what catches each, and after how long.
 
     python tools/defects.py [--seeds 20] [--jobs 2] [--only NAME ...]
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing import get_context
@@ -44,9 +44,15 @@ RUNS_OF_A_PROCESS = 20
 """Hypothesis keeps every run's conversations, of 30 to 100 MB, as long as the process lives."""
 
 
+@cache
+def tokenizer() -> Any:
+    """Load the tokenizer, once for each process."""
+    return models.load_tokenizer("smollm2")
+
+
 Case = tuple[str, str, int]
 """Name of a defect, or of one of `SOUNDS`; a wire; a seed."""
-SOUNDS = {
+SOUNDS: dict[str, Callable[[str, int], Verdict]] = {
     "alone": lambda wire, seed: try_defect(SOUND, wire, tokenizer(), end(), PROFILE, seed),
     "changing weights": lambda wire, seed: try_defect(
         replace(SOUND, weights=1), wire, tokenizer(), end(), PROFILES["quick"], seed
@@ -125,12 +131,6 @@ def judged(case: Case) -> Verdict:
         return SOUNDS[name](wire, seed)
     defect = next(each for each, _ in all_defects() if each.name == name)
     return try_defect(defect, wire, tokenizer(), end(), PROFILE, seed)
-
-
-@cache
-def tokenizer() -> Any:
-    """Load the tokenizer, once for each process."""
-    return models.load_tokenizer("smollm2")
 
 
 def end() -> int:

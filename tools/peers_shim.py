@@ -77,6 +77,7 @@ def _limiter() -> type:
 
 def _client() -> type:
     from tito_core.backend.errors import BackendError
+    from tito_core.backend.retries import is_transient
     from tito_core.backend.http.errors import error_from_status
     from tito_sglang import SGLangClient, SGLangHTTPError
     from tito_sglang.exceptions import as_sglang_error
@@ -94,7 +95,7 @@ def _client() -> type:
         def _is_retryable_error(self, error: BaseException) -> bool:
             if type(error) is SGLangHTTPError:
                 error = self._classify_http_error(error.status or 0, error.body)
-            return bool(self.backend.http.may_retry(error))
+            return isinstance(error, BackendError) and is_transient(error)
 
     return Sent
 

@@ -1,4 +1,4 @@
-"""Run the unit tests of strands-sglang, strands-vllm and strands-env against our names, and write evidence/peers_tests.md.
+"""Run unit tests of strands-sglang, strands-vllm and strands-env against our names; write evidence/peers_tests.md.
 
     python tools/peers_tests.py [--python PATH]
 

@@ -93,7 +93,8 @@ class TransformersBackend:
             return
         transformers.utils.logging.set_verbosity_error()
         self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
-        self._model = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32).to(self._device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)
+        self._model = model.to(self._device).eval()
         ends = self._model.generation_config.eos_token_id
         self._ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         self._model.generation_config = GenerationConfig()  # do not apply the model's own defaults
@@ -145,7 +146,7 @@ class TransformersBackend:
         )
 
     def _stop_string(self, output: list[int], stops: tuple[str, ...]) -> str | None:
-        text = self._tokenizer.decode(output)
+        text = str(self._tokenizer.decode(output))
         return min((stop for stop in stops if stop in text), key=text.find, default=None)
 
     @torch.inference_mode()

@@ -50,7 +50,8 @@ def retokenized(ledgers: Sequence[Ledger], tokenizer: Any) -> list[Row]:
     for ledger in ledgers:
         for trajectory in ledger.trajectories:
             pieces = [_piece(trajectory, segment, tokenizer) for segment in trajectory.segments]
-            found.append(Row(*map(np.concatenate, zip(*pieces, strict=True)), 0.0))
+            ids, mask, logprobs = map(np.concatenate, zip(*pieces, strict=True))
+            found.append(Row(ids, mask, logprobs, 0.0))
     return found
 
 
