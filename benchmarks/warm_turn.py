@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks" / "clients"))
 
-from conversation import TOOLS, opening, turn
+from conversation import TOOLS, opening, turn  # noqa: E402
 
 BUDGET = tomllib.loads((ROOT / "benchmarks" / "budget.toml").read_text(encoding="utf-8"))
 SLACK = 1.1

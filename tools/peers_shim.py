@@ -77,8 +77,8 @@ def _limiter() -> type:
 
 def _client() -> type:
     from tito_core.backend.errors import BackendError
-    from tito_core.backend.retries import is_transient
     from tito_core.backend.http.errors import error_from_status
+    from tito_core.backend.retries import is_transient
     from tito_sglang import SGLangClient, SGLangHTTPError
     from tito_sglang.exceptions import as_sglang_error
 

@@ -4,8 +4,8 @@
 
 pip fetches each source distribution with its pinned sha256 into the user's cache, and its tests are copied to a
 temporary folder; the repository keeps nothing of them. They run in their own environment, on Python 3.12, with
-tools/peers_shim.py, which replaces the peers' packages by ours. evidence/peers_tests.toml has the reason why a test does
-not pass, by its name; the page marks failures without a reason.
+tools/peers_shim.py, which replaces the peers' packages by ours. evidence/peers_tests.toml has the reason why a test
+does not pass, by its name; the page marks failures without a reason.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A file has `tools`, JSON Schemas by tool name, and `cases`: format, kind, completion, expected calls or null, note, and
 maybe tools of its own. In a case of the kind "given", which another project wrote without saying which calls it holds,
-our calls are compared with the engine's. The results are kept in evidence/parsers_cases.json; evidence/parsers.md has them.
+our calls are compared with the engine's. evidence/parsers_cases.json keeps the results, evidence/parsers.md shows them.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/by_cases.py vllm|sglang [--name documented] [--file FILE]
 """

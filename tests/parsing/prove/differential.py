@@ -3,8 +3,8 @@
 Runs in the engine's own environment. On valid turns both must return the same names and arguments. On damaged turns it
 counts the results: "reported" (a malformed call, which no engine has), "no call" (the call became text), "as it was" (a
 call of the turn is returned as if nothing were wrong), "invented" (a call that the turn does not contain), "broken
-arguments" (a call whose arguments are not JSON). The results are kept in evidence/parsers.json, from which evidence/parsers.md
-is written; a format with results for the current code is not run again.
+arguments" (a call whose arguments are not JSON). The results are kept in evidence/parsers.json, from which
+evidence/parsers.md is written; a format with results for the current code is not run again.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/differential.py vllm|sglang [--turns 5000] [--formats NAME ...]
 """

@@ -1,4 +1,4 @@
-"""Write evidence/parsers.md from evidence/parsers.json, evidence/parsers_cases.json (results) and evidence/parsers.toml (reasons)."""
+"""Write evidence/parsers.md from parsers.json and parsers_cases.json (results) and parsers.toml (reasons) beside it."""
 
 from __future__ import annotations
 
