@@ -148,7 +148,7 @@ def run(*command: str, **options: object) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload]
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)[:200]}:\n{(done.stdout + done.stderr)[-4000:]}")
+        raise RuntimeError(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
     return str(done.stdout)
 
 
