@@ -39,7 +39,7 @@ CPU_TORCH = "2.13.0"
 """Version of the CPU build that runs in place of the resolved torch."""
 TABLE_END = "<!-- tools/matrix.py writes the rows above -->"
 NOT_ON_A_CPU = re.compile(
-    r"nvidia-|cuda-|cu\d|triton|flashinfer|sgl-|sglang|vllm|xformers|flash-attn|flash-mla|deep-?gemm|tilelang|apache-tvm"
+    r"nvidia-(?!ml-py)|cuda-|cu\d|triton|flashinfer|sgl-|sglang|vllm|xformers|flash-attn|flash-mla|deep-?gemm|tilelang|apache-tvm"
     r"|quack|torchao|torchaudio|torchvision|torchcodec|tokenspeed|mooncake|amd|fastsafetensors|humming|fa4|nixl|tpu"
 )
 WHOLE = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "export")
@@ -94,8 +94,17 @@ TRAINERS = {
     "verl": {"0.8.0": "3.11", "0.9.1": "3.11"},
 }
 """Versions of trainers, the lowest of each extra among them, and the Python that runs them."""
-UNDECLARED = {"verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22"), "verl-0.9.1": ("cachetools", "fastapi")}
-"""What a trainer imports and does not declare; verl 0.8 holds NumPy below 2, and newer PyArrow fails on it."""
+_SKYRL = ("datasets", "hydra-core", "jaxtyping", "loguru", "omegaconf", "ray", "skyrl-gym", "tensordict", "torchdata")
+UNDECLARED = {
+    "verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22"),
+    "verl-0.9.1": ("cachetools", "fastapi"),
+    "agentlightning-1.0.0": ("tensordict", "verl", "cachetools", "fastapi"),
+    "agentlightning-1.0.2": ("tensordict", "verl", "cachetools", "fastapi"),
+    "skyrl-0.3.0": _SKYRL,
+    "skyrl-0.4.0": (*_SKYRL, "orjson", "pybase64"),
+}
+"""What a trainer imports and does not declare, or only in an extra with what needs a GPU; verl 0.8 holds NumPy below 2,
+and newer PyArrow fails on it."""
 ROWS = {
     "bare": Row(extras=()),
     "lowest": Row(extras=LIGHT, lowest=True),
@@ -148,7 +157,9 @@ def run(*command: str, **options: object) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload]
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)[:200]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+        )
     return str(done.stdout)
 
 
@@ -184,8 +195,11 @@ def environment(name: str) -> Path:
             run(uv(), "venv", "-q", "--python", interpreter(version), str(folder))
             without = {*left_out(name), "torch"}
             kept = [f"{package}=={number}" for package, number in pins(name).items() if package not in without]
-            torch = [str(cpu_torch(version) or "")] if "torch" in pins(name) else []
-            run(*install, *kept, *filter(None, torch))
+            run(*install, *kept)
+            if "torch" in pins(name) and (wheel := cpu_torch(version)):
+                run(*install, str(wheel))
+            elif "torch" in pins(name):  # the build for CUDA, with all its packages: gigabytes, but it runs on a CPU
+                run(*(one for one in install if one != "--no-deps"), f"torch=={CPU_TORCH}")
             (folder / ".packages").write_text(packages)
         # Entry points are those of the time of installation.
         if _differs(folder / ".ours", ours := _hash((ROOT / "pyproject.toml").read_text(encoding="utf-8"))):
@@ -246,7 +260,7 @@ def table_row(name: str, result: str) -> str:
     for package in SHOWN:
         version = found.get(package, "")
         if package == "torch" and version:
-            version += f", ran {CPU_TORCH} (CPU)" if cpu_torch(python) else ", left out"
+            version += f", ran {CPU_TORCH}{' (CPU)' if cpu_torch(python) else ''}"
         cells.append(version)
     absent = sorted({re.sub(r"^(nvidia|cuda|flashinfer)-.*", r"\1-*", package) for package in left_out(name)})
     return f"| `{name}` | {python} | {' | '.join(cells)} | {', '.join(absent)} | {result} |"
