@@ -7,7 +7,7 @@ import pytest
 from support.drafts import make_draft
 from support.refusals import breaks_law
 from tito_core.ledger import LawViolationError, Ledger
-from tito_core.ledger.columns import SHOWN_IDS, SHOWN_TEXT, check_same_ids
+from tito_core.ledger.laws import SHOWN_IDS, SHOWN_TEXT, check_same_ids
 
 
 class OwnError(LawViolationError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.refusals import breaks_law
 from tito_core.ledger import Header, LawViolationError, Ledger, VocabularyCheck
-from tito_core.ledger.columns import SHOWN_IDS, SHOWN_TEXT, check_same_ids, check_vocab_size
+from tito_core.ledger.laws import SHOWN_IDS, SHOWN_TEXT, check_same_ids, check_vocab_size
 from tito_core.ledger.turn import new_uuid
 from tito_core.store import from_record, to_record
 
