@@ -19,7 +19,7 @@ from support.drafts import make_draft
 from tito_core import store
 from tito_core.ledger import Column, Header, LawViolationError, Ledger, Sampling
 from tito_core.store import SchemaError
-from tito_core.store.records import PREAMBLE
+from tito_core.store.frames import PREAMBLE
 
 UUID = "00000001-0000-4000-8000-000000000000"
 REFUSED = (SchemaError, LawViolationError)

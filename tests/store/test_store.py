@@ -23,7 +23,7 @@ from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import CallRecord, Ledger, Sampling, VersionSpan
 from tito_core.store import SchemaError, from_record, to_record
-from tito_core.store.records import HEAD_BYTES, MAGIC, PREAMBLE, frames
+from tito_core.store.frames import HEAD_BYTES, MAGIC, PREAMBLE, frames
 
 
 def ledger(number: int) -> Ledger:
