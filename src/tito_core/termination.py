@@ -141,7 +141,7 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from strands.types import exceptions
 
     from tito_core.backend import errors
-    from tito_core.hooks.limits import LoopLimitReachedError
+    from tito_core.hooks import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
     from tito_core.store import SchemaError
     from tito_core.turn.request import TrimmedHistoryError
