@@ -20,20 +20,6 @@ def test_a_loss_mask_is_1_on_sampled_tokens() -> None:
     assert is_output(ALL).tolist() == [False, False, False, True, True]
 
 
-@pytest.mark.parametrize("constrained", [False, True])
-@pytest.mark.parametrize("train_constrained", [False, True])
-def test_a_trajectorys_mask_is_derived_from_its_provenance(constrained: bool, train_constrained: bool) -> None:
-    ledger = Ledger()
-    kinds = np.array([0, 1, 2], np.uint8)
-    ledger.commit(make_draft(None, 0, [1, 2, 3], [4, 5], prompt_provenance=kinds, constrained=constrained))
-    (trajectory,) = ledger.trajectories(train_constrained=train_constrained)
-    derived = loss_mask(trajectory.provenance, train_constrained=train_constrained)
-    assert trajectory.loss_mask.tolist() == derived.tolist()
-    assert trajectory.count(Provenance.INSERTED) == 1
-    assert trajectory.count(Provenance.CONSTRAINED if constrained else Provenance.SAMPLED) == 2
-    assert trajectory.count(Provenance.SAMPLED if constrained else Provenance.CONSTRAINED) == 0
-
-
 @pytest.mark.parametrize(
     ("temperature", "adjusted", "comparable"),
     [(1.0, False, True), (1.0, True, False), (0.5, False, False), (0.5, True, False), (None, False, False)],
@@ -42,15 +28,6 @@ def test_scoring_compares_only_raw_logprobs_at_temperature_one(
     temperature: float | None, adjusted: bool, comparable: bool
 ) -> None:
     assert Semantics(None, temperature, adjusted, "test").comparable_with_scoring() is comparable
-
-
-def test_constrained_tokens_are_trained_only_with_train_constrained() -> None:
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [1], [2, 3], constrained=True))
-    for paths in (ledger.trajectories, ledger.iter_trajectories):
-        assert [path.loss_mask.tolist() for path in paths()] == [[0, 0, 0]]
-        assert [path.loss_mask.tolist() for path in paths(train_constrained=True)] == [[0, 1, 1]]
-    assert np.isfinite(ledger.trajectories()[0].logprobs[1:]).all()
 
 
 def test_a_path_concatenates_its_turns() -> None:

@@ -249,6 +249,10 @@ def test_values_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Any]
     expect_refused(tmp_path / "rollouts.tito", file_of(with_turn(**changes)), error)
 
 
+def test_a_record_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    expect_refused(tmp_path / "rollouts.tito", file_of(store.to_record(good())) + frame(9, b"x"), SchemaError)
+
+
 @pytest.mark.parametrize("cached", [-1, 2**64 - 1])
 def test_engine_records_out_of_range_are_refused(tmp_path: Path, cached: int) -> None:
     record = with_turn()
