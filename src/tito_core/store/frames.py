@@ -13,9 +13,9 @@ import uuid as uuid_module
 import zlib
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from io import BytesIO
+from io import BufferedReader, BytesIO, FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 SCHEMA = 2
 """Schema 1 has no `agent` of a turn. Both are read; a file of schema 1 becomes one of schema 2 when it is continued."""
@@ -68,19 +68,8 @@ class Frame(NamedTuple):
 
 Records = tuple[list[Frame], ...]
 """The records of one ledger: a list per kind, in the order they were written."""
-
-
-class Readable(Protocol):
-    """A binary file that is open for reading."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to an offset, counted as `io.IOBase.seek` does, and return the new position."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read at most `size` bytes; empty at the end."""
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Read into a buffer, and return the number of bytes."""
+Readable = BufferedReader | BytesIO | FileIO
+"""A binary file that is open for reading."""
 
 
 def framed(kind: Kind, uuid: bytes, payload: bytes) -> bytes:
