@@ -1,4 +1,4 @@
-"""Small values: loss masks, semantics, token counts and paths."""
+"""Semantics of logprobs, and what a path has."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ import pytest
 
 from support.drafts import make_draft
 from support.picture_ledgers import two_images
-from tito_core.ledger import Ledger, Provenance, Semantics
-from tito_core.ledger.provenance import is_output, loss_mask
-
-ALL = np.array(list(Provenance), np.uint8)
-
-
-def test_a_loss_mask_is_1_on_sampled_tokens() -> None:
-    assert loss_mask(ALL).tolist() == [0, 0, 0, 1, 0]
-    assert loss_mask(ALL, train_constrained=True).tolist() == [0, 0, 0, 1, 1]
-    assert loss_mask(ALL).dtype == np.uint8
-    assert is_output(ALL).tolist() == [False, False, False, True, True]
+from tito_core.ledger import Ledger, Semantics
 
 
 @pytest.mark.parametrize(
