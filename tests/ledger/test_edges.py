@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.drafts import make_draft
 from support.refusals import breaks_law
 from tito_core.ledger import LawViolationError, Ledger
-from tito_core.ledger.json_values import strict
+from tito_core.ledger.history import strict
 from tito_core.ledger.laws import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 
 JUST_ROUNDING = np.float32(ROUNDING)

@@ -15,8 +15,7 @@ import numpy as np
 
 from tito_core.ledger import laws
 from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.history import HistoryIndex, Match, Node
-from tito_core.ledger.json_values import strict
+from tito_core.ledger.history import HistoryIndex, Match, Node, strict
 from tito_core.ledger.trajectory import Trajectories, Trajectory, as_html, assemble, count
 from tito_core.ledger.turn import (
     NEW_AGENT,

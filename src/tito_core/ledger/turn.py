@@ -1,4 +1,4 @@
-"""The values that a ledger holds, all frozen: turns and their parts, the header, annotations and images."""
+"""The values that a ledger holds, all frozen: turns and their parts, the header, annotations, images; and their JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
-from tito_core.ledger.json_values import plain
 from tito_core.ledger.provenance import Provenances
 
 
@@ -492,3 +493,64 @@ class Image:
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HEADER = _PNG + b"\0\0\0\rIHDR"
 """How a PNG file begins; its width and height follow, 4 bytes each."""
+DEPTH = 100
+"""Deepest nesting of dicts and lists in a ledger. Deeper values could be written to a file, but not read back."""
+
+
+def plain(value: Any, name: str) -> Any:
+    """Copy a value as JSON. NaN and infinities are kept; NumPy scalars become Python scalars.
+
+    Args:
+        value: Dicts with string keys, lists, tuples (which become lists), strings, numbers, bools and None.
+        name: What the value is, for the error.
+
+    Raises:
+        TypeError: The value contains another type.
+        ValueError: A string is not Unicode, a whole number needs more than 64 bits, or the nesting is too deep.
+    """
+    return _plain(value, name, (), DEPTH)
+
+
+_Place = tuple[Any, ...]
+"""Where a nested value is: the place of its container, and its key; () for the whole. Only errors write it out."""
+
+
+def _plain(value: Any, name: str, place: _Place, depth: int) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        value.encode()  # raises on a lone surrogate, which a file cannot hold
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{_spelled(name, place)} has the keys {list(value)}, but JSON keys must be strings.")
+        _expect_depth(name, depth)
+        return {
+            _plain(key, name, place, depth): _plain(item, name, (place, key), depth - 1) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        _expect_depth(name, depth)
+        return [_plain(item, name, (place, index), depth - 1) for index, item in enumerate(value)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{_spelled(name, place)} is {_digits(value)}, which needs more than 64 bits.")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"{_spelled(name, place)} is {value!r}, which is not JSON.")
+
+
+def _expect_depth(name: str, depth: int) -> None:
+    if not depth:
+        raise ValueError(f"{name} is nested more than {DEPTH} levels deep; flatten it, or store it as a string.")
+
+
+def _spelled(name: str, place: _Place) -> str:
+    keys = []
+    while place:
+        place, key = place
+        keys.append(f"[{key!r}]")
+    return name + "".join(reversed(keys))
+
+
+def _digits(number: int) -> str:
+    """Format a number; Python refuses to format one of several thousand digits."""
+    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"

@@ -19,7 +19,6 @@ import numpy as np
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from tito_core.ledger.columns import Column, Columns
-from tito_core.ledger.json_values import plain
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import (
@@ -33,6 +32,7 @@ from tito_core.ledger.turn import (
     Semantics,
     Server,
     Turn,
+    plain,
 )
 from tito_core.store.frames import SCHEMA, SchemaError, expect_known
 
