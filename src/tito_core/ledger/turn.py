@@ -1,4 +1,4 @@
-"""The values that a ledger holds, all frozen: turns and their parts, the header, annotations, images; and their JSON."""
+"""The values that a ledger holds: turns and their parts, the header, annotations and images; and copies of JSON."""
 
 from __future__ import annotations
 
