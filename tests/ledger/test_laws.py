@@ -98,6 +98,8 @@ BROKEN: list[tuple[dict[str, Any], int, list[object]]] = [
     ({"media": (MediaSpan(0, 0, bytes(32)),)}, 2, ["0:0", "0:2"]),
     ({"media": (MediaSpan(1, 2, bytes(32)),)}, 2, ["1:3", "0:2"]),
     ({"media": (MediaSpan(0, 1, bytes(31)),)}, 2, ["31 bytes", "32"]),
+    ({"media": (MediaSpan(0, 2, bytes(32), "png", 3, 4),)}, 2, ["image at 0", "[1, 2]", "not one id"]),
+    ({"media": (MediaSpan(1, 1, bytes(32), "png", 3, 4),), "prompt_provenance": [0, 1]}, 3, ["image at 1", "PROMPT"]),
     ({"branch": Branch(Reason.EDIT, 0)}, 8, ["first root", "edit, from turn 0"]),
 ]
 
