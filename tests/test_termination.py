@@ -70,52 +70,41 @@ async def ended(model: TITOModel, **options: Any) -> Termination:
     return termination_of(outcome, model.ledger, context_limit=model.config.get("context_window_limit"))
 
 
-@by_kind
-async def test_a_finished_agent_completed(kind: str) -> None:
-    assert await ended(model_of(kind, Says(ADD, "It is 3."))) is Termination.COMPLETED
+def fail(event: BeforeToolCallEvent) -> None:
+    raise KeyError("the user's own")
+
+
+def stop(event: AfterModelCallEvent) -> None:
+    event.agent.cancel()
+
+
+LIMITER = LoopLimiter(max_tool_iters=1)
+CUT = {"sampling": {"max_new_tokens": 8}}
+FULL = {"context_window_limit": 600, "sampling": {"max_new_tokens": 4096}}
+ENDS: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Termination, int | None]] = [
+    ((ADD, "It is 3."), {}, {}, Termination.COMPLETED, None),
+    ((LONG,), CUT, {}, Termination.TRUNCATED, None),
+    ((LONG,), {"max_total_tokens": 500}, {}, Termination.TRUNCATED, 500),
+    ((LONG,), {"max_total_tokens": 1}, {}, Termination.TRUNCATED, 0),
+    ((LONG,), FULL, {}, Termination.CONTEXT, 600),
+    (("Yes.",), {"context_window_limit": 20}, {}, Termination.CONTEXT, 0),
+    ((ADD,), {}, {"hooks": [LIMITER]}, Termination.LIMIT, None),
+    ((ADD,), {}, {"limits": {"turns": 1}}, Termination.LIMIT, None),
+    ((ADD,), {}, {"hooks": [fail]}, Termination.TOOL_ERROR, None),
+    ((call("add", '{"a": 1'),), {"malformed_calls": "raise"}, {}, Termination.TOOL_ERROR, None),
+    ((ADD,), {}, {"hooks": [stop]}, Termination.CANCELLED, None),
+]
 
 
 @by_kind
-async def test_a_cut_off_answer_is_truncated(kind: str) -> None:
-    model = model_of(kind, Says(LONG), sampling={"max_new_tokens": 8})
-    assert await ended(model) is Termination.TRUNCATED
-
-
-@by_kind
-async def test_max_total_tokens_truncates_during_and_before_an_answer(kind: str) -> None:
-    cut = model_of(kind, Says(LONG), max_total_tokens=500)
-    assert await ended(cut) is Termination.TRUNCATED
-    assert len(cut.trajectory) == 500
-    none_left = model_of(kind, Says(LONG), max_total_tokens=1)
-    assert await ended(none_left) is Termination.TRUNCATED
-    assert len(none_left.ledger) == 0
-    assert termination_of(TotalTokensReachedError("none left")) is Termination.TRUNCATED
-
-
-@by_kind
-async def test_an_answer_that_fills_the_context_ends_by_context(kind: str) -> None:
-    model = model_of(kind, Says(LONG), context_window_limit=600, sampling={"max_new_tokens": 4096})
-    assert await ended(model) is Termination.CONTEXT
-
-
-@by_kind
-async def test_a_history_that_does_not_fit_ends_by_context(kind: str) -> None:
-    assert await ended(model_of(kind, Says("Yes."), context_window_limit=20)) is Termination.CONTEXT
-
-
-@by_kind
-async def test_limits_of_the_loop_and_of_strands(kind: str) -> None:
-    hook = LoopLimiter(max_tool_iters=1)
-    assert await ended(model_of(kind, Says(ADD)), hooks=[hook]) is Termination.LIMIT
-    assert await ended(model_of(kind, Says(ADD)), limits={"turns": 1}) is Termination.LIMIT
-
-
-@by_kind
-async def test_a_failing_hook_is_a_tool_error(kind: str) -> None:
-    def fail(event: BeforeToolCallEvent) -> None:
-        raise KeyError("the user's own")
-
-    assert await ended(model_of(kind, Says(ADD)), hooks=[fail]) is Termination.TOOL_ERROR
+@pytest.mark.parametrize(("answers", "settings", "options", "termination", "tokens"), ENDS)
+async def test_how_an_agent_ended(
+    kind: str, answers: tuple[str, ...], settings: Any, options: Any, termination: Termination, tokens: int | None
+) -> None:
+    LIMITER.reset()
+    model = model_of(kind, Says(*answers), **settings)
+    assert await ended(model, **options) is termination
+    assert tokens is None or sum(len(path) for path in model.ledger.trajectories) == tokens
 
 
 @by_kind
@@ -134,20 +123,6 @@ async def test_what_a_backends_client_raises_is_an_engine_error(kind: str, error
         await Agent(model=model, callback_handler=None).invoke_async("Add.")
     assert caught.value.__cause__ is error
     assert len(model.ledger) == 0
-
-
-@by_kind
-async def test_a_malformed_call_that_is_raised_is_a_tool_error(kind: str) -> None:
-    model = model_of(kind, Says(call("add", '{"a": 1')), malformed_calls="raise")
-    assert await ended(model) is Termination.TOOL_ERROR
-
-
-@by_kind
-async def test_agent_cancel_cancels(kind: str) -> None:
-    def stop(event: AfterModelCallEvent) -> None:
-        event.agent.cancel()
-
-    assert await ended(model_of(kind, Says(ADD)), hooks=[stop]) is Termination.CANCELLED
 
 
 def test_every_stop_reason_of_strands_has_a_termination() -> None:
@@ -176,6 +151,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (MaxMessagesReachedError(1, 2), Termination.LIMIT),
         (EventLoopException(MaxMessagesReachedError(1, 2)), Termination.LIMIT),
         (MaxTokensReachedException("cut"), Termination.TRUNCATED),
+        (TotalTokensReachedError("none left"), Termination.TRUNCATED),
         (ContextWindowOverflowException("long"), Termination.CONTEXT),
         (ContextLengthError("long"), Termination.CONTEXT),
         (GenerationAbortedError("paused"), Termination.ABORTED),
@@ -226,11 +202,7 @@ def test_the_last_turn_decides_what_truncated_an_answer(
     assert termination_of(Ended("max_tokens"), ledger, context_limit=limit) is cut
     assert termination_of(None, ledger, context_limit=limit) is unknown
     assert termination_of(Ended("end_turn"), ledger, context_limit=limit) is Termination.COMPLETED
-
-
-def test_a_rollout_without_turns_and_outcome_is_completed() -> None:
-    assert termination_of(None) is Termination.COMPLETED
-    assert termination_of(None, Ledger()) is Termination.COMPLETED
+    assert termination_of(None) is termination_of(None, Ledger()) is Termination.COMPLETED
 
 
 @pytest.mark.parametrize("termination", Termination)

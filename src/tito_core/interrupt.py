@@ -1,4 +1,8 @@
-"""Ctrl-C handling. A signal does not raise in the middle of work; it asks the work to stop within a few seconds."""
+"""Ctrl-C handling. A signal does not raise in the middle of work; it asks the work to stop within a few seconds.
+
+`asyncio.Runner` handles Ctrl-C in the main thread, for work that ends when it is cancelled. This module adds a runner
+in another thread (a running event loop takes no second one), SIGTERM, and an end for work that does not react.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
 
 T = TypeVar("T")
@@ -27,16 +31,12 @@ class StoppableRunner:
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
         self._task: asyncio.Task[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.stopped = False
 
     def __enter__(self) -> Self:
-        self._loop = self._runner.get_loop()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -50,14 +50,10 @@ class StoppableRunner:
             work.close()
             raise KeyboardInterrupt
         try:
-            result = self._runner.run(self._owned(work))
-        except BaseException:
+            return self._runner.run(self._owned(work))
+        finally:
             if self.stopped:
                 raise KeyboardInterrupt from None
-            raise
-        if self.stopped:
-            raise KeyboardInterrupt
-        return result
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that releases resources, to its end, even after `stop`."""
@@ -66,10 +62,9 @@ class StoppableRunner:
     def stop(self) -> None:
         """Cancel the running coroutine and refuse later ones. Takes no lock: a signal handler may call it."""
         self.stopped = True
-        task, loop = self._task, self._loop
-        if task is not None and loop is not None:
+        if (task := self._task) is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(task.cancel)
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
         task = self._task = asyncio.current_task()
@@ -93,35 +88,29 @@ def in_thread(work: Callable[[], T], stop: Callable[[], None], interrupts: Inter
     Raises:
         KeyboardInterrupt: The wait was interrupted. The work has stopped, or it still runs after `GRACE_S`.
     """
-    outcomes: SimpleQueue[Callable[[], T]] = SimpleQueue()  # its `put` is safe in a signal handler
+    results: list[T] = []
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()  # its `put` is safe in a signal handler
 
     def attempt() -> None:
         try:
-            result = work()
+            results.append(work())
         except BaseException as error:
-            outcomes.put(_raising(error))
+            ended.put(error)
         else:
-            outcomes.put(lambda: result)
-
-    def interrupt() -> None:
-        outcomes.put(_raising(KeyboardInterrupt()))
+            ended.put(None)
 
     thread = threading.Thread(target=attempt, name="tito", daemon=True)
-    with contextlib.nullcontext() if interrupts is None else interrupts.calling(interrupt):
+    with interrupts.calling(lambda: ended.put(KeyboardInterrupt())) if interrupts else contextlib.nullcontext():
         try:
             thread.start()
-            return outcomes.get()()
+            error = ended.get()
+            if error is not None:
+                raise error
         except KeyboardInterrupt:
             stop()
             thread.join(GRACE_S)
             raise
-
-
-def _raising(error: BaseException) -> Callable[[], Any]:
-    def outcome() -> Any:
-        raise error
-
-    return outcome
+    return results[0]
 
 
 class Interrupts:
@@ -163,9 +152,7 @@ class Interrupts:
                 before = signal.signal(number, self._on_signal)
                 self._before.setdefault(number, before)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._received.put(None)

@@ -32,10 +32,11 @@ from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.chat.traced import Traced
 from tito_core.interrupt import StoppableRunner, in_thread
-from tito_core.ledger.columns import TokenIds, VocabularyCheck, check_same_ids, check_vocab_size
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.laws import check_same_ids, check_vocab_size
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Draft, Sampling, Server
+from tito_core.ledger.turn import Draft, Sampling, Server, VocabularyCheck
 from tito_core.parsing.registry import (
     AUTO,
     Detected,

@@ -19,9 +19,7 @@ class Termination(StrEnum):
 
     COMPLETED = "completed"  # the agent finished
     TRUNCATED = "truncated"  # an answer or the trajectory reached its token limit
-    CONTEXT = (
-        "context"  # the history, or the answer to it, did not fit, or was trimmed to what the template cannot show
-    )
+    CONTEXT = "context"  # history or answer did not fit, or was trimmed to what the template cannot show
     LIMIT = "limit"  # a limit of the loop, or a deadline; the history is complete
     TOOL_ERROR = "tool_error"  # an error on the agent's side: a tool, a hook, a malformed call, its own code
     ENGINE_ERROR = "engine_error"  # the engine or the store failed
@@ -141,30 +139,20 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from strands.types import exceptions
 
     from tito_core.backend import errors
-    from tito_core.hooks.limits import LoopLimitReachedError
+    from tito_core.hooks import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
     from tito_core.store import SchemaError
     from tito_core.turn.request import TrimmedHistoryError
     from tito_core.turn.run import TurnNotStoredError
 
+    too_long = exceptions.ContextWindowOverflowException, errors.ContextLengthError, TrimmedHistoryError
+    engine = errors.BackendError, exceptions.ModelThrottledException, LawViolationError, TurnNotStoredError, SchemaError
     return [
         ((LoopLimitReachedError,), Termination.LIMIT),
-        (
-            (exceptions.ContextWindowOverflowException, errors.ContextLengthError, TrimmedHistoryError),
-            Termination.CONTEXT,
-        ),
+        (too_long, Termination.CONTEXT),
         ((exceptions.MaxTokensReachedException,), Termination.TRUNCATED),
         ((errors.GenerationAbortedError,), Termination.ABORTED),
-        (
-            (
-                *(errors.BackendError, exceptions.ModelThrottledException, LawViolationError),
-                *(TurnNotStoredError, SchemaError),
-            ),
-            Termination.ENGINE_ERROR,
-        ),
-        (
-            (asyncio.CancelledError, KeyboardInterrupt, exceptions.IdempotencyAbortedError),
-            Termination.CANCELLED,
-        ),
+        (engine, Termination.ENGINE_ERROR),
+        ((asyncio.CancelledError, KeyboardInterrupt, exceptions.IdempotencyAbortedError), Termination.CANCELLED),
         ((TimeoutError,), Termination.LIMIT),  # the caller's own deadline; the engine's is an EngineTimeoutError
     ]

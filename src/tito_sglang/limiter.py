@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_core.hooks.limits import (
+from tito_core.hooks import (
     LoopLimiter,
     LoopLimitReachedError,
     MaxMessagesReachedError,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from strands.hooks import BeforeToolCallEvent
 
-from tito_core.hooks.tool_call_guard import ToolCallGuard
+from tito_core.hooks import ToolCallGuard
 
 
 class VLLMToolValidationHooks(ToolCallGuard):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from strands import Agent, tool
 from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeToolCallEvent
 from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
-from strands.types.exceptions import EventLoopException, MaxTokensReachedException
+from strands.types.exceptions import MaxTokensReachedException
 
 from support.histories import observe
 from support.scripted import BACKENDS, call, ids_of
@@ -67,6 +66,7 @@ async def test_a_limit_ends_the_loop_with_its_own_error_and_the_next_invocation_
     with pytest.raises(error) as caught:
         await agent.invoke_async("Add.")
     assert (caught.value.allowed, caught.value.reached) == (allowed, reached)
+    assert caught.value.original_exception is caught.value
     parts = (f"{caught.value.counted} ({allowed}) reached", f"has {reached}")
     assert [part for part in parts if part not in str(caught.value)] == []
     assert len(rollout.model.ledger) == turns
@@ -218,40 +218,18 @@ async def test_agents_that_share_a_limiter_share_its_limits(kind: str) -> None:
     rollout.check(in_order=False)
 
 
-async def test_counts_of_agents_on_many_threads_are_whole() -> None:
-    limiter = LoopLimiter()
-    agents = [observe("vllm", ADD + ADD, "So.").agent(hooks=[limiter]) for _ in range(8)]
-    await asyncio.gather(*(asyncio.to_thread(agent, "Add.") for agent in agents))
-    assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.message_count) == (8, 16, 32)
-
-
-async def test_the_original_exception_of_strands_error_is_the_limit() -> None:
-    with pytest.raises(EventLoopException) as caught:
-        await observe("vllm", ADD).agent(hooks=[LoopLimiter(max_tool_iters=1)]).invoke_async("Add.")
-    assert isinstance(caught.value.original_exception, MaxToolIterationsReachedError)
-
-
 async def test_a_malformed_call_is_a_call() -> None:
-    rollout = observe("vllm", call("add", '{"a": 1,}'))
-    limiter = LoopLimiter(max_tool_calls=1)
-    agent = rollout.agent(hooks=[limiter])
+    agent = observe("vllm", call("add", '{"a": 1,}')).agent(hooks=[LoopLimiter(max_tool_calls=1)])
     with pytest.raises(MaxToolCallsReachedError):
         await agent.invoke_async("Add.")
     complete(agent)
 
 
-async def test_the_loop_ends_after_a_slow_tool_and_not_before() -> None:
-    @tool
-    def slow() -> str:
-        """Take a while."""
-        time.sleep(0.01)
-        return "done"
-
-    rollout = observe("vllm", call("slow", "{}") + call("slow", "{}"))
-    agent = rollout.agent(tools=[slow], hooks=[LoopLimiter(max_tool_calls=1)])
-    with pytest.raises(MaxToolCallsReachedError):
-        await agent.invoke_async("Go.")
-    assert results(agent) == ["done", "done"]
+async def test_counts_of_agents_on_many_threads_are_whole() -> None:
+    limiter = LoopLimiter()
+    agents = [observe("vllm", ADD + ADD, "So.").agent(hooks=[limiter]) for _ in range(8)]
+    await asyncio.gather(*(asyncio.to_thread(agent, "Add.") for agent in agents))
+    assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.message_count) == (8, 16, 32)
 
 
 LIMITS = ("max_tool_iters", "max_tool_calls", "max_parallel_tool_calls", "max_messages", "max_sampled_tokens")
@@ -297,7 +275,8 @@ async def test_at_any_limit_the_history_is_complete_and_continues(
     answered = [message for message in agent.messages if message["role"] == "assistant"]
     assert limiter.message_count == len(agent.messages)
     assert limiter.sampled_token_count == sum(len(turn.draft.output_ids) for turn in rollout.model.ledger)
-    assert limiter.tool_iter_count == sum(any("toolUse" in block for block in one["content"]) for one in answered)
+    called = [sum("toolUse" in block for block in one["content"]) for one in answered]  # malformed calls too
+    assert (limiter.tool_iter_count, limiter.tool_call_count) == (len(list(filter(None, called))), sum(called))
     check_ledger(rollout.model.ledger)
     if all(answer in ANSWERS[:4] for answer in answers):  # the engine reads the others differently than Strands
         rollout.check()

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from support.drafts import make_draft
 from support.refusals import breaks_law
-from tito_core.ledger import LawViolationError, Ledger, Sampling, Semantics
-from tito_core.ledger.json_values import strict
+from tito_core.ledger import LawViolationError, Ledger
+from tito_core.ledger.history import strict
 from tito_core.ledger.laws import ROUNDING, SENTINEL_LOGPROB, check_logprobs
-from tito_core.ledger.turn import Server
 
 JUST_ROUNDING = np.float32(ROUNDING)
 BEYOND = np.nextafter(JUST_ROUNDING, np.float32(1))
@@ -66,11 +65,6 @@ def test_one_wrong_logprob_is_found_wherever_it_is(sound: list[float], wrong: in
         return
     with breaks_law(4, f"output offset {at}"):
         check_logprobs(values)
-
-
-def test_values_outside_a_ledger_refer_to_turn_0() -> None:
-    assert Sampling({}).first == 0
-    assert Server("vllm", "m", Semantics(None, None, False, "test")).first == 0
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,20 +36,14 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "kept"), VALUES, ids=str)
 def test_values_come_back_from_a_file(tmp_path: Path, value: Any, kept: Any) -> None:
-    ledger = Ledger(user={"x": value})
+    given = {"x": value, "own": [1]}
+    ledger = Ledger(user=given)
     ledger.annotate("score", value)
+    given["own"].append(2)  # the caller's own value, not the ledger's
     for each in (ledger, through_a_file(ledger, tmp_path)):
-        assert each.header.user == {"x": kept}
+        assert each.header.user == {"x": kept, "own": [1]}
         assert each.annotation("score") == kept
         assert type(each.annotation("score")) is type(kept)
-
-
-def test_nan_and_infinity_come_back(tmp_path: Path) -> None:
-    ledger = Ledger()
-    ledger.annotate("scores", [math.nan, -math.inf])
-    nan, infinity = through_a_file(ledger, tmp_path).annotation("scores")
-    assert math.isnan(nan)
-    assert infinity == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -118,15 +111,6 @@ def test_a_uuid_is_canonical(uuid: Any) -> None:
     with pytest.raises(ValueError, match=r"canonical UUID, such as [0-9a-f-]{36}\.$") as caught:
         Header(uuid)
     assert repr(uuid) in str(caught.value)
-
-
-def test_values_do_not_change_with_the_callers_own() -> None:
-    values: dict[str, Any] = {"a": [1]}
-    ledger = Ledger(user=values)
-    ledger.annotate("scores", values["a"])
-    values["a"].append(2)
-    assert ledger.header.user == {"a": [1]}
-    assert ledger.annotation("scores") == [1]
 
 
 def test_a_certificate_is_copied_as_plain_json() -> None:

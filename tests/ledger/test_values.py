@@ -1,4 +1,4 @@
-"""Small values: loss masks, semantics, token counts and paths."""
+"""Semantics of logprobs, and what a path has."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ import pytest
 
 from support.drafts import make_draft
 from support.picture_ledgers import two_images
-from tito_core.ledger import Ledger, Provenance, Semantics
-from tito_core.ledger.provenance import is_output, loss_mask
-
-ALL = np.array(list(Provenance), np.uint8)
-
-
-def test_a_loss_mask_is_1_on_sampled_tokens() -> None:
-    assert loss_mask(ALL).tolist() == [0, 0, 0, 1, 0]
-    assert loss_mask(ALL, train_constrained=True).tolist() == [0, 0, 0, 1, 1]
-    assert loss_mask(ALL).dtype == np.uint8
-    assert is_output(ALL).tolist() == [False, False, False, True, True]
-
-
-@pytest.mark.parametrize("constrained", [False, True])
-@pytest.mark.parametrize("train_constrained", [False, True])
-def test_a_trajectorys_mask_is_derived_from_its_provenance(constrained: bool, train_constrained: bool) -> None:
-    ledger = Ledger()
-    kinds = np.array([0, 1, 2], np.uint8)
-    ledger.commit(make_draft(None, 0, [1, 2, 3], [4, 5], prompt_provenance=kinds, constrained=constrained))
-    (trajectory,) = ledger.trajectories(train_constrained=train_constrained)
-    derived = loss_mask(trajectory.provenance, train_constrained=train_constrained)
-    assert trajectory.loss_mask.tolist() == derived.tolist()
-    assert trajectory.count(Provenance.INSERTED) == 1
-    assert trajectory.count(Provenance.CONSTRAINED if constrained else Provenance.SAMPLED) == 2
-    assert trajectory.count(Provenance.SAMPLED if constrained else Provenance.CONSTRAINED) == 0
+from tito_core.ledger import Ledger, Semantics
 
 
 @pytest.mark.parametrize(
@@ -42,15 +18,6 @@ def test_scoring_compares_only_raw_logprobs_at_temperature_one(
     temperature: float | None, adjusted: bool, comparable: bool
 ) -> None:
     assert Semantics(None, temperature, adjusted, "test").comparable_with_scoring() is comparable
-
-
-def test_constrained_tokens_are_trained_only_with_train_constrained() -> None:
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [1], [2, 3], constrained=True))
-    for paths in (ledger.trajectories, ledger.iter_trajectories):
-        assert [path.loss_mask.tolist() for path in paths()] == [[0, 0, 0]]
-        assert [path.loss_mask.tolist() for path in paths(train_constrained=True)] == [[0, 1, 1]]
-    assert np.isfinite(ledger.trajectories()[0].logprobs[1:]).all()
 
 
 def test_a_path_concatenates_its_turns() -> None:

@@ -19,7 +19,7 @@ from support.drafts import make_draft
 from tito_core import store
 from tito_core.ledger import Column, Header, LawViolationError, Ledger, Sampling
 from tito_core.store import SchemaError
-from tito_core.store.records import PREAMBLE
+from tito_core.store.frames import PREAMBLE
 
 UUID = "00000001-0000-4000-8000-000000000000"
 REFUSED = (SchemaError, LawViolationError)
@@ -68,11 +68,11 @@ def peak_of(use: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def expect_refused(path: Path, data: bytes) -> None:
+def expect_refused(path: Path, data: bytes, error: Any = REFUSED) -> None:
     path.write_bytes(data)
 
     def use() -> None:
-        with pytest.raises(REFUSED):
+        with pytest.raises(error):
             store.read(path)
 
     assert peak_of(use) <= MEMORY_FLOOR + MEMORY_FACTOR * len(data)
@@ -208,38 +208,49 @@ def test_impossible_shapes_are_refused(tmp_path: Path, shape: list[int]) -> None
         assert time.process_time() - began < 10
 
 
+UNREADABLE: list[dict[str, Any]] = [
+    *({"parent": parent} for parent in (0, -1, 2**63, "0")),
+    *({"sampling": sampling} for sampling in (0, -1, None)),
+    *(
+        {"sampling": {"stop": stop}}
+        for stop in ([b"bytes"], msgspec.msgpack.Ext(5, b"a"), datetime(2026, 1, 1, tzinfo=UTC))
+    ),
+    {"engine": {"server": 1}},
+    {"columns": {"prompt": 1, "output": 1, "buffer": b""}},
+    {"columns": {"prompt": 2**63, "output": 2, "buffer": b""}},
+    {"columns": {"prompt": -8, "output": 5, "buffer": b""}},
+    {"columns": {"prompt": -1, "output": 2, "buffer": bytes(11)}},
+    {"columns": {"prompt": 2, "output": 2, "buffer": bytes(25)}},
+    *({"extras": {"a": {**COLUMN, "dtype": dtype}}} for dtype in ("|S1", "|O", "(1000000000,)u1")),
+    {"finish": "done"},
+    {"branch": {"reason": "mood"}},
+    {"calls": [["look"]]},
+    {"media": [[0, 1]]},
+    {"a field of a newer version": 1},
+    *({"fingerprint": text} for text in ("", "abcd", "xx" * 32)),  # a string in a file is not base64
+]
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"prompt_length": -2},
+    {"max_new_tokens": -1},
+    {"call_ids": -1},
+    *({"calls": [["look", "ok", start, stop, ""]]} for start, stop in ((-1, 1), (0, 2**63))),
+    *({"media": [[offset, length, bytes(32)]]} for offset, length in ((0, 2**63), (-1, 1))),
+    *({"branch": {"reason": "edit", "turn": turn}} for turn in (2**63, -1)),
+    *({"extras": {"a": {**COLUMN, "start": start}}} for start in (-1, 2**63)),
+]
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"parent": 0},
-        {"parent": -1},
-        {"parent": 2**63},
-        {"sampling": 0},
-        {"sampling": -1},
-        {"prompt_length": -2},
-        {"max_new_tokens": -1},
-        {"call_ids": -1},
-        {"columns": {"prompt": 2**63, "output": 2, "buffer": b""}},
-        {"columns": {"prompt": -8, "output": 5, "buffer": b""}},
-        {"columns": {"prompt": 2, "output": 2, "buffer": bytes(25)}},
-        {"calls": [["look", "ok", -1, 1, ""]]},
-        {"calls": [["look", "ok", 0, 2**63, ""]]},
-        {"media": [[0, 2**63, bytes(32)]]},
-        {"media": [[-1, 1, bytes(32)]]},
-        {"branch": {"reason": "edit", "turn": 2**63}},
-        {"extras": {"a": {**COLUMN, "start": -1}}},
-        {"extras": {"a": {**COLUMN, "start": 2**63}}},
-        {"extras": {"a": {**COLUMN, "dtype": "|O"}}},
-        {"extras": {"a": {**COLUMN, "dtype": "(1000000000,)u1"}}},
-        {"a field of a newer version": 1},
-        {"sampling": {"stop": [b"bytes"]}},
-        {"sampling": {"stop": msgspec.msgpack.Ext(5, b"a")}},
-        {"sampling": {"stop": datetime(2026, 1, 1, tzinfo=UTC)}},
-    ],
+    ("changes", "error"),
+    [*((changes, SchemaError) for changes in UNREADABLE), *((changes, REFUSED) for changes in OUT_OF_RANGE)],
     ids=lambda value: str(value).split(" object at")[0],
 )
-def test_values_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    expect_refused(tmp_path / "rollouts.tito", file_of(with_turn(**changes)))
+def test_values_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Any], error: Any) -> None:
+    expect_refused(tmp_path / "rollouts.tito", file_of(with_turn(**changes)), error)
+
+
+def test_a_record_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    expect_refused(tmp_path / "rollouts.tito", file_of(store.to_record(good())) + frame(9, b"x"), SchemaError)
 
 
 @pytest.mark.parametrize("cached", [-1, 2**64 - 1])
@@ -292,8 +303,3 @@ def test_time_is_linear_with_many_leaves_on_one_trunk(tmp_path: Path) -> None:
     began = time.process_time()
     assert len(store.read(path)[0].leaves()) == 1_500
     assert time.process_time() - began < 3
-
-
-@pytest.mark.parametrize("text", ["", "abcd", "xx" * 32])
-def test_a_string_in_a_file_is_not_decoded_as_base64(tmp_path: Path, text: str) -> None:
-    expect_refused(tmp_path / "x.tito", file_of(with_turn(fingerprint=text)))

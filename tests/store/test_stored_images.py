@@ -102,13 +102,6 @@ def test_bytes_of_a_subclass_are_stored_as_bytes(tmp_path: Path, kind: Any) -> N
         assert [(type(image.data), image.data) for image in loaded.images.values()] == [(bytes, ONE.data)]
 
 
-def test_media_are_checked_against_their_tokens() -> None:
-    ledger = Ledger()
-    span = MediaSpan(0, 2, ONE.sha256, "png", 3, 4)
-    with pytest.raises(LawViolationError, match="not one id"):
-        ledger.commit(make_draft(None, 0, [7, 8], [1], media=(span,)), images=[ONE])
-
-
 def edit_size(ledger: Any) -> None:
     ledger["images"][0].update(width=32, height=32)
     ledger["turns"][0]["media"][0][4:] = [32, 32]

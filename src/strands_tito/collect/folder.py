@@ -27,8 +27,8 @@ from strands_tito.collect.rollout import FolderError, RolloutResult, Task, TaskE
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import REWARD
 from tito_core.store import LedgerFile, SchemaError
-from tito_core.store.file import uuid_bytes
-from tito_core.store.records import PREAMBLE, UNREADABLE, expect_preamble, frames
+from tito_core.store.frames import PREAMBLE, expect_preamble, frames, uuid_bytes
+from tito_core.store.records import UNREADABLE
 from tito_core.termination import ANNOTATION
 
 NAME = "index.jsonl"

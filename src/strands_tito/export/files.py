@@ -42,7 +42,7 @@ from strands_tito.export.sample import (
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
 from tito_core.ledger.turn import REWARD, Finish, Image, Semantics, VersionSpan
-from tito_core.store.records import MAGIC
+from tito_core.store.frames import MAGIC
 from tito_core.termination import Termination
 
 if TYPE_CHECKING:

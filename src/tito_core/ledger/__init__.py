@@ -1,6 +1,6 @@
 """The ledger: a rollout's tokens and the origin of each. Pure, synchronous, standard library and NumPy only."""
 
-from tito_core.ledger.columns import Column, Columns, VocabularyCheck
+from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger, Sink
@@ -23,6 +23,7 @@ from tito_core.ledger.turn import (
     Server,
     Turn,
     VersionSpan,
+    VocabularyCheck,
 )
 
 __all__ = [

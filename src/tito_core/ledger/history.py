@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.ledger.json_values import strict
 from tito_core.ledger.turn import Turn
 
 DIGEST_BYTES = 16
@@ -222,3 +221,35 @@ def _encoded(value: Any) -> str:
 
 
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=True, default=_encoded)
+
+
+def strict(value: Any) -> Any:
+    """Copy a value's containers so that `strict(a) == b`, with b strict or not, holds only for the same JSON.
+
+    Strings are kept by reference, so comparing a string with itself is a pointer comparison at any length. Dicts, lists
+    and strings are compared by the interpreter itself, which makes long histories cheap.
+    """
+    if isinstance(value, dict):  # most items are strings; a call for each would dominate the cost
+        return {key: item if type(item) is str else strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [item if type(item) is str else strict(item) for item in value]
+    if isinstance(value, tuple):  # a tuple stays a tuple: it equals no list
+        return tuple([strict(item) for item in value])
+    if isinstance(value, float | int):
+        return _Number(value)
+    return value  # a string, bytes, None, or already strict
+
+
+class _Number:
+    """A number that equals only numbers of its own type. It must be the left operand: `strict(a) == b`."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self.kind = type(value)
+
+    def __eq__(self, other: object) -> bool:
+        if self.value is other or type(other) is self.kind:
+            return self.value is other or self.value == other
+        return type(other) is _Number and self.kind is other.kind and self.value == other.value

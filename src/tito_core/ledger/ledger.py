@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tito_core.ledger import laws as invariants
-from tito_core.ledger.columns import TokenIds, VocabularyCheck
-from tito_core.ledger.history import HistoryIndex, Match, Node
-from tito_core.ledger.json_values import strict
-from tito_core.ledger.trajectory import Trajectories, Trajectory, as_html, assemble, count, draw
+from tito_core.ledger import laws
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.history import HistoryIndex, Match, Node, strict
+from tito_core.ledger.trajectory import Trajectories, Trajectory, as_html, assemble, count
 from tito_core.ledger.turn import (
     NEW_AGENT,
     REWARD,
@@ -32,107 +31,10 @@ from tito_core.ledger.turn import (
     Server,
     Turn,
     VersionSpan,
+    VocabularyCheck,
     as_reward,
     new_uuid,
 )
-
-
-class CallIds:
-    """Generates tool-call ids, unique within a ledger. Thread-safe.
-
-    Args:
-        uuid: Identity of the ledger. Every id contains its first eight characters.
-        given: Number of ids that were generated before.
-    """
-
-    def __init__(self, uuid: str, given: int = 0) -> None:
-        self._prefix = f"call_{uuid[:8]}_"
-        self._given = given
-        self._lock = threading.Lock()
-
-    @property
-    def given(self) -> int:
-        """Number of ids that were generated."""
-        return self._given
-
-    def next(self) -> str:
-        """Return the next id."""
-        return f"{self._prefix}{self._take()}"
-
-    @contextmanager
-    def for_turn(self) -> Iterator[Callable[[], str]]:
-        """Yield a function that generates a turn's ids. If the turn fails, its ids become available again (law 5).
-
-        If another turn took a later id meanwhile, the earlier ids stay unused, since no id may be used twice.
-        """
-        taken: list[int] = []
-
-        def take() -> str:
-            taken.append(self._take())
-            return f"{self._prefix}{taken[-1]}"
-
-        try:
-            yield take
-        except BaseException:
-            with self._lock:
-                while taken and taken.pop() == self._given:
-                    self._given -= 1
-            raise
-
-    def _take(self) -> int:
-        with self._lock:
-            self._given += 1
-            return self._given
-
-
-class Interner:
-    """Interns the sampling parameters, servers, version names and agents of one ledger, under the ledger's lock."""
-
-    def __init__(self) -> None:
-        self._samplings: list[tuple[Any, Sampling]] = []
-        self._servers: dict[tuple[Any, ...], Server] = {}
-        self._versions: dict[str | None, str | None] = {}
-        self._agents: dict[str, str] = {}
-
-    def intern(self, draft: Draft, index: int, call_ids: int) -> Draft:
-        """Return a draft as turn `index` will hold it, with interned values. `register` adds its new ones."""
-        parameters = draft.sampling.parameters
-        known = next((sampling for value, sampling in reversed(self._samplings) if value == parameters), None)
-        server = self._servers.get(_key(draft.engine.server))
-        if server is None:
-            server = Server(
-                draft.engine.server.backend, draft.engine.server.model, draft.engine.server.semantics, index
-            )
-        record, version = draft.engine, self._versions.setdefault
-        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in record.versions]
-        engine = replace(record, server=server, versions=tuple(spans), responses=tuple(record.responses))
-        sampling = Sampling(_copy(parameters), index) if known is None else known
-        extras = dict(draft.extras)  # the caller may change its own dict
-        agent = f"agent-{index}" if draft.agent == NEW_AGENT else draft.agent
-        agent = None if agent is None else self._agents.setdefault(agent, agent)
-        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras, agent=agent)
-
-    def register(self, turn: Turn) -> None:
-        """Register the values that this turn is the first to have, so that later turns share them."""
-        sampling, server = turn.draft.sampling, turn.draft.engine.server
-        if sampling.first == turn.index:
-            self._samplings.append((strict(sampling.parameters), sampling))
-        if server.first == turn.index:
-            self._servers[_key(server)] = server
-
-
-def _copy(parameters: Any) -> Any:
-    try:
-        return deepcopy(parameters)
-    except RecursionError:
-        raise ValueError("The sampling parameters are nested too deeply to be stored; flatten the schema.") from None
-
-
-def _key(server: Server) -> tuple[Any, ...]:
-    semantics = server.semantics
-    values = (semantics.processed, semantics.temperature, semantics.adjusted)
-    # The types are part of the key, since 1 == 1.0 == True.
-    return server.backend, server.model, semantics.source, *values, *map(type, values)
 
 
 class Sink(Protocol):
@@ -219,7 +121,7 @@ class Ledger:
         ledger._images = {image.sha256: image for image in images}
         for turn in ledger._turns:
             if turn.draft.media:
-                invariants.check_stored(turn.draft.media, ledger._images, turn=turn.index)
+                laws.check_stored(turn.draft.media, ledger._images, turn=turn.index)
         return ledger
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -257,7 +159,7 @@ class Ledger:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 9 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
         """
-        invariants.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
+        laws.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
 
     def commit(
         self, draft: Draft, match: Match | None = None, answer: Any = None, images: Iterable[Image] = ()
@@ -278,11 +180,11 @@ class Ledger:
         kept = strict(answer)  # may raise, so it comes before any change
         with self._lock:
             turn = self._turn_of(self._interner.intern(self._with_branch(draft), len(self._turns), self.call_ids.given))
-            invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
-            invariants.check_branch(turn, first=not self._has_child(draft.parent))
+            laws.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
+            laws.check_branch(turn, first=not self._has_child(draft.parent))
             new = {image.sha256: image for image in images if image.sha256 not in self._images}
             if draft.media:
-                invariants.check_stored(draft.media, ChainMap(new, self._images), turn=turn.index)
+                laws.check_stored(draft.media, ChainMap(new, self._images), turn=turn.index)
             if self.sink is not None:
                 self.sink.turn(self.header, turn, tuple(new.values()))
             self._images.update(new)
@@ -496,3 +398,154 @@ class Ledger:
         self._turns.append(turn)
         if turn.draft.parent is not None:
             self._parents.add(turn.draft.parent)
+
+
+class CallIds:
+    """Generates tool-call ids, unique within a ledger. Thread-safe.
+
+    Args:
+        uuid: Identity of the ledger. Every id contains its first eight characters.
+        given: Number of ids that were generated before.
+    """
+
+    def __init__(self, uuid: str, given: int = 0) -> None:
+        self._prefix = f"call_{uuid[:8]}_"
+        self._given = given
+        self._lock = threading.Lock()
+
+    @property
+    def given(self) -> int:
+        """Number of ids that were generated."""
+        return self._given
+
+    def next(self) -> str:
+        """Return the next id."""
+        return f"{self._prefix}{self._take()}"
+
+    @contextmanager
+    def for_turn(self) -> Iterator[Callable[[], str]]:
+        """Yield a function that generates a turn's ids. If the turn fails, its ids become available again (law 5).
+
+        If another turn took a later id meanwhile, the earlier ids stay unused, since no id may be used twice.
+        """
+        taken: list[int] = []
+
+        def take() -> str:
+            taken.append(self._take())
+            return f"{self._prefix}{taken[-1]}"
+
+        try:
+            yield take
+        except BaseException:
+            with self._lock:
+                while taken and taken.pop() == self._given:
+                    self._given -= 1
+            raise
+
+    def _take(self) -> int:
+        with self._lock:
+            self._given += 1
+            return self._given
+
+
+class Interner:
+    """Interns the sampling parameters, servers, version names and agents of one ledger, under the ledger's lock."""
+
+    def __init__(self) -> None:
+        self._samplings: list[tuple[Any, Sampling]] = []
+        self._servers: dict[tuple[Any, ...], Server] = {}
+        self._versions: dict[str | None, str | None] = {}
+        self._agents: dict[str, str] = {}
+
+    def intern(self, draft: Draft, index: int, call_ids: int) -> Draft:
+        """Return a draft as turn `index` will hold it, with interned values. `register` adds its new ones."""
+        parameters = draft.sampling.parameters
+        known = next((sampling for value, sampling in reversed(self._samplings) if value == parameters), None)
+        reported = draft.engine.server
+        server = self._servers.get(_server_key(reported))
+        if server is None:
+            server = Server(reported.backend, reported.model, reported.semantics, index)
+        record, version = draft.engine, self._versions.setdefault
+        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in record.versions]
+        engine = replace(record, server=server, versions=tuple(spans), responses=tuple(record.responses))
+        sampling = Sampling(_copied(parameters), index) if known is None else known
+        extras = dict(draft.extras)  # the caller may change its own dict
+        agent = f"agent-{index}" if draft.agent == NEW_AGENT else draft.agent
+        agent = None if agent is None else self._agents.setdefault(agent, agent)
+        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras, agent=agent)
+
+    def register(self, turn: Turn) -> None:
+        """Register the values that this turn is the first to have, so that later turns share them."""
+        sampling, server = turn.draft.sampling, turn.draft.engine.server
+        if sampling.first == turn.index:
+            self._samplings.append((strict(sampling.parameters), sampling))
+        if server.first == turn.index:
+            self._servers[_server_key(server)] = server
+
+
+def _copied(parameters: Any) -> Any:
+    try:
+        return deepcopy(parameters)
+    except RecursionError:
+        raise ValueError("The sampling parameters are nested too deeply to be stored; flatten the schema.") from None
+
+
+def _server_key(server: Server) -> tuple[Any, ...]:
+    semantics = server.semantics
+    values = (semantics.processed, semantics.temperature, semantics.adjusted)
+    # The types are part of the key, since 1 == 1.0 == True.
+    return server.backend, server.model, semantics.source, *values, *map(type, values)
+
+
+def draw(ledger: Ledger) -> str:
+    """Draw each turn under its parent: its agent if there are several, tokens, finish reason, calls and branch."""
+    turns = list(ledger)
+    sampled = sum(turn.draft.columns.output for turn in turns)
+    total = sum(turn.own_length for turn in turns)
+    title = (
+        f"ledger {ledger.uuid}: {count(len(turns), 'turn')}, "
+        f"{count(len(ledger.leaves()), 'trajectory', 'trajectories')}, {total} tokens, {sampled} of them sampled"
+    )
+    return "\n".join([title, *_lines(turns, names_agents=len({turn.draft.agent for turn in turns}) > 1)])
+
+
+def _lines(turns: list[Turn], *, names_agents: bool) -> Iterator[str]:
+    """Yield one line per turn, depth first. Siblings are indented; an only child stays below its parent."""
+    children_of: dict[int | None, list[Turn]] = {}
+    for turn in turns:
+        children_of.setdefault(turn.parent, []).append(turn)
+    stack = _siblings(children_of.get(None, []), "")
+    while stack:
+        turn, lead, indent = stack.pop()
+        yield f"{lead}{_turn_line(turn, names_agents=names_agents)}"
+        children = children_of.get(turn.index, [])
+        stack += _siblings(children, indent) if len(children) > 1 else [(child, indent, indent) for child in children]
+
+
+def _siblings(turns: list[Turn], indent: str) -> list[tuple[Turn, str, str]]:
+    """Return sibling turns, last first, each with the prefix of its own line and that of its descendants."""
+    return [
+        (turn, indent + ("└─ " if turn is turns[-1] else "├─ "), indent + ("   " if turn is turns[-1] else "│  "))
+        for turn in reversed(turns)
+    ]
+
+
+def _turn_line(turn: Turn, *, names_agents: bool) -> str:
+    draft = turn.draft
+    by = f" by {_one_line(draft.agent or 'no agent')}" if names_agents else ""
+    parts = [f"turn {turn.index}{by}", f"{draft.columns.prompt}+{draft.columns.output} tokens", str(draft.finish)]
+    if draft.calls:
+        calls = [_one_line(call.name or "?") + f" ({call.status})" * (call.status != "ok") for call in draft.calls]
+        parts.append("calls " + ", ".join(calls))
+    if not draft.reasoning_closed:
+        parts.append("reasoning left open")
+    if draft.constrained:
+        parts.append("constrained")
+    if draft.branch is not None:
+        parts.append(f"← {draft.branch}")
+    return "  ".join(parts)
+
+
+def _one_line(name: str) -> str:
+    """Escape a name that would break the line: a malformed call has any text for a name."""
+    return name if name.isprintable() else repr(name)

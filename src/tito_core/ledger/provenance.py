@@ -24,11 +24,3 @@ class Provenance(IntEnum):
 def is_output(provenance: Provenances) -> npt.NDArray[np.bool_]:
     """Return which tokens the engine reported as output (`SAMPLED` or `CONSTRAINED`)."""
     return provenance >= Provenance.SAMPLED
-
-
-def loss_mask(provenance: Provenances, *, train_constrained: bool = False) -> npt.NDArray[np.uint8]:
-    """Return the loss mask, dtype uint8: 1 on `SAMPLED`, and on `CONSTRAINED` if `train_constrained`."""
-    mask = provenance == Provenance.SAMPLED
-    if train_constrained:
-        mask = mask | (provenance == Provenance.CONSTRAINED)
-    return np.asarray(mask, np.uint8)

@@ -1,4 +1,4 @@
-"""A turn: one request to the engine and its committed answer, frozen."""
+"""The values that a ledger holds: turns and their parts, the header, annotations and images; and copies of JSON."""
 
 from __future__ import annotations
 
@@ -10,230 +10,36 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds, VocabularyCheck
-from tito_core.ledger.json_values import plain
+import numpy as np
+
+from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
 from tito_core.ledger.provenance import Provenances
 
 
-class Reason(StrEnum):
-    """Why a history branched (law 8)."""
-
-    EDIT = "edit"  # a message changed, or an assistant message appeared that was not sampled here
-    TRIM = "trim"  # messages were removed
-    SUMMARY = "summary"  # several messages were replaced by one
-    REWIND = "rewind"  # the agent returned to an earlier turn and got another message
-    RETRY = "retry"  # the same messages were sent again
-    OPENING = "new system prompt or tools"
-    THINKING = "thinking stripped"
-    SEPARATE = "separate agent"
-    SIDE_CALL = "side call"  # a call outside any agent's conversation, such as a summary
-
-
-OF_ONE_AGENT = frozenset(Reason) - {Reason.SEPARATE, Reason.SIDE_CALL}
-"""Reasons that a change of one agent's own history can have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A link from the first turn of a new path to the older path that it left.
-
-    Attributes:
-        reason: Why the path branched.
-        turn: The last turn whose content both paths share, or the agent's own last turn if they share none (after a
-            trim, for example). None if the path left no other path.
-        message: Index of the first message that differs, or None.
-        detail: For `OPENING`, the part of the opening that differs; empty otherwise.
-    """
-
-    reason: Reason
-    turn: int | None = None
-    message: int | None = None
-    detail: str = ""
-
-    def __str__(self) -> str:
-        words = [str(self.reason) + (f" ({self.detail})" if self.detail else "")]
-        if self.turn is not None:
-            words.append(f"from turn {self.turn}")
-        if self.message is not None:
-            words.append(f"at message {self.message}")
-        return ", ".join(words)
-
-
-class Finish(StrEnum):
-    """Why the engine stopped sampling."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"  # the engine aborted it, for a trainer; committed only with on_abort="commit"
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether the answer ended by something else than the policy's own stop."""
-        return self is not Finish.STOP
-
-
-class Sampling(Mapping[str, Any]):
-    """Sampling parameters as sent, without `max_new_tokens`. JSON-compatible. Turns of a ledger share equal ones.
-
-    Attributes:
-        parameters: The parameters.
-        first: The first turn that had them.
-    """
-
-    __slots__ = ("first", "parameters")
-
-    def __init__(self, parameters: Mapping[str, Any], first: int = 0) -> None:
-        self.parameters = dict(parameters)
-        self.first = first
-
-    def __getitem__(self, name: str) -> Any:
-        return self.parameters[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parameters)
-
-    def __len__(self) -> int:
-        return len(self.parameters)
-
-    def __repr__(self) -> str:
-        return f"Sampling({self.parameters!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class Semantics:
-    """What a logprob means (law 11). `None` means unknown.
-
-    Attributes:
-        processed: False if logprobs are log_softmax of the raw logits, True if the sampler's temperature was applied
-            first.
-        temperature: The temperature that the logprobs include; 1.0 for raw ones.
-        adjusted: Whether something else may have changed the distribution first: a grammar, a penalty, a truncation.
-        source: Where this information comes from, for example "vllm 0.32.0, measured".
-    """
-
-    processed: bool | None
-    temperature: float | None
-    adjusted: bool
-    source: str
-
-    def comparable_with_scoring(self) -> bool:
-        """Return whether teacher-forced scoring (raw, temperature 1) gives the same number."""
-        return self.temperature == 1.0 and not self.adjusted
-
-
-class Server:
-    """A server, as far as turns have it in common. Turns of a ledger share equal ones.
-
-    Attributes:
-        backend: Name of the backend.
-        model: The model's name on the server.
-        semantics: What its logprobs mean.
-        first: The first turn that it answered.
-    """
-
-    __slots__ = ("backend", "first", "model", "semantics")
-
-    def __init__(self, backend: str, model: str, semantics: Semantics, first: int = 0) -> None:
-        self.backend = backend
-        self.model = model
-        self.semantics = semantics
-        self.first = first
-
-    def __repr__(self) -> str:
-        return f"Server({self.backend!r}, {self.model!r}, {self.semantics!r})"
-
-
-class VersionSpan(NamedTuple):
-    """The weight version that sampled tokens `start` to `stop`; None if the engine did not report it.
-
-    In a turn, offsets count from its first output token; in a trajectory, from the first token of the path.
-    """
-
-    start: int
-    stop: int
-    version: str | None
-
-
-class ResponseSpan(NamedTuple):
-    """Output tokens `start` to `stop` of a turn: those of one engine response (law 4).
-
-    Attributes:
-        start: First token, counted from the first output token.
-        stop: One past its last token.
-        request_id: The engine's name for the request.
-    """
-
-    start: int
-    stop: int
-    request_id: str
-
-
-class CallRecord(NamedTuple):
-    """One tool call, as parsed from the policy's tokens.
-
-    Attributes:
-        name: The tool's name, or None if the tokens do not determine it.
-        status: "ok", "lenient", "malformed", "truncated", or "suspect" for text that only looks like a call.
-        start: First token of the call, as an offset within the turn's output.
-        stop: One past its last token.
-        reason: Why the status is not "ok", as a sentence; empty otherwise.
-    """
-
-    name: str | None
-    status: str
-    start: int
-    stop: int
-    reason: str = ""
-
-
-class MediaSpan(NamedTuple):
-    """Placeholder tokens of an image or another medium.
-
-    Attributes:
-        offset: First token, counted from the start of the path.
-        length: Number of tokens.
-        sha256: Digest of the medium's bytes, 32 bytes.
-        format: Such as "png"; empty if unknown.
-        width: In pixels; 0 if unknown.
-        height: In pixels; 0 if unknown.
-    """
-
-    offset: int
-    length: int
-    sha256: bytes
-    format: str = ""
-    width: int = 0
-    height: int = 0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class EngineRecord:
-    """The part of a turn that depends on engine and run. All other parts are equal on every backend (law 13).
+class Turn:
+    """A committed turn: a draft with its place in the ledger.
 
     Attributes:
-        server: The server, and what its logprobs mean.
-        request_id: The engine's name for the request; the last one if the turn was resumed.
-        latency_s: Seconds from sending the request to the end of the response.
-        cached_tokens: Prompt tokens found in the engine's prefix cache, or None if the engine did not report them.
-        versions: Weight versions that tile the output (law 10).
-        responses: The responses that tile the output of a resumed turn; empty if one response holds it all.
-        finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
-        unordered: The answer was streamed, and nothing in its events showed their order.
+        index: Its position in commit order.
+        draft: Its content.
+        path_length: Number of tokens from the root to its end.
     """
 
-    server: Server
-    request_id: str
-    latency_s: float
-    cached_tokens: int | None
-    versions: tuple[VersionSpan, ...]
-    responses: tuple[ResponseSpan, ...] = ()
-    finish_word: str | None = None
-    unordered: bool = False
+    index: int
+    draft: Draft
+    path_length: int
 
     @property
-    def semantics(self) -> Semantics:
-        """What the logprobs mean (law 11)."""
-        return self.server.semantics
+    def parent(self) -> int | None:
+        """Index of the turn that this one extends, or None for a root."""
+        return self.draft.parent
+
+    @property
+    def own_length(self) -> int:
+        """Number of tokens that this turn added: delta and output."""
+        columns = self.draft.columns
+        return columns.prompt + columns.output
 
 
 NEW_AGENT = ""
@@ -304,57 +110,225 @@ class Draft:
         return self.columns.logprobs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """A committed turn: a draft with its place in the ledger.
+class Finish(StrEnum):
+    """Why the engine stopped sampling."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"  # the engine aborted it, for a trainer; committed only with on_abort="commit"
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the answer ended by something else than the policy's own stop."""
+        return self is not Finish.STOP
+
+
+class CallRecord(NamedTuple):
+    """One tool call, as parsed from the policy's tokens.
 
     Attributes:
-        index: Its position in commit order.
-        draft: Its content.
-        path_length: Number of tokens from the root to its end.
+        name: The tool's name, or None if the tokens do not determine it.
+        status: "ok", "lenient", "malformed", "truncated", or "suspect" for text that only looks like a call.
+        start: First token of the call, as an offset within the turn's output.
+        stop: One past its last token.
+        reason: Why the status is not "ok", as a sentence; empty otherwise.
     """
 
-    index: int
-    draft: Draft
-    path_length: int
-
-    @property
-    def parent(self) -> int | None:
-        """Index of the turn that this one extends, or None for a root."""
-        return self.draft.parent
-
-    @property
-    def own_length(self) -> int:
-        """Number of tokens that this turn added: delta and output."""
-        columns = self.draft.columns
-        return columns.prompt + columns.output
+    name: str | None
+    status: str
+    start: int
+    stop: int
+    reason: str = ""
 
 
-REWARD = "reward"
-"""Name of the annotation that holds a rollout's reward."""
+class MediaSpan(NamedTuple):
+    """Placeholder tokens of an image or another medium.
 
-
-def as_reward(value: Any) -> float:
-    """Return a reward as a float: a finite number of Python, NumPy or torch, or a bool.
-
-    Raises:
-        ValueError: It is something else, such as text, a list, or NaN.
+    Attributes:
+        offset: First token, counted from the start of the path.
+        length: Number of tokens.
+        sha256: Digest of the medium's bytes, 32 bytes.
+        format: Such as "png"; empty if unknown.
+        width: In pixels; 0 if unknown.
+        height: In pixels; 0 if unknown.
     """
-    try:
-        number = float(value) if hasattr(value, "__float__") else math.nan
-    except (TypeError, ValueError, OverflowError):  # such as an array of several numbers
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(
-            f"The reward {value!r:.200} is not a finite number: pass a float. Keep several scores, or text, as "
-            "annotations of other names."
-        )
-    return number
+
+    offset: int
+    length: int
+    sha256: bytes
+    format: str = ""
+    width: int = 0
+    height: int = 0
 
 
-def new_uuid() -> str:
-    """Return a random UUID."""
-    return str(uuid_module.uuid4())
+class Reason(StrEnum):
+    """Why a history branched (law 8)."""
+
+    EDIT = "edit"  # a message changed, or an assistant message appeared that was not sampled here
+    TRIM = "trim"  # messages were removed
+    SUMMARY = "summary"  # several messages were replaced by one
+    REWIND = "rewind"  # the agent returned to an earlier turn and got another message
+    RETRY = "retry"  # the same messages were sent again
+    OPENING = "new system prompt or tools"
+    THINKING = "thinking stripped"
+    SEPARATE = "separate agent"
+    SIDE_CALL = "side call"  # a call outside any agent's conversation, such as a summary
+
+
+OF_ONE_AGENT = frozenset(Reason) - {Reason.SEPARATE, Reason.SIDE_CALL}
+"""Reasons that a change of one agent's own history can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A link from the first turn of a new path to the older path that it left.
+
+    Attributes:
+        reason: Why the path branched.
+        turn: The last turn whose content both paths share, or the agent's own last turn if they share none (after a
+            trim, for example). None if the path left no other path.
+        message: Index of the first message that differs, or None.
+        detail: For `OPENING`, the part of the opening that differs; empty otherwise.
+    """
+
+    reason: Reason
+    turn: int | None = None
+    message: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        words = [str(self.reason) + (f" ({self.detail})" if self.detail else "")]
+        if self.turn is not None:
+            words.append(f"from turn {self.turn}")
+        if self.message is not None:
+            words.append(f"at message {self.message}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineRecord:
+    """The part of a turn that depends on engine and run. All other parts are equal on every backend (law 13).
+
+    Attributes:
+        server: The server, and what its logprobs mean.
+        request_id: The engine's name for the request; the last one if the turn was resumed.
+        latency_s: Seconds from sending the request to the end of the response.
+        cached_tokens: Prompt tokens found in the engine's prefix cache, or None if the engine did not report them.
+        versions: Weight versions that tile the output (law 10).
+        responses: The responses that tile the output of a resumed turn; empty if one response holds it all.
+        finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
+        unordered: The answer was streamed, and nothing in its events showed their order.
+    """
+
+    server: Server
+    request_id: str
+    latency_s: float
+    cached_tokens: int | None
+    versions: tuple[VersionSpan, ...]
+    responses: tuple[ResponseSpan, ...] = ()
+    finish_word: str | None = None
+    unordered: bool = False
+
+    @property
+    def semantics(self) -> Semantics:
+        """What the logprobs mean (law 11)."""
+        return self.server.semantics
+
+
+class Server:
+    """A server, as far as turns have it in common. Turns of a ledger share equal ones.
+
+    Attributes:
+        backend: Name of the backend.
+        model: The model's name on the server.
+        semantics: What its logprobs mean.
+        first: The first turn that it answered.
+    """
+
+    __slots__ = ("backend", "first", "model", "semantics")
+
+    def __init__(self, backend: str, model: str, semantics: Semantics, first: int = 0) -> None:
+        self.backend = backend
+        self.model = model
+        self.semantics = semantics
+        self.first = first
+
+    def __repr__(self) -> str:
+        return f"Server({self.backend!r}, {self.model!r}, {self.semantics!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Semantics:
+    """What a logprob means (law 11). `None` means unknown.
+
+    Attributes:
+        processed: False if logprobs are log_softmax of the raw logits, True if the sampler's temperature was applied
+            first.
+        temperature: The temperature that the logprobs include; 1.0 for raw ones.
+        adjusted: Whether something else may have changed the distribution first: a grammar, a penalty, a truncation.
+        source: Where this information comes from, for example "vllm 0.32.0, measured".
+    """
+
+    processed: bool | None
+    temperature: float | None
+    adjusted: bool
+    source: str
+
+    def comparable_with_scoring(self) -> bool:
+        """Return whether teacher-forced scoring (raw, temperature 1) gives the same number."""
+        return self.temperature == 1.0 and not self.adjusted
+
+
+class VersionSpan(NamedTuple):
+    """The weight version that sampled tokens `start` to `stop`; None if the engine did not report it.
+
+    In a turn, offsets count from its first output token; in a trajectory, from the first token of the path.
+    """
+
+    start: int
+    stop: int
+    version: str | None
+
+
+class ResponseSpan(NamedTuple):
+    """Output tokens `start` to `stop` of a turn: those of one engine response (law 4).
+
+    Attributes:
+        start: First token, counted from the first output token.
+        stop: One past its last token.
+        request_id: The engine's name for the request.
+    """
+
+    start: int
+    stop: int
+    request_id: str
+
+
+class Sampling(Mapping[str, Any]):
+    """Sampling parameters as sent, without `max_new_tokens`. JSON-compatible. Turns of a ledger share equal ones.
+
+    Attributes:
+        parameters: The parameters.
+        first: The first turn that had them.
+    """
+
+    __slots__ = ("first", "parameters")
+
+    def __init__(self, parameters: Mapping[str, Any], first: int = 0) -> None:
+        self.parameters = dict(parameters)
+        self.first = first
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parameters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parameters)
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    def __repr__(self) -> str:
+        return f"Sampling({self.parameters!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +383,22 @@ class Header:
             object.__setattr__(self, "vocabulary", VocabularyCheck(self.vocabulary))
 
 
+class VocabularyCheck(StrEnum):
+    """How a tokenizer was compared with the server's."""
+
+    TOKENIZE = "tokenize"
+    """The server encoded the same texts to the same ids."""
+    VOCAB_SIZE = "vocab size"
+    """The server does not encode texts, but its model's vocabulary covers every id of the tokenizer."""
+    NOT_CHECKED = "not checked"
+    """The server does not encode texts and does not report its vocabulary size."""
+
+
+def new_uuid() -> str:
+    """Return a random UUID."""
+    return str(uuid_module.uuid4())
+
+
 @dataclass(frozen=True, slots=True)
 class Annotation:
     """A value that is added to a rollout later. Annotations are only added; the last one of a name counts.
@@ -434,9 +424,26 @@ class Annotation:
         object.__setattr__(self, "value", plain(self.value, self.name))
 
 
-_PNG = b"\x89PNG\r\n\x1a\n"
-_HEADER = _PNG + b"\0\0\0\rIHDR"
-"""How a PNG file begins; its width and height follow, 4 bytes each."""
+REWARD = "reward"
+"""Name of the annotation that holds a rollout's reward."""
+
+
+def as_reward(value: Any) -> float:
+    """Return a reward as a float: a finite number of Python, NumPy or torch, or a bool.
+
+    Raises:
+        ValueError: It is something else, such as text, a list, or NaN.
+    """
+    try:
+        number = float(value) if hasattr(value, "__float__") else math.nan
+    except (TypeError, ValueError, OverflowError):  # such as an array of several numbers
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"The reward {value!r:.200} is not a finite number: pass a float. Keep several scores, or text, as "
+            "annotations of other names."
+        )
+    return number
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -481,3 +488,69 @@ class Image:
 
     def __repr__(self) -> str:
         return f"<Image {self.sha256.hex()[:12]}: {self.format}, {self.width} x {self.height}, {len(self.data)} bytes>"
+
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_HEADER = _PNG + b"\0\0\0\rIHDR"
+"""How a PNG file begins; its width and height follow, 4 bytes each."""
+DEPTH = 100
+"""Deepest nesting of dicts and lists in a ledger. Deeper values could be written to a file, but not read back."""
+
+
+def plain(value: Any, name: str) -> Any:
+    """Copy a value as JSON. NaN and infinities are kept; NumPy scalars become Python scalars.
+
+    Args:
+        value: Dicts with string keys, lists, tuples (which become lists), strings, numbers, bools and None.
+        name: What the value is, for the error.
+
+    Raises:
+        TypeError: The value contains another type.
+        ValueError: A string is not Unicode, a whole number needs more than 64 bits, or the nesting is too deep.
+    """
+    return _plain(value, name, (), DEPTH)
+
+
+_Place = tuple[Any, ...]
+"""Where a nested value is: the place of its container, and its key; () for the whole. Only errors write it out."""
+
+
+def _plain(value: Any, name: str, place: _Place, depth: int) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        value.encode()  # raises on a lone surrogate, which a file cannot hold
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{_spelled(name, place)} has the keys {list(value)}, but JSON keys must be strings.")
+        _expect_depth(name, depth)
+        return {
+            _plain(key, name, place, depth): _plain(item, name, (place, key), depth - 1) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        _expect_depth(name, depth)
+        return [_plain(item, name, (place, index), depth - 1) for index, item in enumerate(value)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{_spelled(name, place)} is {_digits(value)}, which needs more than 64 bits.")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"{_spelled(name, place)} is {value!r}, which is not JSON.")
+
+
+def _expect_depth(name: str, depth: int) -> None:
+    if not depth:
+        raise ValueError(f"{name} is nested more than {DEPTH} levels deep; flatten it, or store it as a string.")
+
+
+def _spelled(name: str, place: _Place) -> str:
+    keys = []
+    while place:
+        place, key = place
+        keys.append(f"[{key!r}]")
+    return name + "".join(reversed(keys))
+
+
+def _digits(number: int) -> str:
+    """Format a number; Python refuses to format one of several thousand digits."""
+    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"

@@ -9,7 +9,8 @@ import msgspec
 
 from tito_core.ledger.ledger import Ledger
 from tito_core.store.file import LedgerFile
-from tito_core.store.records import LedgerField, SchemaError, from_json, from_record, to_json, to_record
+from tito_core.store.frames import SchemaError
+from tito_core.store.records import LedgerField, from_json, from_record, to_json, to_record
 
 __all__ = [
     "LedgerField",

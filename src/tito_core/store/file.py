@@ -1,4 +1,4 @@
-"""A file of ledgers: indexed on opening, read on demand, appended turn by turn."""
+"""A file of ledgers: indexed on opening, read on demand, appended turn by turn under a lock of the file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import logging
 import os
 import threading
 import time
-import uuid as uuid_module
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from io import BytesIO, FileIO
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -24,162 +23,27 @@ import msgspec
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Annotation, Header, Image, Turn
-from tito_core.store.records import (
+from tito_core.store.frames import (
     BLOCK,
     PREAMBLE,
     SCHEMA,
-    UNREADABLE,
     Frame,
+    Index,
     Kind,
-    Readable,
     SchemaError,
     expect_preamble,
-    expect_readable,
     framed,
-    frames,
-    image_record,
-    is_at,
-    load,
-    record_of,
-    turn_record,
+    uuid_bytes,
 )
+from tito_core.store.records import UNREADABLE, expect_readable, image_record, load, record_of, turn_record
 
-Records = tuple[list[Frame], ...]
-"""The records of one ledger: a list per kind, in the order they were written."""
-
-
-class Index:
-    """The ledgers of a file, in the order they began, and the end of its last whole record.
-
-    Attributes:
-        end: Offset after the last whole record.
-        last: The last whole record, or None.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
-        self._ledgers: dict[bytes, Records] = {}
-        self.end = len(PREAMBLE)
-        self.last: Frame | None = None
-
-    def __len__(self) -> int:
-        return len(self._ledgers)
-
-    @property
-    def uuids(self) -> list[str]:
-        """UUIDs of the ledgers."""
-        return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._ledgers]
-
-    def records(self, uuid: str) -> Records | None:
-        """Return a ledger's records, or None if the file has no such ledger."""
-        return self._ledgers.get(uuid_bytes(uuid))
-
-    def count(self, uuid: str, kind: Kind) -> int:
-        """Return the number of a ledger's records of one kind."""
-        records = self.records(uuid)
-        return len(records[kind]) if records else 0
-
-    def scan(self, file: Readable) -> None:
-        """Add the whole records that the file has after `end`."""
-        self.add(frames(file, self.end, self._path))
-
-    def lost_in(self, descriptor: int) -> str | None:
-        """Return what another program did to the file, or None if it still holds the last record of this index."""
-        last = self.last
-        if last is None or (os.fstat(descriptor).st_size >= last.offset + last.length and is_at(descriptor, last)):
-            return None
-        return (
-            f"another program truncated it or wrote over it: it has {os.fstat(descriptor).st_size} bytes, and the "
-            f"record that ended at byte {last.offset + last.length} is gone"
-        )
-
-    def parsed(self, data: bytes) -> list[Frame]:
-        """Return the frames of records that are about to be appended at `end`."""
-        return [frame._replace(offset=frame.offset + self.end) for frame in frames(BytesIO(data), 0, self._path)]
-
-    def add(self, added: Iterable[Frame]) -> None:
-        """Add appended records. The file is not read again, since reading may fail where writing succeeded."""
-        for frame in added:
-            kind, uuid, offset, length = frame
-            records = self._ledgers.get(uuid)
-            if records is None:
-                records = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
-            records[kind].append(frame)
-            self.end, self.last = offset + length, frame
-
-
-def uuid_bytes(uuid: str) -> bytes:
-    """Return a UUID's 16 bytes, or b"", which no file has, for a string that is not a canonical UUID."""
-    try:
-        parsed = uuid_module.UUID(uuid)
-    except ValueError:
-        return b""
-    return parsed.bytes if str(parsed) == uuid else b""
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 _log = logging.getLogger(__name__)
+_ENCODER = msgspec.msgpack.Encoder()
 LOCK_WAIT_S = 30.0
 """Longest wait for a lock that another process holds, in seconds."""
 _wait_s: ContextVar[float] = ContextVar("wait_s", default=LOCK_WAIT_S)
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 """Pauses between two tries to take the lock, in seconds; each is twice as long as the one before."""
-
-
-class FileLockedError(BlockingIOError):
-    """Another process holds the lock of the file. Nothing was written."""
-
-
-@contextmanager
-def without_waiting() -> Iterator[None]:
-    """Raise `FileLockedError` at once where another process holds a file's lock: an event loop must not block."""
-    token = _wait_s.set(0.0)
-    try:
-        yield
-    finally:
-        _wait_s.reset(token)
-
-
-class LockWait:
-    """A bounded wait for a lock: how long to pause before the next try. A first pause of a second is logged.
-
-    Args:
-        path: The locked file.
-        within_s: Longest wait in seconds.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], within_s: float = LOCK_WAIT_S) -> None:
-        self._path = path
-        self._began = time.monotonic()
-        self._within_s = within_s
-        self._next_s = _SHORTEST_PAUSE_S
-        self._logged = False
-
-    def pause_s(self) -> float:
-        """Return the seconds until the next try.
-
-        Raises:
-            FileLockedError: The time is up.
-        """
-        waited_s = time.monotonic() - self._began
-        if waited_s >= self._within_s:
-            raise FileLockedError(
-                errno.EAGAIN,
-                f"another process has held the file's lock for {waited_s:.1f} s; `fuser` or `lslocks` shows which",
-                str(self._path),
-            )
-        if waited_s >= 1 and not self._logged:
-            self._logged = True
-            _log.warning("path=<%s> | another process holds the lock of the file, waiting", self._path)
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _LONGEST_PAUSE_S)
-        return min(pause_s, self._within_s - waited_s)
-
-
-class _ImageData(msgspec.Struct):
-    data: bytes
-
-
-_DECODER = msgspec.msgpack.Decoder(_ImageData)
 
 
 class LedgerFile:
@@ -405,9 +269,10 @@ class LedgerFile:
         records = self._index.records(uuid)
         frames = records[Kind.IMAGE] if records else []
         try:
-            return {sha256(_DECODER.decode(payload).data).digest() for payload in self._read(frames)}
+            images = [msgspec.msgpack.decode(payload, type=_ImageData) for payload in self._read(frames)]
         except UNREADABLE as error:
             raise SchemaError(f"An image of ledger {uuid} in {self.path} cannot be read: {error}.") from error
+        return {sha256(image.data).digest() for image in images}
 
     def _expect_same(self, ledger: Ledger) -> None:
         """Compare the header and the last common turn with the file's."""
@@ -433,11 +298,10 @@ class LedgerFile:
             written = 0
             while written < len(data):
                 written += self._file.write(data[written:])
-        except OSError as error:
+        except BaseException as error:
             self._cut_tail()
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-        except BaseException:
-            self._cut_tail()
+            if isinstance(error, OSError):
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             raise
         self._index.add(added)
 
@@ -540,6 +404,59 @@ class LedgerFile:
             os.pwrite(fileno, PREAMBLE, 0)
         finally:
             fcntl.fcntl(fileno, fcntl.F_SETFL, flags)
+
+
+class FileLockedError(BlockingIOError):
+    """Another process holds the lock of the file. Nothing was written."""
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Raise `FileLockedError` at once where another process holds a file's lock: an event loop must not block."""
+    token = _wait_s.set(0.0)
+    try:
+        yield
+    finally:
+        _wait_s.reset(token)
+
+
+class LockWait:
+    """A bounded wait for a lock: how long to pause before the next try. A first pause of a second is logged.
+
+    Args:
+        path: The locked file.
+        within_s: Longest wait in seconds.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], within_s: float = LOCK_WAIT_S) -> None:
+        self._path = path
+        self._began = time.monotonic()
+        self._within_s = within_s
+        self._next_s = _SHORTEST_PAUSE_S
+        self._logged = False
+
+    def pause_s(self) -> float:
+        """Return the seconds until the next try.
+
+        Raises:
+            FileLockedError: The time is up.
+        """
+        waited_s = time.monotonic() - self._began
+        if waited_s >= self._within_s:
+            raise FileLockedError(
+                errno.EAGAIN,
+                f"another process has held the file's lock for {waited_s:.1f} s; `fuser` or `lslocks` shows which",
+                str(self._path),
+            )
+        if waited_s >= 1 and not self._logged:
+            self._logged = True
+            _log.warning("path=<%s> | another process holds the lock of the file, waiting", self._path)
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, _LONGEST_PAUSE_S)
+        return min(pause_s, self._within_s - waited_s)
+
+
+class _ImageData(msgspec.Struct):
+    data: bytes
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:

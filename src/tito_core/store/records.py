@@ -8,23 +8,17 @@ value are left out. Columns are little-endian bytes, so that a reader in another
 
 from __future__ import annotations
 
-import os
-import re
-import struct
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from tito_core.ledger.columns import Column, Columns
-from tito_core.ledger.json_values import plain
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import (
@@ -38,239 +32,15 @@ from tito_core.ledger.turn import (
     Semantics,
     Server,
     Turn,
+    plain,
 )
-
-SCHEMA = 2
-"""Schema 1 has no `agent` of a turn. Both are read; a file of schema 1 becomes one of schema 2 when it is continued."""
-MAGIC = b"\x89TITO\r\n"
-PREAMBLE = MAGIC + bytes([SCHEMA])
-"""The start of a file: the magic number, then the schema version as one byte."""
-_FACTS = struct.Struct("<IIB16s")
-"""The first part of a record's head: payload length in bytes, CRC-32 of the payload, kind, UUID of the ledger."""
-_HEAD = struct.Struct("<IIB16sI")
-HEAD_BYTES = _HEAD.size
-"""Size of a head. It ends with a CRC-32 of its first part, so that a damaged length is not mistaken for a torn tail."""
-BLOCK = 1 << 16
-"""Number of bytes that are read at once."""
-_KIND_AT = 8
-"""Offset of the kind in a head."""
-
-
-class SchemaError(ValueError):
-    """A file or record is not a ledger, is damaged, contradicts the ledger, or has a newer schema."""
-
-
-class Readable(Protocol):
-    """A binary file that is open for reading."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to an offset, counted as `io.IOBase.seek` does, and return the new position."""
-
-    def read(self, size: int, /) -> bytes:
-        """Read at most `size` bytes; empty at the end."""
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Read into a buffer, and return the number of bytes."""
-
-
-class Kind(IntEnum):
-    """The kind of a record."""
-
-    HEADER = 1
-    TURN = 2
-    ANNOTATION = 3
-    IMAGE = 4
-
-
-_KINDS = {int(kind): kind for kind in Kind}
-_ANY_KIND = re.compile(b"[" + bytes(_KINDS) + b"]")
-
-
-class Frame(NamedTuple):
-    """The position of a record.
-
-    Attributes:
-        kind: Its kind.
-        uuid: UUID of its ledger, 16 bytes.
-        offset: Offset of its payload in the file.
-        length: Length of its payload in bytes.
-    """
-
-    kind: Kind
-    uuid: bytes
-    offset: int
-    length: int
-
-
-def framed(kind: Kind, uuid: bytes, payload: bytes) -> bytes:
-    """Return a record: head and payload."""
-    facts = _FACTS.pack(len(payload), zlib.crc32(payload), kind, uuid)
-    return facts + zlib.crc32(facts).to_bytes(4, "little") + payload
-
-
-def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> int:
-    """Read and check the preamble, and return the file's schema.
-
-    Raises:
-        SchemaError: The file is not a rollout file, or has a newer schema.
-    """
-    preamble = file.read(len(PREAMBLE))
-    if not preamble.startswith(MAGIC) or len(preamble) < len(PREAMBLE):
-        raise SchemaError(f"{Path(path)} is not a strands-tito rollout file: it does not start with {MAGIC!r}.")
-    expect_known(preamble[-1], str(Path(path)))
-    return preamble[-1]
-
-
-def expect_known(schema: Any, what: str) -> None:
-    """Check the schema of a file or a record.
-
-    Raises:
-        SchemaError: It is newer than this version reads.
-    """
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise SchemaError(
-            f"{what} has schema {schema}, this version of strands-tito reads up to {SCHEMA}: upgrade strands-tito to "
-            "read it."
-        )
-
-
-def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator[Frame]:
-    """Yield the whole records from an offset on.
-
-    Stop at a torn tail, which a crash leaves: the beginning of one record, up to the end of the file or followed by
-    zeros that were never overwritten.
-
-    Raises:
-        SchemaError: A record is damaged, or of an unknown kind. What a crash cannot leave is damage.
-    """
-    window = _Window(file, start)
-    while window.hold(HEAD_BYTES):
-        at, block = window.at, window.view
-        length, checksum, kind, uuid, head_checksum = _HEAD.unpack_from(block, at)
-        if zlib.crc32(block[at : at + _FACTS.size]) != head_checksum:
-            was_whole = block[at + HEAD_BYTES - 1] != 0  # a torn head has zeros up to its end
-            if was_whole or not window.only_zeros_after(HEAD_BYTES):
-                raise _damaged(path, window.offset)
-            return
-        if kind not in _KINDS:
-            raise SchemaError(
-                f"{Path(path)} holds a record of unknown kind {kind} at byte {window.offset}: upgrade strands-tito to "
-                "read it."
-            )
-        size = HEAD_BYTES + length
-        if window.stop - at < size:
-            if not window.hold(size):
-                if window.has_head_after(HEAD_BYTES):  # bytes are missing in the middle of the file
-                    raise _damaged(path, window.offset)
-                return
-            at, block = window.at, window.view
-        if zlib.crc32(block[at + HEAD_BYTES : at + size]) != checksum:
-            was_whole = block[at + size - 1] != 0  # a power cut leaves zeros up to the end of the file
-            if was_whole or not window.only_zeros_after(size):
-                raise _damaged(path, window.offset)
-            return
-        yield Frame(_KINDS[kind], uuid, window.offset + HEAD_BYTES, length)
-        window.at = at + size
-    tail = bytes(window.view[window.at : window.stop])
-    if any(tail[_KIND_AT:]) and tail[_KIND_AT] not in _KINDS:  # no beginning of a head, such as a line of text
-        raise _damaged(path, window.offset)
-
-
-def is_at(descriptor: int, frame: Frame) -> bool:
-    """Return whether a file still has the head of a record where it was read or written."""
-    head = os.pread(descriptor, HEAD_BYTES, frame.offset - HEAD_BYTES)
-    if len(head) < HEAD_BYTES:
-        return False
-    length, _, kind, uuid, checksum = _HEAD.unpack(head)
-    return zlib.crc32(head[: _FACTS.size]) == checksum and (kind, uuid, length) == (
-        frame.kind,
-        frame.uuid,
-        frame.length,
-    )
-
-
-class _Window:
-    """A buffer that moves over a file, from `start` to the file's end.
-
-    Attributes:
-        view: The buffer.
-        at: Position of the next record in the buffer.
-        stop: End of the bytes that were read into the buffer.
-    """
-
-    def __init__(self, file: Readable, start: int) -> None:
-        file.seek(start)
-        self._file = file
-        self._start = start  # the buffer's offset in the file
-        self.view = memoryview(bytearray(BLOCK))
-        self.at = self.stop = 0
-
-    @property
-    def offset(self) -> int:
-        """Offset of the next record in the file."""
-        return self._start + self.at
-
-    def hold(self, size: int) -> bool:
-        """Read until the buffer holds `size` bytes from the next record on. Return False if the file ends before."""
-        if self.stop - self.at >= size:
-            return True
-        if size > len(self.view) and size > self._left():
-            return False
-        tail = self.view[self.at : self.stop]
-        view = self.view if size <= len(self.view) else memoryview(bytearray(size + BLOCK))
-        view[: len(tail)] = tail
-        self.view, self._start, self.at, self.stop = view, self._start + self.at, 0, len(tail)
-        while self.stop < size:
-            count = self._file.readinto(view[self.stop :])
-            if not count:
-                return False
-            self.stop += count
-        return True
-
-    def only_zeros_after(self, size: int) -> bool:
-        """Return whether the file has only zeros from `size` bytes after the next record's start to its end."""
-        chunk = bytes(self.view[self.at + size : self.stop])
-        while chunk.count(0) == len(chunk):
-            if not (chunk := self._file.read(1 << 20)):
-                return True
-        return False
-
-    def has_head_after(self, size: int) -> bool:
-        """Return whether a whole head begins `size` bytes or more after the next record's start."""
-        self._file.seek(self._start + self.at + size)
-        block = self._file.read(BLOCK)
-        while len(block) >= HEAD_BYTES:
-            for found in _ANY_KIND.finditer(block, _KIND_AT, len(block) - HEAD_BYTES + _KIND_AT + 1):
-                start = found.start() - _KIND_AT
-                checksum = int.from_bytes(block[start + _FACTS.size : start + HEAD_BYTES], "little")
-                if zlib.crc32(block[start : start + _FACTS.size]) == checksum:
-                    return True
-            more = self._file.read(BLOCK)
-            if not more:
-                return False
-            block = block[-(HEAD_BYTES - 1) :] + more
-        return False
-
-    def _left(self) -> int:
-        """Return the number of bytes of the file from the next record on."""
-        size = self._file.seek(0, os.SEEK_END)
-        self._file.seek(self._start + self.stop)
-        return size - self.offset
-
-
-def _damaged(path: str | os.PathLike[str], offset: int) -> SchemaError:
-    return SchemaError(
-        f"{Path(path)} is damaged: the record at byte {offset} does not match its checksum. Nothing was changed; "
-        "restore the file from a copy."
-    )
-
+from tito_core.store.frames import SCHEMA, SchemaError, expect_known
 
 FORMAT = "strands-tito/ledger"
-
-T = TypeVar("T")
-Record = dict[str, Any]
 UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError)
 """Errors of decoding a hostile record. Callers of this package see a `SchemaError` instead."""
+T = TypeVar("T")
+Record = dict[str, Any]
 
 
 def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
@@ -309,6 +79,43 @@ def from_record(record: Mapping[str, Any], decode: Callable[[Any], Any] = lambda
         if not isinstance(lists.get(name), list):
             raise SchemaError(f"This ledger has no list of {name}.")
     return load(record.get("header"), lists["turns"], lists["annotations"], decode, images=lists["images"])
+
+
+def to_json(ledger: Ledger) -> Record:
+    """Return a ledger as a JSON value for `json.dumps`. A `.tito` file takes a third of the space."""
+    record: Record = msgspec.to_builtins(to_record(ledger))
+    for turn, written in zip(ledger, record["turns"], strict=True):
+        columns = turn.draft.columns
+        written["columns"] = {
+            "prompt_ids": columns.prompt_ids.tolist(),
+            "prompt_provenance": columns.prompt_provenance.tolist(),
+            "output_ids": columns.output_ids.tolist(),
+            "logprobs": columns.logprobs.tolist(),
+        }
+    return record
+
+
+def from_json(record: Any) -> Ledger:
+    """Rebuild a ledger from `to_json`'s value, and check its laws.
+
+    Raises:
+        SchemaError: The value is not a ledger, has a newer schema, or its parts contradict each other.
+        LawViolationError: The ledger breaks a law.
+    """
+    if not isinstance(record, Mapping):
+        raise SchemaError(f"This is not a ledger: it is of type {type(record).__name__}, expected an object.")
+    ledger = from_record(record, _decode)
+    check_ledger(ledger)
+    return ledger
+
+
+LedgerField = Annotated[
+    Ledger,
+    PlainValidator(lambda value: value if isinstance(value, Ledger) else from_json(value)),
+    PlainSerializer(to_json, return_type=dict[str, Any]),
+    WithJsonSchema({"type": "object", "title": "Ledger", "required": ["format", "schema", "header", "turns"]}),
+]
+"""A ledger as a field of a pydantic model, for environments that pass rollouts between processes."""
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
@@ -505,34 +312,6 @@ def _json_of(parameters: dict[str, Any]) -> Any:
         raise ValueError(str(error)) from error
 
 
-def to_json(ledger: Ledger) -> Record:
-    """Return a ledger as a JSON value for `json.dumps`. A `.tito` file takes a third of the space."""
-    record: Record = msgspec.to_builtins(to_record(ledger))
-    for turn, written in zip(ledger, record["turns"], strict=True):
-        columns = turn.draft.columns
-        written["columns"] = {
-            "prompt_ids": columns.prompt_ids.tolist(),
-            "prompt_provenance": columns.prompt_provenance.tolist(),
-            "output_ids": columns.output_ids.tolist(),
-            "logprobs": columns.logprobs.tolist(),
-        }
-    return record
-
-
-def from_json(record: Any) -> Ledger:
-    """Rebuild a ledger from `to_json`'s value, and check its laws.
-
-    Raises:
-        SchemaError: The value is not a ledger, has a newer schema, or its parts contradict each other.
-        LawViolationError: The ledger breaks a law.
-    """
-    if not isinstance(record, Mapping):
-        raise SchemaError(f"This is not a ledger: it is of type {type(record).__name__}, expected an object.")
-    ledger = from_record(record, _decode)
-    check_ledger(ledger)
-    return ledger
-
-
 def _decode(value: Any) -> Any:
     if isinstance(value, dict) and "columns" in value:
         value = {**value, "columns": _packed(value["columns"])}
@@ -554,12 +333,3 @@ def _packed(lists: Mapping[str, Any]) -> Record:
         raise ValueError(f"columns must hold four lists of numbers: {type(error).__name__}: {error}") from error
     record: Record = msgspec.to_builtins({"prompt": columns.prompt, "output": columns.output, "buffer": columns.buffer})
     return record
-
-
-LedgerField = Annotated[
-    Ledger,
-    PlainValidator(lambda value: value if isinstance(value, Ledger) else from_json(value)),
-    PlainSerializer(to_json, return_type=dict[str, Any]),
-    WithJsonSchema({"type": "object", "title": "Ledger", "required": ["format", "schema", "header", "turns"]}),
-]
-"""A ledger as a field of a pydantic model, for environments that pass rollouts between processes."""
