@@ -21,7 +21,7 @@ from tito_core.parsing import (
     register_format,
 )
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_values import Calls, Malformed, _number, shortened
+from tito_core.parsing.call_values import Malformed, PythonReader, _number, shortened
 from tito_core.parsing.completion import Completion, Cursor
 from tito_core.parsing.formats.deepseek import DeepSeekCalls, DsmlCalls
 from tito_core.parsing.formats.glm import GlmCalls
@@ -189,17 +189,17 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
 )
 def test_a_malformed_list_of_python_calls_gives_the_reason(text: str, values: list[str]) -> None:
     with pytest.raises(Malformed) as fault:
-        Calls(text, 0, len(text)).read()
+        PythonReader(text, 0, len(text)).calls()
     assert all(value in fault.value.reason for value in values), fault.value.reason
 
 
 def test_a_list_of_python_calls_is_read_up_to_its_stop() -> None:
     for text, stop in (("[f(a=12)]", 7), ("[f(a='x')]", 8), ("[f()]  ", 4), ("[f(a=b)]", 3), ("[f()]", 4)):
-        reader = Calls(text, 0, stop)
+        reader = PythonReader(text, 0, stop)
         with pytest.raises(Malformed):
-            reader.read()
+            reader.calls()
         assert reader.at_end, text
-    assert [completion.arguments for completion, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
+    assert [completion.arguments for completion, _ in PythonReader("[f(a=12)]x", 0, 9).calls()] == [{"a": 12}]
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_a_list_of_python_calls_is_read_up_to_its_stop() -> None:
     [("[f(a='x", True), ('[f(a="x', True), ("[f(a=x y", False), ("[f(a='x' 'y", True), ("[f(a=5;'y", False)],
 )
 def test_a_list_that_an_open_string_cuts_off_could_go_on(text: str, at_end: bool) -> None:
-    reader = Calls(text, 0, len(text))
+    reader = PythonReader(text, 0, len(text))
     with pytest.raises(Malformed):
-        reader.read()
+        reader.calls()
     assert reader.at_end == at_end
 
 
 def test_a_string_that_is_whole_is_not_open() -> None:
-    reader = Calls("[f('x'", 0, 6)
+    reader = PythonReader("[f('x'", 0, 6)
     with pytest.raises(Malformed, match="a keyword"):
-        reader.read()
+        reader.calls()
     assert not reader.at_end
 
 

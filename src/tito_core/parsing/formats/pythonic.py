@@ -17,7 +17,7 @@ import re
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_values import Calls, Malformed, json_end, shortened
+from tito_core.parsing.call_values import Malformed, PythonReader, json_end, shortened
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.formats.json_array import read_array
 from tito_core.parsing.markup import Markup
@@ -60,14 +60,14 @@ class PythonicCalls(CallFormat):
             completion.add_unclosed(start, frame.stop, reason)
         return frame.stop
 
-    def _calls(self, completion: Completion, body: int, end: int) -> Calls:
-        return Calls(completion.text, body, end, self.lines, breaks=self.lfm2)
+    def _calls(self, completion: Completion, body: int, end: int) -> PythonReader:
+        return PythonReader(completion.text, body, end, self.lines, breaks=self.lfm2)
 
     def _is_list(self, completion: Completion, body: int, end: int) -> bool:
         """Return whether one whole list is between two characters, the second of which ends the completion."""
         reader = self._calls(completion, body, end)
         try:
-            reader.read()
+            reader.calls()
         except Malformed:
             return False
         return end == len(completion.text) and not completion.text[reader.at :].strip()
@@ -95,10 +95,10 @@ class PythonicCalls(CallFormat):
         )
 
 
-def _read(completion: Completion, start: int, reader: Calls, stop: int) -> None:
+def _read(completion: Completion, start: int, reader: PythonReader, stop: int) -> None:
     end = reader.stop
     try:
-        calls = reader.read()
+        calls = reader.calls()
     except Malformed as fault:
         if reader.at_end and end == len(completion.text):  # the text ends inside the list
             completion.add_unclosed(start, stop, fault.reason)
