@@ -1,4 +1,4 @@
-"""Calls in one JSON array: Granite 3, Phi-4-mini, xLAM, Hunyuan, Cohere Command and Mistral. LFM2 uses `read_array`.
+"""Calls in one JSON array: Granite 3, Phi-4-mini, xLAM, Hunyuan, Cohere Command and Mistral. LFM2 uses it too.
 
 - Granite: `<|tool_call|>` (in Granite 3.1 `<tool_call>`) and the array; text may follow. No reasoning. Source: vLLM
   0.32, `parser/granite.py`.
@@ -170,19 +170,13 @@ class TaggedArrayCalls(CallFormat):
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read the array and the tag after it."""
         body, close = start + len(tag), self.tags[1]
-        is_array = completion.text.startswith("[", after_blank(completion.text, body))
-        end = json_end(completion.text, body) if is_array else body
         # If the closing tag is not a token, a JSON string may spell it, so search for it after the array.
-        search = end if completion.markup.token_of(close) is None else body
+        search = array_end(completion.text, body) if completion.markup.token_of(close) is None else body
         frame = completion.frame(start, body, close, self.opening, search)
-        if not frame.closed:
+        if frame.closed:
+            read_framed_array(completion, frame, self._call)
+        else:
             completion.add_unclosed(start, frame.stop, f"The calls have no closing {close} tag.")
-            return frame.stop
-        if end > frame.body_end or end == body or completion.text[end : frame.body_end].strip():
-            what = shortened(completion.text[body : frame.body_end])
-            completion.add_malformed(start, frame.stop, f"The calls must be one JSON array, not {what}.")
-            return frame.stop
-        read_array(completion, start, body, alone=False, stop=frame.stop, read=self._call)
         return frame.stop
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
@@ -269,6 +263,23 @@ def _has_arguments(completion: Completion, frame: Frame) -> bool:
     """Return whether the arguments of a call at the end of a completion are complete."""
     arguments = completion.next_mark(frame.body, {ARGUMENTS})
     return arguments is not None and json_end(completion.text, arguments.stop) > arguments.stop
+
+
+def array_end(text: str, start: int) -> int:
+    """Return the end of the JSON array at `start`, or `start` if there is none."""
+    return json_end(text, start) if text.startswith("[", after_blank(text, start)) else start
+
+
+def read_framed_array(
+    completion: Completion, frame: Frame, read: Callable[[Any, str], ParsedCallText] | None = None
+) -> None:
+    """Read an array of calls that fills a closed frame; `read` as for `read_array`."""
+    end = array_end(completion.text, frame.body)
+    if end > frame.body_end or end == frame.body or completion.text[end : frame.body_end].strip():
+        what = shortened(completion.text[frame.body : frame.body_end])
+        completion.add_malformed(frame.start, frame.stop, f"The calls must be one JSON array, not {what}.")
+    else:
+        read_array(completion, frame.start, frame.body, alone=False, stop=frame.stop, read=read)
 
 
 def read_array(

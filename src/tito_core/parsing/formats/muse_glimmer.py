@@ -28,7 +28,6 @@ HEADER = f"{START}assistant"
 TO_SELF, TO_USER = f"to=self{MESSAGE}", f"to=user{MESSAGE}"
 PARAMETER, END_PARAMETER = "<atem:parameter name=", "</atem:parameter>"
 SECTION = Section("<atem:function_calls>", "</atem:function_calls>", "<atem:invoke name=", "</atem:invoke>")
-_NOT_A_CALL = (TO_SELF, TO_USER, MESSAGE)
 _RECIPIENT = re.compile(r"\s*to=([\w./-]+)\s*")
 
 
