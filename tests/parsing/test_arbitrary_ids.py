@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
 from parsing.families import CALL_FAMILIES, NAMES, Call, Family, ids_of, markup_of, schema_of
 from parsing.test_decoding import BYTE_IDS
-from tito_core.parsing import CallStatus, ParsedTurn, ToolParser, get_tool_parser
+from parsing.test_formats import check_spans
+from tito_core.parsing import CallStatus, ParsedTurn, ToolCalls, ToolParser, get_tool_parser
 
 CASES, SEED = int(os.environ.get("TITO_CASES", "60")), int(os.environ.get("TITO_SEED", "0"))
 TOOLS = {"look": schema_of({"at": "x", "far": 5, "all": [True]}), "count": schema_of({"of": "b"})}
@@ -76,14 +78,17 @@ def split(ids: list[int], rng: random.Random) -> list[list[int]]:
     return [ids[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
-def check(turn: ParsedTurn, count: int, truncated: bool) -> None:
-    at = 0
+def check(turn: ParsedTurn, count: int, truncated: bool, lenient: bool) -> None:
     for call in turn.calls:
-        assert at <= call.start < call.stop <= count
-        at = call.stop - 1  # two calls may share a token
-        assert (call.status == CallStatus.OK) == (call.arguments is not None) == (not call.reason)
+        assert (call.status == CallStatus.OK) == (not call.reason)
+        assert call.status.runs == (call.arguments is not None)
+        assert lenient or call.status != CallStatus.LENIENT
+        assert not call.reason or call.reason.endswith(".")
         assert call.status != CallStatus.OK or call.name
         assert call.status != CallStatus.TRUNCATED or (truncated and call is turn.calls[-1])
+    for suspect in turn.suspects:
+        assert 0 <= suspect.start < suspect.stop <= count
+        assert (suspect.status, suspect.arguments) == (CallStatus.SUSPECT, None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,14 +96,17 @@ def test_any_ids_in_any_chunks_are_one_turn(name: str) -> None:
     family = CALL_FAMILIES[name]
     for by_token in (True, False):
         rng = random.Random(f"{name} {by_token} {SEED}")
-        parser = get_tool_parser(name, family.tokenizer(by_token))
+        tokenizer = family.tokenizer(by_token)
+        strict, lenient = (get_tool_parser(name, tokenizer, tool_calls=mode) for mode in get_args(ToolCalls))
         source = Source(family, by_token, rng)
         called = 0
         for number in range(CASES):
             ids, truncated = source.case(number), rng.random() < 0.5
             tail = rng.choice(source.markup) if rng.random() < 0.2 else []
+            parser = lenient if number % 3 == 0 else strict
             turn = parsed(parser, [ids], tail, truncated)
-            check(turn, len(ids), truncated)
+            check_spans(tokenizer, ids, turn)
+            check(turn, len(ids), truncated, parser is lenient)
             assert parsed(parser, split(ids, rng), tail, truncated) == turn, ids
             assert parsed(parser, [[token] for token in ids], tail, truncated) == turn, ids
             called += bool(turn.calls)

@@ -17,11 +17,13 @@ from tito_core.parsing import (
     detect_tool_parser,
     get_tool_parser,
     known_tool_parsers,
+    register_format,
+    register_tool_parser,
 )
 from tito_core.parsing import registry as parser_registry
 from tito_core.parsing.formats import gpt_oss
 from tito_core.parsing.registry import template_text
-from tito_core.parsing.turn import SuspectFinder, TurnParser
+from tito_core.parsing.turn import BRACKET_THINK, THINK, SuspectFinder, TurnParser
 
 JSON_CALL = """'<tool_call>\n{"name": "' + name + '", "arguments": ' + arguments | tojson + '}\n</tool_call>'"""
 TEMPLATES = {
@@ -56,6 +58,7 @@ def test_each_family_is_detected_by_its_marks(name: str) -> None:
     detected = detect_tool_parser(f"{{%- for message in messages %}}{TEMPLATES[name]}{{%- endfor %}}")
     assert detected.name == name
     assert name in detected.why
+    assert all(repr(mark) in detected.why for mark in parser_registry._TABLE[name].has)
     assert name in known_tool_parsers()
 
 
@@ -76,7 +79,7 @@ def test_the_detected_parser_is_built() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ messages[0].content }}", "no tool-call format.*hermes"),
+        ("{{ messages[0].content }}", "no tool-call format.*hermes.*kimi_k3.*seed_oss"),
         (TEMPLATES["mistral"] + TEMPLATES["gemma4"], "'gemma4' and 'mistral'"),
         (TEMPLATES["glm45"] + TEMPLATES["glm47"], "'glm45' and 'glm47'"),
         (CHATML_TOOLS + TEMPLATES["minimax_m2"], "'hermes' and 'minimax_m2'"),
@@ -137,11 +140,6 @@ def test_aliases(alias: str, name: str) -> None:
     assert get_tool_parser(alias, tokenizer).calls is get_tool_parser(name, tokenizer).calls  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("alias", ["openai", "gpt-oss"])
-def test_aliases_of_harmony(alias: str) -> None:
-    assert isinstance(get_tool_parser(alias, byte_level((*CALL_FAMILIES["gpt_oss"].control,))), gpt_oss.HarmonyParser)
-
-
 @pytest.mark.parametrize(("engine", "theirs"), [(e, name) for e, names in ENGINE_NAMES.items() for name in names])
 def test_each_name_of_an_engine_is_understood_or_the_error_lists_ours(engine: str, theirs: str) -> None:
     ours = ENGINE_NAMES[engine][theirs]
@@ -172,10 +170,22 @@ def test_a_key_of_a_call_is_suspect_in_either_kind_of_quotes(text: str, span: tu
     assert SuspectFinder(()).find(text, {}) == (None if span is None else (*span, None))
 
 
-def test_a_registered_format_has_all_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_format_has_all_its_names_and_its_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        def __init__(self, tokenizer: Any) -> None:
+            self.tokenizer = tokenizer
+
     for names in ("_FACTORIES", "_ALIASES"):
         monkeypatch.setattr(parser_registry, names, dict(getattr(parser_registry, names)))
-    parser_registry.register_format("first name", get_tool_parser("hermes", byte_level()).calls, "second", "third")
-    assert {"first name", "second", "third"} <= set(known_tool_parsers())
-    for name in ("first name", "second", "third"):
-        assert isinstance(get_tool_parser(name, byte_level()), TurnParser)
+    calls = get_tool_parser("hermes", byte_level()).calls  # type: ignore[attr-defined]
+    register_format("first name", calls, "second", "third")
+    register_format("other", calls, reasoning=BRACKET_THINK)
+    register_format("silent", calls, reasoning=None)
+    register_tool_parser("mine", "ours")(Mine)  # type: ignore[type-var]
+    expected = {**dict.fromkeys(("first name", "second", "third"), THINK), "other": BRACKET_THINK, "silent": None}
+    assert {*expected, "mine", "ours"} <= set(known_tool_parsers())
+    for name, reasoning in expected.items():
+        parser = get_tool_parser(name, byte_level())
+        assert isinstance(parser, TurnParser)
+        assert (parser.calls, parser.reasoning) == (calls, reasoning)
+    assert all(isinstance(get_tool_parser(name, byte_level()), Mine) for name in ("mine", "ours"))

@@ -141,7 +141,7 @@ def test_what_it_allows_is_a_valid_call_of_the_tool(name: str, by_token: bool) -
 @pytest.mark.parametrize("name", [name for name in NAMES if not CALL_FAMILIES[name].forced])
 def test_formats_without_a_grammar_raise(name: str) -> None:
     parser = get_tool_parser(name, CALL_FAMILIES[name].tokenizer(True))
-    with pytest.raises(NoCallGrammarError, match=r"cannot be forced.*sampling\.grammar"):
+    with pytest.raises(NoCallGrammarError, match=r"cannot be forced.*tool_choice.*sampling\.grammar"):
         parser.call_grammar(TOOLS)
 
 

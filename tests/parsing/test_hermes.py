@@ -1,4 +1,4 @@
-"""The Hermes parser reads exactly what was sampled (law 9)."""
+"""The Hermes parser in real vocabularies, with its tags as tokens and as text: exactly what was sampled (law 9)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsing.test_formats import expect_linear
+from parsing.test_formats import check_spans
 from support.byte_level import byte_level
 from support.templates import NAMES, template_of, tokenizer_of
-from tito_core.parsing import CallStatus, ParsedTurn, UnknownParserError, get_tool_parser, register_tool_parser
+from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
 BY_TOKEN = ["byte level", "qwen3-tiny"]
@@ -57,65 +57,7 @@ def test_valid_calls_round_trip(name: str) -> None:
         turn = parse(name, ids)
         assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(OK, n, a) for n, a in calls]
         assert turn.text == (between * (len(calls) - 1)).strip()
-        check_spans(name, ids, turn)
-
-    check()
-
-
-def check_spans(name: str, ids: list[int], turn: ParsedTurn) -> None:
-    at = 0
-    for call in turn.calls:
-        assert at <= call.start < call.stop <= len(ids)
-        assert call.raw in tokenizer_of(name).backend_tokenizer.decode(ids[call.start : call.stop], False)
-        if name in BY_TEXT:  # only the first and last token may be shared with the text around
-            inner = tokenizer_of(name).backend_tokenizer.decode(ids[call.start + 1 : call.stop - 1], False)
-            assert call.raw not in inner
-        at = call.stop - (name in BY_TEXT)
-
-
-pieces = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "<think>",
-        "</think>",
-        SOUND,
-        SOUND[:20],
-        LOOK,
-        "{",
-        '"',
-        "\\",
-        "é",
-        "\n",
-        "a",
-        "NaN",
-    ]
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_any_ids_parse_in_any_chunks(name: str) -> None:
-    tokenizer = tokenizer_of(name)
-    parser = get_tool_parser("hermes", tokenizer)
-    control = st.sampled_from(sorted(tokenizer.added_tokens_decoder)).map(lambda i: [i])
-    anything = st.integers(0, len(tokenizer) + 300).map(lambda i: [i])
-    completion = pieces.map(lambda piece: tokenizer.encode(piece, add_special_tokens=False))
-
-    @settings(deadline=None, max_examples=30)
-    @given(st.lists(completion | control | anything, max_size=12), st.integers(1, 7), st.booleans(), st.booleans())
-    def check(parts: list[list[int]], size: int, truncated: bool, reasoning: bool) -> None:
-        ids = [i for part in parts for i in part]
-        tail = tokenizer.encode("<think>", add_special_tokens=False) if reasoning else []
-        whole, chunked = parser.start(tail), parser.start(tail)
-        whole.feed(ids)
-        for i in range(0, len(ids), size):
-            chunked.feed(ids[i : i + size])
-        turn = whole.finish(truncated=truncated)
-        assert chunked.finish(truncated=truncated) == turn
-        check_spans(name, ids, turn)
-        for call in turn.calls:
-            assert (call.status == OK) == (call.arguments is not None) == (not call.reason)
-            assert call.status != TRUNCATED or (truncated and call is turn.calls[-1])
+        check_spans(tokenizer, ids, turn, shared=name in BY_TEXT)
 
     check()
 
@@ -222,14 +164,6 @@ def test_the_token_limit_truncates_the_last_call_only(name: str, end: str) -> No
     assert parse(name, f"{LOOK}<tool_call>{end}").calls[1].status == MALFORMED
 
 
-@pytest.mark.parametrize("name", BY_TEXT)
-def test_closing_tags_inside_json_strings_are_arguments(name: str) -> None:
-    completion = json.dumps({"name": "look", "arguments": {"at": "</tool_call> <tool_call> <think>"}})
-    turn = parse(name, f"<tool_call>{completion}</tool_call>Done.")
-    assert [(call.status, call.arguments) for call in turn.calls] == [(OK, json.loads(completion)["arguments"])]
-    assert turn.text == "Done."
-
-
 @pytest.mark.parametrize("name", BY_TOKEN)
 def test_spelled_markup_is_text_where_there_are_control_tokens(name: str) -> None:
     assert parse(name, spelled(name, f"<think>{LOOK}</think>")).text == f"<think>{LOOK}</think>"
@@ -280,24 +214,3 @@ def test_tags_that_are_flagged_special_are_not_stop_tokens() -> None:
     session = get_tool_parser("hermes", tokenizer).start()
     session.feed(tokenizer.encode(f"{LOOK}<|im_end|>", add_special_tokens=False))
     assert [call.status for call in session.finish(truncated=False).calls] == [OK]
-
-
-@pytest.mark.parametrize("name", ["qwen3-tiny", "smollm2"])
-@pytest.mark.parametrize("unit", ["a", LOOK, "<tool_call>", "<|im_end|>", "<think>", "</think>", '<tool_call>{"', "\n"])
-def test_time_grows_with_the_number_of_ids(name: str, unit: str) -> None:
-    ids = tokenizer_of(name).encode(unit, add_special_tokens=False)
-    expect_linear(lambda count: parse(name, ids * (count * 2_500 // len(ids))))
-
-
-def test_an_unknown_parser_lists_the_available_ones() -> None:
-    with pytest.raises(UnknownParserError, match=r"'hermez'.*Available: .*hermes"):
-        get_tool_parser("hermez", tokenizer_of("byte level"))
-
-
-def test_a_registered_parser_is_found() -> None:
-    class Mine:
-        def __init__(self, tokenizer: Any) -> None:
-            self.tokenizer = tokenizer
-
-    register_tool_parser("mine for a test")(Mine)  # type: ignore[type-var]
-    assert isinstance(get_tool_parser("mine for a test", tokenizer_of("byte level")), Mine)

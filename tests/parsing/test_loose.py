@@ -387,15 +387,6 @@ def test_a_draft_in_reasoning_that_never_ends_is_suspect(name: str) -> None:
         assert suspect.raw in completion
 
 
-@pytest.mark.parametrize("name", THINKING)
-def test_drafts_in_closed_reasoning_leave_no_trace(name: str) -> None:
-    family = CALL_FAMILIES[name]
-    opened, closed = family.think or ("", "")
-    completion = f"{opened}Hm. {family.render([('look', {'at': 'x'})])}{closed}Done."
-    turn = parse(family, ids_of(family, completion), [("look", {})], lenient=True)
-    assert (turn.calls, turn.suspects, turn.text) == ((), (), "Done.")
-
-
 @pytest.mark.parametrize("name", [n for n in NAMES if CALL_FAMILIES[n].control])
 def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
     family = CALL_FAMILIES[name]

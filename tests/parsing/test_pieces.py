@@ -1,4 +1,4 @@
-"""Units of the parsers: registration, errors, cursors and literals at their ends."""
+"""Units of the parsers: forced calls, errors, cursors and Python literals at their ends."""
 
 from __future__ import annotations
 
@@ -8,74 +8,19 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as models_of
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from parsing.families import CALL, CALL_FAMILIES, ids_of, parse
 from support.byte_level import byte_level, wrapped
 from tito_core.parsing import (
     CallStatus,
-    DetectionError,
-    NoCallGrammarError,
-    detect_tool_parser,
     get_tool_parser,
-    register_format,
 )
-from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_values import Calls, Malformed, _number, shortened
+from tito_core.parsing.call_values import Malformed, PythonReader, shortened
 from tito_core.parsing.completion import Completion, Cursor
-from tito_core.parsing.formats.deepseek import DeepSeekCalls, DsmlCalls
-from tito_core.parsing.formats.glm import GlmCalls
-from tito_core.parsing.formats.pythonic import PythonicCalls
-from tito_core.parsing.markup import DecodedIds, Markup, _byte_characters, decoding
-from tito_core.parsing.registry import _TABLE, template_text
-from tito_core.parsing.turn import BRACKET_THINK, THINK, TurnParser
+from tito_core.parsing.markup import DecodedIds, Markup, decoding
+from tito_core.parsing.turn import THINK
 
 V3 = CALL_FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
-
-
-def test_bytes_have_the_characters_of_gpt2s_table() -> None:
-    assert _byte_characters() == {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-@pytest.mark.parametrize("block", ["function_calls", "tool_calls"])
-def test_a_dsml_format_has_its_tags(block: str) -> None:
-    made = DsmlCalls(block)
-    outer = f"<｜DSML｜{block}>", f"</｜DSML｜{block}>"
-    inner = "<｜DSML｜invoke", "</｜DSML｜invoke>"
-    section = made.section
-    assert (section.open, section.close, section.call, section.end_call) == (*outer, *inner)
-    assert made.tags == (*outer, *inner, "<｜DSML｜parameter", "</｜DSML｜parameter>")
-    assert made.opening == {outer[0], inner[0]}
-
-
-def test_formats_that_differ_in_a_word_have_it() -> None:
-    assert (PythonicCalls().tags, PythonicCalls().opening) == ((), frozenset())
-    assert (PythonicCalls("<a>", "<b>").tags, PythonicCalls("<a>", "<b>").opening) == (("<a>", "<b>"), {"<a>"})
-    assert [DeepSeekCalls(fenced=fenced).fenced for fenced in (True, False)] == [True, False]
-    assert [GlmCalls(between).between for between in ("\n", "")] == ["\n", ""]
-
-
-def test_a_format_is_registered_with_its_other_names_and_its_reasoning() -> None:
-    calls = DeepSeekCalls(fenced=True)
-    register_format("test-one", calls, "test-two", "test-three")
-    register_format("test-four", calls, reasoning=BRACKET_THINK)
-    register_format("test-five", calls, reasoning=None)
-    found = {name: get_tool_parser(f"test-{name}", byte_level()) for name in ("one", "two", "three", "four", "five")}
-    assert all(isinstance(parser, TurnParser) and parser.calls is calls for parser in found.values())
-    reasoning = [parser.reasoning for parser in found.values() if isinstance(parser, TurnParser)]
-    assert reasoning == [THINK, THINK, THINK, BRACKET_THINK, None]
-
-
-def test_a_format_without_tags_does_not_read_one() -> None:
-    completion = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
-    with pytest.raises(AssertionError, match="<x>"):
-        CallFormat().read(completion, 0, "<x>")
-
-
-@pytest.mark.parametrize(("name", "why"), [("gemma4", "notation"), ("pythonic", "Python"), ("gpt_oss", r"<\|call\|>")])
-def test_a_call_that_cannot_be_forced_raises_with_the_remedy(name: str, why: str) -> None:
-    with pytest.raises(NoCallGrammarError, match=rf"{why}.*tool_choice.*sampling\.grammar"):
-        get_tool_parser(name, CALL_FAMILIES[name].tokenizer(True)).call_grammar({"look": {}})
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "glm45", "glm47", "minimax_m2"])
@@ -117,20 +62,6 @@ def constants(grammar: Any) -> list[str]:
     if grammar.get("type") == "const_string":
         return [grammar["value"]]
     return [text for each in grammar.values() for text in constants(each)]
-
-
-def test_detection_names_the_marks_or_the_known_formats() -> None:
-    template = '<tool_call>{"name": "x", "arguments": {}}'
-    found = detect_tool_parser(template)
-    assert found.name == "hermes"
-    assert all(repr(mark) in found.why for mark in ("<tool_call>", '{"name": ', '"arguments": '))
-    assert {"hermes", "kimi_k3", "seed_oss"} <= set(_TABLE)
-    with pytest.raises(DetectionError, match=f"{', '.join(sorted(_TABLE))}.*parser="):
-        detect_tool_parser("no calls")
-    tokenizer = byte_level()
-    tokenizer.chat_template = None
-    with pytest.raises(DetectionError, match=r"no chat template.*parser="):
-        template_text(tokenizer)
 
 
 def test_texts_are_quoted_and_cut_at_their_length() -> None:
@@ -189,17 +120,17 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
 )
 def test_a_malformed_list_of_python_calls_gives_the_reason(text: str, values: list[str]) -> None:
     with pytest.raises(Malformed) as fault:
-        Calls(text, 0, len(text)).read()
+        PythonReader(text, 0, len(text)).calls()
     assert all(value in fault.value.reason for value in values), fault.value.reason
 
 
 def test_a_list_of_python_calls_is_read_up_to_its_stop() -> None:
     for text, stop in (("[f(a=12)]", 7), ("[f(a='x')]", 8), ("[f()]  ", 4), ("[f(a=b)]", 3), ("[f()]", 4)):
-        reader = Calls(text, 0, stop)
+        reader = PythonReader(text, 0, stop)
         with pytest.raises(Malformed):
-            reader.read()
+            reader.calls()
         assert reader.at_end, text
-    assert [completion.arguments for completion, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
+    assert [completion.arguments for completion, _ in PythonReader("[f(a=12)]x", 0, 9).calls()] == [{"a": 12}]
 
 
 @pytest.mark.parametrize(
@@ -207,25 +138,17 @@ def test_a_list_of_python_calls_is_read_up_to_its_stop() -> None:
     [("[f(a='x", True), ('[f(a="x', True), ("[f(a=x y", False), ("[f(a='x' 'y", True), ("[f(a=5;'y", False)],
 )
 def test_a_list_that_an_open_string_cuts_off_could_go_on(text: str, at_end: bool) -> None:
-    reader = Calls(text, 0, len(text))
+    reader = PythonReader(text, 0, len(text))
     with pytest.raises(Malformed):
-        reader.read()
+        reader.calls()
     assert reader.at_end == at_end
 
 
 def test_a_string_that_is_whole_is_not_open() -> None:
-    reader = Calls("[f('x'", 0, 6)
+    reader = PythonReader("[f('x'", 0, 6)
     with pytest.raises(Malformed, match="a keyword"):
-        reader.read()
+        reader.calls()
     assert not reader.at_end
-
-
-def test_numbers_are_read_up_to_a_length_and_by_their_kind() -> None:
-    assert _number("9" * 4000) == int("9" * 4000)
-    with pytest.raises(Malformed, match="4000 digits"):
-        _number("9" * 4001)
-    found = [_number(text) for text in ("5", "5.0", "5e0", "5E0", "-5")]
-    assert [(value, type(value)) for value in found] == [(5, int), (5, float), (5, float), (5, float), (-5, int)]
 
 
 def fused() -> Any:
@@ -259,14 +182,6 @@ def test_a_section_without_calls_is_one_malformed_call(name: str) -> None:
     assert (call.status, call.name) == (CallStatus.MALFORMED, None)
     assert "no calls" in call.reason
     assert (call.raw, turn.text) == (EMPTY[name], "So.  Then.")
-
-
-def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
-    family = CALL_FAMILIES["hermes"]
-    for given in ({"at": "a </tool_call> b"}, {"at": "a <tool_call> b"}):
-        ids = ids_of(family, family.render([("look", given), ("count", {})]), False)
-        turn = parse(family, ids, by_token=False)
-        assert [(call.status, call.arguments) for call in turn.calls] == [("ok", given), ("ok", {})]
 
 
 @pytest.mark.parametrize(

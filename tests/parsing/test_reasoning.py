@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parsing.families import CALL_FAMILIES, NAMES, ids_of
+from parsing.families import CALL_FAMILIES, NAMES
 from support.byte_level import byte_level
 from tito_core.parsing import UnknownParserError, get_tool_parser
 from tito_core.parsing.turn import REASONING, THOUGHT_CHANNEL
@@ -40,4 +40,3 @@ def test_unknown_or_unsupported_reasoning_raises() -> None:
         get_tool_parser("hermes", tokenizer, "thnk")
     with pytest.raises(UnknownParserError, match=r"'gpt_oss'.*reasoning='think'"):
         get_tool_parser("gpt_oss", tokenizer, "think")
-    assert ids_of(CALL_FAMILIES["hermes"], "<think>") == [tokenizer.convert_tokens_to_ids("<think>")]

@@ -1,4 +1,4 @@
-"""Parse a completion's token ids into reasoning, text and tool calls. Each format is a file in `formats/`."""
+"""Parse a completion's token ids into reasoning, text and tool calls. The formats are in `formats/`."""
 
 from tito_core.parsing import formats as _formats  # importing a format registers it
 from tito_core.parsing.call_format import CallFormat

@@ -1,10 +1,13 @@
-"""The interface that each tool-call format implements."""
+"""What each tool-call format implements, and what several formats share: sections of calls, named parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
 
-from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.call_values import ParsedCallText, shortened
+from tito_core.parsing.completion import Completion, Cursor, Tools
 from tito_core.parsing.grammar import CHOOSE_AUTO, Grammar, NoCallGrammarError
 from tito_core.parsing.markup import Markup
 
@@ -58,8 +61,8 @@ class CallFormat:
 
         register_format("named", NamedCalls(), marks=Marks((OPEN,)))
 
-    Other examples: `formats/hermes.py` (one JSON object, with a grammar), `formats/minimax_m2.py` (tagged parameters in
-    a section of calls), `formats/pythonic.py` (calls without tags).
+    Other examples: `formats/json_object.py` (one JSON object, with a grammar), `formats/minimax.py` (tagged parameters
+    in a section of calls), `formats/pythonic.py` (calls without tags).
 
     Attributes:
         tags: All tags, closing and inner ones included. A tag that is a token of the vocabulary is matched by its id
@@ -107,3 +110,104 @@ class CallFormat:
             "A tool call cannot be forced in this format: engines have no grammar for its notation of arguments. "
             f"{CHOOSE_AUTO}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section: several calls between an outer pair of tags, each in its own tags (DeepSeek, Kimi, MiniMax).
+
+    Attributes:
+        open: Opens the section.
+        close: Closes the section.
+        call: Opens a call in it.
+        end_call: Closes a call.
+        inner: Tags inside a call; one after a call shows that the call was closed before its arguments.
+    """
+
+    open: str
+    close: str
+    call: str
+    end_call: str
+    inner: Set[str] = frozenset()
+
+    @property
+    def tags(self) -> tuple[str, str, str, str]:
+        """The four tags."""
+        return self.open, self.close, self.call, self.end_call
+
+    def read(self, completion: Completion, start: int, body: Callable[[Cursor], ParsedCallText]) -> int:
+        """Read the section at character `start`; `body` parses each call. Return the character after the section."""
+        first, at = len(completion.calls), start + len(self.open)
+        inside = {self.open, self.close, self.call}
+        while True:
+            mark = completion.next_mark(at, inside)
+            stop = len(completion.text) if mark is None else mark.start
+            if mark is not None and mark.tag == self.close:
+                self._stray(completion, at, stop)
+                if len(completion.calls) == first:
+                    completion.add_malformed(start, mark.stop, "The section has no calls.")
+                return mark.stop
+            if mark is None or mark.tag == self.open:
+                self._unclosed(completion, first, start, at, stop)
+                return stop
+            self._stray(completion, at, stop)
+            frame = completion.frame(mark.start, mark.stop, self.end_call, frozenset(inside))
+            following = completion.next_mark(frame.stop)
+            if frame.closed and following is not None and following.tag in self.inner:
+                reason = f"The call has {following.tag} after its closing {self.end_call}."
+                completion.add_malformed(frame.start, frame.stop, reason)
+                at = frame.stop
+            else:
+                at = completion.read_frame(frame, self.end_call, body)
+
+    def _stray(self, completion: Completion, start: int, stop: int) -> None:
+        text = completion.text[start:stop]
+        if text.strip():
+            completion.add_malformed(start, stop, f"There is stray text among the calls: {shortened(text)}.")
+
+    def _unclosed(self, completion: Completion, first: int, start: int, at: int, stop: int) -> None:
+        """Add the end of a section that was not closed.
+
+        If the completion ends after whole calls, they are loose, or sound where the token limit cut the section off.
+        """
+        reason = f"The section of calls has no closing {self.close} tag."
+        if completion.truncated and stop == len(completion.text):
+            if completion.text[at:stop].strip() or len(completion.calls) == first:
+                completion.add_unclosed(at if len(completion.calls) > first else start, stop, reason)
+            return
+        if len(completion.calls) == first:
+            completion.add_malformed(start, stop, reason)
+            return
+        self._stray(completion, at, stop)
+        if stop == len(completion.text) and all(call.status.runs for call in completion.calls[first:]):
+            completion.mark_loose(first, reason)
+            return
+        for i in range(first, len(completion.calls)):
+            completion.mark_malformed(i, reason)
+
+
+def parameters(cursor: Cursor, tag: str, end: str, in_python: bool = False) -> dict[str, Any]:
+    """Take the parameters of a call, each between the tags `tag` and `end`; their names are in double quotes.
+
+    `in_python`: see `Cursor.reading`.
+    """
+    arguments: dict[str, Any] = {}
+    while cursor.peek() == tag:
+        cursor.tag(tag)
+        key = quoted(cursor)
+        if key in arguments:
+            raise cursor.error(f"The parameter {key!r} appears twice.")
+        arguments[key] = cursor.reading(cursor.until_tag(end), in_python)
+    return arguments
+
+
+def quoted(cursor: Cursor, before: str = "") -> str:
+    """Take a name in double quotes, with the text `before` it and the `>` after it; return the name."""
+    if not cursor.follows(f'{before}"'):
+        raise cursor.error(f"The name must be in double quotes: {cursor.until_text('>')[:60]!r}.")
+    written = cursor.until_text('">')
+    name = written.removeprefix(f'{before}"')
+    if written != f'{before}"{name}' or not name or name != name.strip() or set(name) & set("<\"'\n"):
+        as_written = f'{written}"'
+        raise cursor.error(f"The name must be in double quotes: {as_written[:60]!r}.")
+    return name

@@ -1,4 +1,7 @@
-"""The text of one call, parsed, or the reason why it is malformed."""
+"""The text of one call as values: JSON, Python literals, and values that are written as plain text.
+
+Nothing is repaired or evaluated (law 9): what is not exactly one value is `Malformed`, with a sentence for the policy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,13 +18,24 @@ from tito_core.parsing.schema import Choice
 
 DEEPEST = 100
 """Maximum number of nested levels of lists and objects in a call; copying deeper ones overflows Python's stack."""
-
 _NAME = re.compile(r"\w[\w./-]*")
-
-
-def is_valid_name(name: str) -> bool:
-    """Return whether a tool's name is valid where a format writes it without quotes."""
-    return _NAME.fullmatch(name) is not None
+_BLANK = re.compile(r"\s*")
+_USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_OTHER = "parameters"
+"""Key of the arguments, loosely in any format: SGLang reads it in all its formats of JSON objects, vLLM in Phi-4's."""
+_KEY = re.compile(r"[^\s()\[\]{}=,'\"]+")
+"""Templates write the names of tools and arguments as they are, also those that Python does not allow."""
+_KEYWORD = re.compile(r"[^\W\d]\w*")
+_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
+_STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+_STRING_BREAKS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+_SIMPLE = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+"""As Jinja writes them: the templates of Qwen3-Coder and Nemotron render scalars this way."""
+_WORDS = {**_PYTHON_WORDS, "true": True, "false": False, "null": None}
+_LONGEST_NUMBER = 4000
+"""Digits; Python does not convert integers of more than 4300."""
 
 
 class Malformed(Exception):
@@ -57,225 +72,14 @@ class ParsedCallText:
     loose: str = ""
 
 
+def is_valid_name(name: str) -> bool:
+    """Return whether a tool's name is valid where a format writes it without quotes."""
+    return _NAME.fullmatch(name) is not None
+
+
 def shortened(text: str, longest: int = 60) -> str:
     """Return the text in quotes, cut to `longest` characters."""
     return repr(text if len(text) <= longest else text[:longest] + "...")
-
-
-_BLANK = re.compile(r"\s*")
-_NAME = re.compile(r"\w[\w./-]*")
-"""Templates write the tool's own name, also one that Python does not allow."""
-_KEY = re.compile(r"[^\s()\[\]{}=,'\"]+")
-"""The same for the names of arguments."""
-_KEYWORD = re.compile(r"[^\W\d]\w*")
-_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
-_STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
-_STRING_BREAKS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
-_SIMPLE = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
-_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_LONGEST_NUMBER = 4000
-"""Digits; Python does not convert integers of more than 4300."""
-
-
-def literal(text: str) -> Any:
-    """Parse one literal as `repr` writes it, without trailing commas.
-
-    Raises:
-        Malformed: The text is not exactly one literal.
-    """
-    reader = Calls(text, 0, len(text), trailing=False)
-    value = reader._value(1)
-    if text[reader.at :].strip():
-        raise Malformed(f"Stray text follows the literal: {shortened(text[reader.at :].strip())}.")
-    return value
-
-
-class Calls:
-    """Parser of `[name(keyword=literal, ...), ...]` in characters `start` to `stop` of a text.
-
-    Attributes:
-        at: The next character.
-        stop: One past the last character.
-        lines: Whether each call is on its own line, without brackets and commas.
-        trailing: Whether a comma may follow the last item of a list or an object.
-    """
-
-    def __init__(
-        self, text: str, start: int, stop: int, lines: bool = False, trailing: bool = True, breaks: bool = False
-    ) -> None:
-        self._text = text
-        self.stop = stop
-        self.at = start
-        self.lines = lines
-        self.trailing = trailing
-        self._strings = _STRING_BREAKS if breaks else _STRING  # whether a string may have raw line breaks
-
-    @property
-    def at_end(self) -> bool:
-        """Whether the text is valid up to its end, so that more text could complete it."""
-        return self._after_blank() >= self.stop or self._in_open_string()
-
-    def read(self) -> list[tuple[ParsedCallText, int]]:
-        """Return the calls, each with the character after it.
-
-        Raises:
-            Malformed: The text is not such a list.
-        """
-        if self.lines:
-            return self._lines()
-        self._expect("[")
-        calls = []
-        while True:
-            calls.append(self._call())
-            if not self._skip(","):
-                self._expect("]")
-                return calls
-
-    def _lines(self) -> list[tuple[ParsedCallText, int]]:
-        calls = [self._call()]
-        while self._after_blank() < self.stop:
-            if "\n" not in self._text[self.at : self._after_blank()]:
-                raise self._unexpected("a line break")
-            calls.append(self._call())
-        return calls
-
-    def _call(self) -> tuple[ParsedCallText, int]:
-        name = self._match(_NAME, "a tool's name")
-        self._expect("(")
-        arguments: dict[str, Any] = {}
-        while not self._skip(")"):
-            key = self._match(_KEY, "a keyword")
-            self._expect("=")
-            if key in arguments:
-                raise Malformed(f"The keyword {key!r} appears twice.")
-            arguments[key] = self._value(1)
-            if not self._skip(","):
-                self._expect(")")
-                break
-        return ParsedCallText(name, arguments), self.at
-
-    def _value(self, deep: int) -> Any:
-        if deep >= DEEPEST:
-            raise Malformed(f"The call nests more than {DEEPEST} levels deep.")
-        if self._skip("["):
-            return self._list(deep + 1)
-        if self._skip("{"):
-            return self._mapping(deep + 1)
-        self._blank()
-        if self._text[self.at : self.at + 1] in ("'", '"'):
-            return self._string()
-        if number := _NUMBER.match(self._text, self.at, self.stop):
-            self.at = number.end()
-            return _number(number.group())
-        word = self._match(_KEYWORD, "a literal")
-        if word not in _WORDS:
-            raise Malformed(f"{word!r} is not a literal: write strings in quotes.")
-        return _WORDS[word]
-
-    def _list(self, deep: int) -> list[Any]:
-        result: list[Any] = []
-        if self._skip("]"):
-            return result
-        while True:
-            result.append(self._value(deep))
-            if not self._skip(","):
-                self._expect("]")
-                return result
-            if self.trailing and self._skip("]"):
-                return result
-
-    def _mapping(self, deep: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        if self._skip("}"):
-            return result
-        while True:
-            self._blank()
-            key = self._string()
-            self._expect(":")
-            if key in result:
-                raise Malformed(f"The key {key!r} appears twice.")
-            result[key] = self._value(deep)
-            if not self._skip(","):
-                self._expect("}")
-                return result
-            if self.trailing and self._skip("}"):
-                return result
-
-    def _string(self) -> str:
-        found = self._match(self._strings, "a string in quotes")
-        value = _ESCAPE.sub(_unescaped, found[1:-1])
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise Malformed("A string escapes half of a surrogate pair, which is not a character.")
-        return value
-
-    def _in_open_string(self) -> bool:
-        quote = self._text[self.at : self.at + 1]
-        return quote in ("'", '"') and not self._strings.match(self._text, self.at, self.stop)
-
-    def _blank(self) -> None:
-        self.at = self._after_blank()
-
-    def _after_blank(self) -> int:
-        blank = _BLANK.match(self._text, self.at, self.stop)
-        return blank.end() if blank else self.at
-
-    def _skip(self, text: str) -> bool:
-        self._blank()
-        here = self._text.startswith(text, self.at, self.stop)
-        self.at += len(text) if here else 0
-        return here
-
-    def _expect(self, text: str) -> None:
-        if not self._skip(text):
-            raise self._unexpected(repr(text))
-
-    def _match(self, pattern: re.Pattern[str], what: str) -> str:
-        self._blank()
-        found = pattern.match(self._text, self.at, self.stop)
-        if found is None:
-            raise self._unexpected(what)
-        self.at = found.end()
-        return found.group()
-
-    def _unexpected(self, expected: str) -> Malformed:
-        found = self._text[self.at : min(self.stop, self.at + 20)]
-        return Malformed(f"The calls {f'have {shortened(found)}' if found else 'end'} where {expected} belongs.")
-
-
-def _number(text: str) -> int | float:
-    if len(text) > _LONGEST_NUMBER:
-        raise Malformed(f"A number has more than {_LONGEST_NUMBER} digits.")
-    if set(text) & set(".eE"):
-        value = float(text)
-        if value in (float("inf"), float("-inf")):
-            raise Malformed(f"{text} is too large a number.")
-        return value
-    return int(text)
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    escape = match.group()[1:]
-    if escape in _SIMPLE:
-        return _SIMPLE[escape]
-    if len(escape) > 1 and (point := int(escape[1:], 16)) < 0x110000:
-        return chr(point)
-    raise Malformed(f"A string has the unknown escape {match.group()!r}.")
-
-
-_BLANK = re.compile(r"\s*")
-_USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
-_OTHER = "parameters"
-"""Key of the arguments, loosely in any format: SGLang reads it in all its formats of JSON objects, vLLM in Phi-4's."""
-_DECODER = json.JSONDecoder()
-
-
-def json_end(text: str, start: int) -> int:
-    """Return the end of the JSON value at `start`, or `start` if there is none."""
-    try:
-        return _DECODER.raw_decode(text, after_blank(text, start))[1]
-    except (ValueError, RecursionError):
-        return start
 
 
 def after_blank(text: str, start: int) -> int:
@@ -319,6 +123,14 @@ def json_arguments(text: str, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"The arguments must be a JSON object, not {type(value).__name__}.", name)
     return value
+
+
+def json_end(text: str, start: int) -> int:
+    """Return the end of the JSON value at `start`, or `start` if there is none."""
+    try:
+        return _DECODER.raw_decode(text, after_blank(text, start))[1]
+    except (ValueError, RecursionError):
+        return start
 
 
 def call_of_arguments(name: str, text: str, call_id: str | None = None) -> ParsedCallText:
@@ -373,13 +185,8 @@ def call_of_object(
     if written is not None and not isinstance(written, str):
         raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
     head = _USUAL.match(text) if len(value) == 2 else None  # then only a brace follows the arguments
-    sampled = _last(text, head.end()) if head else _member(text, arguments)
+    sampled = text.rstrip()[head.end() : -1].rstrip() if head else _member(text, arguments)
     return ParsedCallText(name, value[arguments], written, sampled, loose)
-
-
-def _last(text: str, start: int) -> str:
-    """Return the text of an object's last member."""
-    return text.rstrip()[start:-1].rstrip()
 
 
 def _member(text: str, key: str) -> str:
@@ -413,6 +220,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+_DECODER = json.JSONDecoder()
 _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
@@ -436,8 +244,162 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-_PYTHON = {"True": True, "False": False, "None": None}
-"""As Jinja writes them: the templates of Qwen3-Coder and Nemotron render scalars this way."""
+class PythonReader:
+    """Reads calls, or one literal, as Python writes them, in characters `start` to `stop` of a text.
+
+    `ast.parse` cannot do this: it refuses the names of arguments that Python does not allow, changes what the policy
+    wrote (it normalises names and line breaks, joins adjacent strings, drops comments and warns of unknown escapes),
+    and does not tell what is missing, or whether more text could complete a call that the token limit cut off.
+
+    Attributes:
+        at: The next character.
+        stop: One past the last character.
+        lines: Whether each call is on its own line, without brackets and commas.
+        trailing: Whether a comma may follow the last item of a list, an object or a call.
+    """
+
+    def __init__(
+        self, text: str, start: int, stop: int, lines: bool = False, trailing: bool = True, breaks: bool = False
+    ) -> None:
+        self._text = text
+        self.stop = stop
+        self.at = start
+        self.lines = lines
+        self.trailing = trailing
+        self._strings = _STRING_BREAKS if breaks else _STRING  # whether a string may have raw line breaks
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the text is valid up to its end, so that more text could complete it."""
+        self._skip_blank()
+        opens = self._text.startswith(("'", '"'), self.at)
+        return self.at >= self.stop or (opens and not self._strings.match(self._text, self.at, self.stop))
+
+    def calls(self) -> list[tuple[ParsedCallText, int]]:
+        """Return the calls of `[name(keyword=literal, ...), ...]`, each with the character after it.
+
+        Raises:
+            Malformed: The text is not such a list.
+        """
+        if not self.lines:
+            self._expect("[")
+        calls = [self._call()]
+        while self._follows():
+            calls.append(self._call())
+        return calls
+
+    def value(self, depth: int = 1) -> Any:
+        """Return one literal as `repr` writes it, or a word of JSON; `depth` counts the levels around it.
+
+        Raises:
+            Malformed: No literal comes next.
+        """
+        if depth >= DEEPEST:
+            raise Malformed(f"The call nests more than {DEEPEST} levels deep.")
+        if self._skip("["):
+            return [self.value(depth + 1) for _ in self._items("]")]
+        if self._skip("{"):
+            return self._members("}", "key", ":", depth + 1)
+        if self._text.startswith(("'", '"'), self.at, self.stop):
+            return self._string()
+        if number := _NUMBER.match(self._text, self.at, self.stop):
+            self.at = number.end()
+            return _number(number.group())
+        word = self._match(_KEYWORD, "a literal")
+        if word not in _WORDS:
+            raise Malformed(f"{word!r} is not a literal: write strings in quotes.")
+        return _WORDS[word]
+
+    def _call(self) -> tuple[ParsedCallText, int]:
+        name = self._match(_NAME, "a tool's name")
+        self._expect("(")
+        return ParsedCallText(name, self._members(")", "keyword", "=", 1)), self.at
+
+    def _follows(self) -> bool:
+        """Take what separates two calls, or ends them; return whether another call follows."""
+        if not self.lines:
+            follows = self._skip(",")
+            if not follows:
+                self._expect("]")
+            return follows
+        last = self.at
+        self._skip_blank()
+        if self.at < self.stop and "\n" not in self._text[last : self.at]:
+            raise self._unexpected("a line break")
+        return self.at < self.stop
+
+    def _members(self, close: str, what: str, after: str, depth: int) -> dict[str, Any]:
+        """Take members up to the bracket `close`: a keyword or a key in quotes, the text `after` it, and a value."""
+        result: dict[str, Any] = {}
+        for _ in self._items(close):
+            key = self._match(_KEY, "a keyword") if what == "keyword" else self._string()
+            self._expect(after)
+            if key in result:
+                raise Malformed(f"The {what} {key!r} appears twice.")
+            result[key] = self.value(depth)
+        return result
+
+    def _items(self, close: str) -> Iterator[None]:
+        """Yield before each item up to the bracket `close`; take the commas between them, and the bracket."""
+        if self._skip(close):
+            return
+        yield
+        while self._skip(","):
+            if self.trailing and self._skip(close):
+                return
+            yield
+        self._expect(close)
+
+    def _string(self) -> str:
+        value = _ESCAPE.sub(_unescaped, self._match(self._strings, "a string in quotes")[1:-1])
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise Malformed("A string escapes half of a surrogate pair, which is not a character.")
+        return value
+
+    def _skip_blank(self) -> None:
+        self.at = min(after_blank(self._text, self.at), self.stop)
+
+    def _skip(self, text: str) -> bool:
+        self._skip_blank()
+        here = self._text.startswith(text, self.at, self.stop)
+        self.at += len(text) if here else 0
+        return here
+
+    def _expect(self, text: str) -> None:
+        if not self._skip(text):
+            raise self._unexpected(repr(text))
+
+    def _match(self, pattern: re.Pattern[str], what: str) -> str:
+        self._skip_blank()
+        found = pattern.match(self._text, self.at, self.stop)
+        if found is None:
+            raise self._unexpected(what)
+        self.at = found.end()
+        return found.group()
+
+    def _unexpected(self, expected: str) -> Malformed:
+        found = self._text[self.at : min(self.stop, self.at + 20)]
+        return Malformed(f"The calls {f'have {shortened(found)}' if found else 'end'} where {expected} belongs.")
+
+
+def _number(text: str) -> int | float:
+    if len(text) > _LONGEST_NUMBER:
+        raise Malformed(f"A number has more than {_LONGEST_NUMBER} digits.")
+    if set(text) & set(".eE"):
+        value = float(text)
+        if value in (float("inf"), float("-inf")):
+            raise Malformed(f"{text} is too large a number.")
+        return value
+    return int(text)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    escape = match.group()[1:]
+    if escape in _SIMPLE:
+        return _SIMPLE[escape]
+    if len(escape) > 1 and (point := int(escape[1:], 16)) < 0x110000:
+        return chr(point)
+    raise Malformed(f"A string has the unknown escape {match.group()!r}.")
 
 
 def reading(text: str, in_python: Callable[[], bool] = lambda: False) -> Choice:
@@ -450,26 +412,18 @@ def reading(text: str, in_python: Callable[[], bool] = lambda: False) -> Choice:
         in_python: Whether the family's template writes lists and objects as Python does; called only for text that may
             be one and is not JSON.
     """
+    word = text.strip()
     try:
-        value = _decoded(text, in_python)
+        value = _PYTHON_WORDS[word] if word in _PYTHON_WORDS else json_value(text, "value")
     except Malformed as fault:
+        if word[:1] in ("[", "{") and in_python():
+            with suppress(Malformed):
+                reader = PythonReader(word, 0, len(word), trailing=False)
+                value = reader.value()
+                if reader.at == reader.stop:
+                    return Choice((value, text))
         return Choice((text,), fault.reason[:1].lower() + fault.reason[1:].rstrip("."))
     return Choice((text,)) if isinstance(value, str) else Choice((value, text))
-
-
-def _decoded(text: str, in_python: Callable[[], bool]) -> Any:
-    if (word := text.strip()) in _PYTHON:
-        return _PYTHON[word]
-    try:
-        return json_value(text, "value")
-    except Malformed:
-        if word[:1] not in ("[", "{") or not in_python():
-            raise
-        try:
-            return literal(text)
-        except Malformed:
-            pass
-        raise
 
 
 def element(text: str) -> Choice:
@@ -484,16 +438,11 @@ def nested(members: list[tuple[str, Any]], item: str) -> Choice:
     Raises:
         Malformed: It can be neither.
     """
-    return Choice(tuple(_containers(members, item)))
-
-
-def _containers(members: list[tuple[str, Any]], item: str) -> Iterator[Any]:
-    names = [name for name, _ in members]
-    listed = set(names) == {item}
-    if listed:
-        yield [value for _, value in members]
-    if len(set(names)) == len(names):
-        yield dict(members)
-    elif not listed:
-        [(repeated, _)] = Counter(names).most_common(1)
+    names = Counter(name for name, _ in members)
+    options: list[Any] = [[value for _, value in members]] if set(names) == {item} else []
+    [(repeated, times)] = names.most_common(1)
+    if times == 1:
+        options.append(dict(members))
+    elif not options:
         raise Malformed(f"The element {repeated!r} appears twice.")
+    return Choice(tuple(options))

@@ -1,5 +1,7 @@
 """Tool parsers by name: ours, and those that other distributions install as entry points `tito.tool_parsers`.
 
+"auto" detects the format of a chat template by text that only one family writes. It never guesses.
+
 To add a tool-call format to this package, write a `CallFormat` and call `register_format`; the docstring of
 `CallFormat` lists the steps. To add a parser that also reads reasoning in its own way, write a `ToolParser` and call
 `register_tool_parser`, as `formats/gpt_oss.py` does.
@@ -27,88 +29,6 @@ from tito_core.parsing.turn import REASONING, THINK, ReasoningTags, TurnParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class DetectionError(ValueError):
-    """A chat template matches no known tool-call format, or more than one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detected:
-    """The format that was chosen.
-
-    Attributes:
-        name: The parser's name.
-        why: The reason, as a sentence.
-    """
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """A template matches a format if it contains all of `has` and none of `lacks`."""
-
-    has: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-
-    def match(self, template: str) -> bool:
-        """Return whether a template matches."""
-        return all(mark in template for mark in self.has) and not any(mark in template for mark in self.lacks)
-
-
-_TABLE: dict[str, Marks] = {}
-"""The marks of each format, by parser name."""
-
-
-def register_marks(name: str, marks: Marks) -> None:
-    """Register the marks of a format."""
-    _TABLE[name] = marks
-
-
-def detect_tool_parser(template: str) -> Detected:
-    """Detect the tool-call format of a chat template.
-
-    Args:
-        template: The template's source.
-
-    Raises:
-        DetectionError: It matches no known format, or several.
-    """
-    names = sorted(name for name, marks in _TABLE.items() if marks.match(template))
-    if not names:
-        known = ", ".join(sorted(_TABLE))
-        raise DetectionError(
-            f"The chat template matches no tool-call format that can be detected ({known}). Name the parser, as in "
-            "parser='hermes'; a policy that calls no tools can use any."
-        )
-    if len(names) > 1:
-        raise DetectionError(
-            f"The chat template matches several tool-call formats: {' and '.join(map(repr, names))}. Name the parser, "
-            f"as in parser={names[0]!r}."
-        )
-    [only] = names
-    has = " and ".join(map(repr, _TABLE[only].has))
-    return Detected(only, f"The chat template has {has}, which only {only} writes.")
-
-
-def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the source of the chat template; of several templates, "tool_use" or else "default".
-
-    Raises:
-        DetectionError: The tokenizer has no such template.
-    """
-    template: object = tokenizer.chat_template
-    if isinstance(template, Mapping):
-        template = template.get("tool_use", template.get("default"))
-    if not isinstance(template, str):
-        raise DetectionError(
-            "The tokenizer has no chat template, so the tool-call format cannot be detected. Name the parser, as in "
-            "parser='hermes'."
-        )
-    return template
-
 
 ENTRY_POINT_GROUP = "tito.tool_parsers"
 AUTO = "auto"
@@ -157,13 +77,46 @@ class ToolParser(Protocol):
 
 ParserFactory = Callable[["PreTrainedTokenizerBase"], ToolParser]
 F = TypeVar("F", bound=ParserFactory)
-_FACTORIES: dict[str, ParserFactory] = {}
-_ALIASES: dict[str, str] = {}
-"""Other names of our parsers, such as those of the engines' `--tool-call-parser`."""
 
 
 class UnknownParserError(ValueError):
     """Unknown tool parser or reasoning format, or an option that the parser does not support."""
+
+
+class DetectionError(ValueError):
+    """A chat template matches no known tool-call format, or more than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The format that was chosen.
+
+    Attributes:
+        name: The parser's name.
+        why: The reason, as a sentence.
+    """
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A template matches a format if it contains all of `has` and none of `lacks`."""
+
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+    def match(self, template: str) -> bool:
+        """Return whether a template matches."""
+        return all(mark in template for mark in self.has) and not any(mark in template for mark in self.lacks)
+
+
+_FACTORIES: dict[str, ParserFactory] = {}
+_ALIASES: dict[str, str] = {}
+"""Other names of our parsers, such as those of the engines' `--tool-call-parser`."""
+_TABLE: dict[str, Marks] = {}
+"""The marks of each format, by parser name."""
 
 
 def register_tool_parser(name: str, *aliases: str, marks: Marks | None = None) -> Callable[[F], F]:
@@ -179,7 +132,7 @@ def register_tool_parser(name: str, *aliases: str, marks: Marks | None = None) -
         _FACTORIES[name] = factory
         _ALIASES.update(dict.fromkeys(aliases, name))
         if marks is not None:
-            register_marks(name, marks)
+            _TABLE[name] = marks
         return factory
 
     return register
@@ -202,22 +155,6 @@ def register_format(
         marks: How parser="auto" recognises the format in a chat template; without marks it never chooses this parser.
     """
     register_tool_parser(name, *aliases, marks=marks)(lambda tokenizer: TurnParser(tokenizer, calls, reasoning))
-
-
-def known_tool_parsers() -> list[str]:
-    """Return the names of all parsers, including aliases and installed ones."""
-    return sorted({*_FACTORIES, *_ALIASES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
-
-
-def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detected:
-    """Return the parser's name and the reason for the choice; "auto" detects it in the chat template.
-
-    Raises:
-        DetectionError: With "auto", the chat template matches no format, or several.
-    """
-    if name == AUTO:
-        return detect_tool_parser(template_text(tokenizer))
-    return Detected(name, "It was named by the user.")
 
 
 def get_tool_parser(
@@ -262,15 +199,6 @@ def _with_reasoning(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: st
     return TurnParser(tokenizer, parser.calls, REASONING[reasoning])
 
 
-def control_strings(parser: ToolParser) -> frozenset[str]:
-    """Return the texts of the tokens that a parser reads as markup; no message content may write them (law 6).
-
-    A parser of another distribution can list them in an attribute `control_strings`.
-    """
-    markup = getattr(parser, "markup", None)
-    return markup.strings if isinstance(markup, Markup) else frozenset(getattr(parser, "control_strings", ()))
-
-
 def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     name = choose_tool_parser(name, tokenizer).name
     name = _ALIASES.get(name, name)
@@ -282,3 +210,71 @@ def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
         raise UnknownParserError(f"Unknown tool parser {name!r}. Available: {known}.")
     factory: ParserFactory = installed[name].load()
     return factory(tokenizer)
+
+
+def known_tool_parsers() -> list[str]:
+    """Return the names of all parsers, including aliases and installed ones."""
+    return sorted({*_FACTORIES, *_ALIASES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def control_strings(parser: ToolParser) -> frozenset[str]:
+    """Return the texts of the tokens that a parser reads as markup; no message content may write them (law 6).
+
+    A parser of another distribution can list them in an attribute `control_strings`.
+    """
+    markup = getattr(parser, "markup", None)
+    return markup.strings if isinstance(markup, Markup) else frozenset(getattr(parser, "control_strings", ()))
+
+
+def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detected:
+    """Return the parser's name and the reason for the choice; "auto" detects it in the chat template.
+
+    Raises:
+        DetectionError: With "auto", the chat template matches no format, or several.
+    """
+    if name == AUTO:
+        return detect_tool_parser(template_text(tokenizer))
+    return Detected(name, "It was named by the user.")
+
+
+def detect_tool_parser(template: str) -> Detected:
+    """Detect the tool-call format of a chat template.
+
+    Args:
+        template: The template's source.
+
+    Raises:
+        DetectionError: It matches no known format, or several.
+    """
+    names = sorted(name for name, marks in _TABLE.items() if marks.match(template))
+    if not names:
+        known = ", ".join(sorted(_TABLE))
+        raise DetectionError(
+            f"The chat template matches no tool-call format that can be detected ({known}). Name the parser, as in "
+            "parser='hermes'; a policy that calls no tools can use any."
+        )
+    if len(names) > 1:
+        raise DetectionError(
+            f"The chat template matches several tool-call formats: {' and '.join(map(repr, names))}. Name the parser, "
+            f"as in parser={names[0]!r}."
+        )
+    [only] = names
+    has = " and ".join(map(repr, _TABLE[only].has))
+    return Detected(only, f"The chat template has {has}, which only {only} writes.")
+
+
+def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the source of the chat template; of several templates, "tool_use" or else "default".
+
+    Raises:
+        DetectionError: The tokenizer has no such template.
+    """
+    template: object = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        template = template.get("tool_use", template.get("default"))
+    if not isinstance(template, str):
+        raise DetectionError(
+            "The tokenizer has no chat template, so the tool-call format cannot be detected. Name the parser, as in "
+            "parser='hermes'."
+        )
+    return template

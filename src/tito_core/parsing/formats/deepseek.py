@@ -1,4 +1,4 @@
-"""Calls of DeepSeek V3 and V3.1: a section of calls, each a name and JSON arguments.
+"""Calls of DeepSeek: a section of calls, in V3 and V3.1 with JSON arguments, since V3.2 with parameters (DSML).
 
 V3 and R1 write a type, the name and a fenced block (source: the template of DeepSeek-V3, in TRL 1.16):
 
@@ -10,6 +10,20 @@ V3 and R1 write a type, the name and a fenced block (source: the template of Dee
 V3.1 writes only the name and the arguments (source: vLLM 0.32, `tool_parsers/deepseekv31_tool_parser.py`):
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"at": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+V3.2, V4 and V4.1 write functions; each parameter tells whether it is a string:
+
+    <｜DSML｜tool_calls>
+    <｜DSML｜invoke name="look">
+    <｜DSML｜parameter name="at" string="true">x</｜DSML｜parameter>
+    <｜DSML｜parameter name="far" string="false">5</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜tool_calls>
+
+V3.2 writes `function_calls` instead of `tool_calls`. V4.1 writes `<｜DSML｜ calls>`, with a blank before the word in
+every tag. `｜DSML｜` is a control token: a tag that spells it with other tokens is text. Loose: a call outside a
+section, which vLLM and SGLang read; no `string`, if the schema tells it, which vLLM reads. Sources: vLLM 0.32,
+`tokenizers/deepseek_{v32,v4,v41}_encoding.py`, `parser/deepseek_v4.py` and `parser/deepseek_v41.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +32,9 @@ import re
 from typing import Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_format import CallFormat, Section, quoted
 from tito_core.parsing.call_values import ParsedCallText, call_of_arguments, json_value
 from tito_core.parsing.completion import Completion, Cursor, Tools
-from tito_core.parsing.formats.kimi import Section
-from tito_core.parsing.formats.minimax import quoted
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import Marks, register_format
 from tito_core.parsing.schema import KINDS
@@ -40,7 +52,7 @@ class DeepSeekCalls(CallFormat):
         fenced: Whether the call has a type and a fenced block, as in V3.
     """
 
-    tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, SEPARATOR)
+    tags = (*SECTION.tags, SEPARATOR)
     opening = frozenset({SECTION.open})
 
     def __init__(self, fenced: bool) -> None:
@@ -93,10 +105,8 @@ register_format(
     "deepseekv31",
     marks=Marks(("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), ("```json",)),
 )
-
-
-ANCHOR = "｜DSML｜"
-_HEAD = re.compile(r' name="([^"<\n]+)(?:" string="(true|false))?')
+DSML = "｜DSML｜"
+_PARAMETER_HEAD = re.compile(r' name="([^"<\n]+)(?:" string="(true|false))?')
 
 
 class DsmlCalls(CallFormat):
@@ -108,20 +118,13 @@ class DsmlCalls(CallFormat):
         end_parameter: Closes it.
     """
 
-    anchors = (ANCHOR,)
+    anchors = (DSML,)
 
     def __init__(self, block: str, space: str = "") -> None:
-        begin, end = f"<{ANCHOR}{space}", f"</{ANCHOR}{space}"
+        begin, end = f"<{DSML}{space}", f"</{DSML}{space}"
         self.section = Section(f"{begin}{block}>", f"{end}{block}>", f"{begin}invoke", f"{end}invoke>")
         self.parameter, self.end_parameter = f"{begin}parameter", f"{end}parameter>"
-        self.tags = (
-            self.section.open,
-            self.section.close,
-            self.section.call,
-            self.section.end_call,
-            self.parameter,
-            self.end_parameter,
-        )
+        self.tags = (*self.section.tags, self.parameter, self.end_parameter)
         self.opening = frozenset({self.section.open, self.section.call})
 
     def read(self, completion: Completion, start: int, tag: str) -> int | None:
@@ -144,21 +147,21 @@ class DsmlCalls(CallFormat):
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
         parameters = g.Parameters(
-            lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", ANCHOR, True
+            lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", DSML, True
         )
         calls = (
             g.sequence(
-                g.anchored(markup, f'{self.section.call} name="{name}">\n', ANCHOR),
+                g.anchored(markup, f'{self.section.call} name="{name}">\n', DSML),
                 *parameters.of(markup, schema),
-                g.anchored(markup, f"{self.section.end_call}\n", ANCHOR),
+                g.anchored(markup, f"{self.section.end_call}\n", DSML),
             )
             for name, schema in tools.items()
         )
-        begin = g.anchored(markup, self.section.open + "\n", ANCHOR)
-        return g.sequence(begin, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
+        begin = g.anchored(markup, self.section.open + "\n", DSML)
+        return g.sequence(begin, g.either(calls), g.anchored(markup, self.section.close, DSML))
 
     def _head(self, markup: Markup, key: g.Grammar, plain: bool) -> g.Grammar:
-        begin = g.anchored(markup, f'{self.parameter} name="', ANCHOR)
+        begin = g.anchored(markup, f'{self.parameter} name="', DSML)
         return g.sequence(begin, key, g.text(f'" string="{str(plain).lower()}">'))
 
     def _invoke(self, cursor: Cursor) -> ParsedCallText:
@@ -169,7 +172,7 @@ class DsmlCalls(CallFormat):
         arguments: dict[str, Any] = {}
         while cursor.peek() == self.parameter:
             cursor.tag(self.parameter)
-            head = _HEAD.fullmatch(written := cursor.until_text('">'))
+            head = _PARAMETER_HEAD.fullmatch(written := cursor.until_text('">'))
             wrong = f'A parameter must have name="..." and string="true" or "false", not {written[:60]!r}.'
             if head is None:
                 raise cursor.error(wrong)

@@ -15,10 +15,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_format import CallFormat, Section
 from tito_core.parsing.call_values import ParsedCallText
 from tito_core.parsing.completion import Completion, Cursor, Tools
-from tito_core.parsing.formats.kimi import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import Marks, register_format, register_tool_parser
 from tito_core.parsing.turn import LONGCAT_THINK, ReasoningTags, TurnParser

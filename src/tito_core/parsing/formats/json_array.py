@@ -1,4 +1,4 @@
-"""Calls in one JSON array: Granite 3, Phi-4-mini and xLAM. Other formats use `read_array` too.
+"""Calls in one JSON array: Granite 3, Phi-4-mini, xLAM, Hunyuan, Cohere Command and Mistral. LFM2 uses it too.
 
 - Granite: `<|tool_call|>` (in Granite 3.1 `<tool_call>`) and the array; text may follow. No reasoning. Source: vLLM
   0.32, `parser/granite.py`.
@@ -8,6 +8,18 @@
 - xLAM: the message is only the array. If its first element does not begin with a "name", it is an answer. Loose: the
   array in a fenced block that is the message, or after another family's tag, as vLLM reads them (0.32,
   `tool_parsers/xlam_tool_parser.py`).
+- Hunyuan and Cohere Command: the array between two tags, and answers between tags, too. Sources: the templates of
+  Hunyuan-A13B, of Command R7B and of Command A+; vLLM 0.32, `tool_parsers/hunyuan_a13b_tool_parser.py` and
+  `parser/cohere_command.py`.
+
+      <tool_calls>[{"name": "look", "arguments": {"at": "x"}}]</tool_calls>
+      <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": {"at": "x"}}]<|END_ACTION|>
+
+- Mistral: since tokenizer version 11 each call is `[TOOL_CALLS]look[ARGS]{"at": "x"}`, in version 11 with
+  `[CALL_ID]...` after the name; before, all calls are `[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]`.
+  Loose: no `[ARGS]` between name and arguments, which vLLM reads. Sources: vLLM 0.32, `parser/mistral.py`; SGLang
+  0.5.23, `function_call/mistral_detector.py`; `tokens/tokenizers/instruct.py` of mistral-common, whose versions 11 and
+  13 always write `[ARGS]`, as a control token.
 """
 
 from __future__ import annotations
@@ -38,7 +50,8 @@ from tito_core.parsing.turn import BRACKET_THINK, THINK, ReasoningTags
 
 GRANITE_OPEN, GRANITE_OLD_OPEN = "<tool_call>", "<|tool_call|>"
 XLAM_OPEN, XLAM_CLOSE, XLAM_OTHER = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
-_CALLS = re.compile(r'\s*\[\s*\{\s*"name"\s*:')
+CALL, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_BEGINS = re.compile(r'\s*\[\s*\{\s*"name"\s*:')
 _FENCE, _END_FENCE = re.compile(r"```(?:json)?\s"), re.compile(r"\s*```")
 
 
@@ -73,7 +86,7 @@ class Phi4Calls(CallFormat):
         alone = not before.strip()
         if not alone:
             fenced = sum(map(before.count, FENCES)) % 2
-            if fenced or not before.rstrip(" \t").endswith("\n") or not _CALLS.match(completion.text, body):
+            if fenced or not before.rstrip(" \t").endswith("\n") or not _BEGINS.match(completion.text, body):
                 return None
         first = len(completion.calls)
         read_array(completion, start, body, alone=True)
@@ -97,7 +110,7 @@ class XlamCalls(CallFormat):
     def read(self, completion: Completion, start: int, tag: str) -> int | None:
         """Read an array after another family's tag."""
         body = start + len(tag)
-        if not _CALLS.match(completion.text, body):
+        if not _BEGINS.match(completion.text, body):
             return None
         first, end = len(completion.calls), read_array(completion, start, body, alone=False)
         if tag == XLAM_OPEN and end < len(completion.text):
@@ -114,7 +127,7 @@ class XlamCalls(CallFormat):
         """Read the array, in a fenced block or alone, if it begins like one of calls."""
         fence = _FENCE.match(completion.text, start)
         body = start if fence is None else fence.end()
-        if not _CALLS.match(completion.text, body):
+        if not _BEGINS.match(completion.text, body):
             return None
         if fence is None:
             read_array(completion, start, body, alone=True)
@@ -133,9 +146,140 @@ class XlamCalls(CallFormat):
         return forced_array(tools)
 
 
-def forced_array(tools: Tools) -> g.Grammar:
-    """Return the grammar of an array of one call."""
-    return g.json_calls(tools, before="[", after="]")
+class TaggedArrayCalls(CallFormat):
+    """One array between two tags.
+
+    Attributes:
+        name: Key of the tool's name.
+        arguments: Key of the arguments.
+        number: Key of the call's number in the message; empty if it has none.
+    """
+
+    def __init__(
+        self,
+        open: str,
+        close: str,
+        wrappers: Sequence[str],
+        name: str = "name",
+        arguments: str = "arguments",
+        number: str = "",
+    ) -> None:
+        self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
+        self.name, self.arguments, self.number = name, arguments, number
+
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read the array and the tag after it."""
+        body, close = start + len(tag), self.tags[1]
+        # If the closing tag is not a token, a JSON string may spell it, so search for it after the array.
+        search = array_end(completion.text, body) if completion.markup.token_of(close) is None else body
+        frame = completion.frame(start, body, close, self.opening, search)
+        if frame.closed:
+            read_framed_array(completion, frame, self._call)
+        else:
+            completion.add_unclosed(start, frame.stop, f"The calls have no closing {close} tag.")
+        return frame.stop
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Return the grammar of one call."""
+        number = f'"{self.number}": "0", ' if self.number else ""
+        calls = (
+            g.sequence(
+                g.text(f'[{{{number}"{self.name}": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": '),
+                g.arguments_json(schema),
+                g.text("}]"),
+            )
+            for name, schema in tools.items()
+        )
+        return g.sequence(g.tag(markup, self.tags[0]), g.either(calls), g.tag(markup, self.tags[1]))
+
+    def _call(self, value: Any, text: str) -> ParsedCallText:
+        allowed = frozenset({self.number}) if self.number else frozenset()
+        return call_of_object(value, text, self.arguments, allowed=allowed, name_key=self.name)
+
+
+class MistralCalls(CallFormat):
+    """Both forms. A call has no closing tag: it ends at the next call or at the end of the completion."""
+
+    tags = (CALL, CALL_ID, ARGUMENTS)
+    opening = frozenset({CALL})
+
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one call, or the array."""
+        body = start + len(CALL)
+        first = after_blank(completion.text, body)
+        if completion.text.startswith("[", first) and not _is_tag(completion, first):
+            return read_array(completion, start, body, alone=True, call_id="id")
+        search = body
+        if completion.markup.token_of(CALL) is None:  # then a JSON string may spell the tag
+            arguments = completion.next_mark(body, {ARGUMENTS})
+            search = body if arguments is None else json_end(completion.text, arguments.stop)
+        following = completion.next_mark(search, self.opening)
+        stop = len(completion.text) if following is None else following.start
+        frame = Frame(start, body, stop, stop, True)
+        if completion.truncated and following is None and not _has_arguments(completion, frame):
+            completion.add_unclosed(start, stop, "The call is cut off.")
+            return stop
+        try:
+            call = self._call(Cursor(completion, body, stop))
+        except Malformed as fault:
+            completion.add_malformed(start, stop, fault.reason, fault.name)
+            completion.uncertain = True  # the next call may be part of its arguments
+        else:
+            completion.add(start, stop, call)
+        return stop
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Return the grammar of one call, in the form for the vocabulary."""
+        if markup.token_of(ARGUMENTS) is None:
+            return g.sequence(g.tag(markup, CALL), forced_array(tools))
+        calls = (
+            g.sequence(g.text(name), g.tag(markup, ARGUMENTS), g.arguments_json(schema))
+            for name, schema in tools.items()
+        )
+        return g.sequence(g.tag(markup, CALL), g.either(calls))
+
+    @staticmethod
+    def _call(cursor: Cursor) -> ParsedCallText:
+        if cursor.peek() is None:
+            head, brace, rest = cursor.take_rest().partition("{")
+            lacks = cursor.error(f"The call lacks {ARGUMENTS} or {CALL_ID}.")
+            if not brace or not is_valid_name(head.strip()):
+                raise lacks
+            return replace(call_of_arguments(cursor.tool_name(head.strip()), brace + rest), loose=lacks.reason)
+        name, written = cursor.tool_name(cursor.until_tag(ARGUMENTS, CALL_ID).strip()), None
+        if cursor.taken == CALL_ID:
+            written = cursor.until_tag(ARGUMENTS).strip()
+            if not written.isalnum():
+                raise cursor.error(f"The call's id must be letters and digits, not {written[:60]!r}.")
+        return call_of_arguments(name, cursor.take_rest(), written)
+
+
+def _is_tag(completion: Completion, char: int) -> bool:
+    mark = completion.next_mark(char)
+    return mark is not None and mark.start == char
+
+
+def _has_arguments(completion: Completion, frame: Frame) -> bool:
+    """Return whether the arguments of a call at the end of a completion are complete."""
+    arguments = completion.next_mark(frame.body, {ARGUMENTS})
+    return arguments is not None and json_end(completion.text, arguments.stop) > arguments.stop
+
+
+def array_end(text: str, start: int) -> int:
+    """Return the end of the JSON array at `start`, or `start` if there is none."""
+    return json_end(text, start) if text.startswith("[", after_blank(text, start)) else start
+
+
+def read_framed_array(
+    completion: Completion, frame: Frame, read: Callable[[Any, str], ParsedCallText] | None = None
+) -> None:
+    """Read an array of calls that fills a closed frame; `read` as for `read_array`."""
+    end = array_end(completion.text, frame.body)
+    if end > frame.body_end or end == frame.body or completion.text[end : frame.body_end].strip():
+        what = shortened(completion.text[frame.body : frame.body_end])
+        completion.add_malformed(frame.start, frame.stop, f"The calls must be one JSON array, not {what}.")
+    else:
+        read_array(completion, frame.start, frame.body, alone=False, stop=frame.stop, read=read)
 
 
 def read_array(
@@ -201,68 +345,14 @@ def _broken(completion: Completion, start: int, body: int) -> None:
         raise AssertionError("A JSON value has an end.")
 
 
+def forced_array(tools: Tools) -> g.Grammar:
+    """Return the grammar of an array of one call."""
+    return g.json_calls(tools, before="[", after="]")
+
+
 register_format("granite", GraniteCalls(), reasoning=None, marks=Marks(("<|tool_call|>", "<|start_of_role|>")))
 register_format("phi4_mini", Phi4Calls(), "phi4_mini_json", reasoning=None, marks=Marks(('functools[{"name":',)))
 register_format("xlam", XlamCalls(), marks=Marks(('[{"name": "tool_call_name", "arguments":',), ("<tool_call>",)))
-
-
-class TaggedArrayCalls(CallFormat):
-    """One array between two tags.
-
-    Attributes:
-        name: Key of the tool's name.
-        arguments: Key of the arguments.
-        number: Key of the call's number in the message; empty if it has none.
-    """
-
-    def __init__(
-        self,
-        open: str,
-        close: str,
-        wrappers: Sequence[str],
-        name: str = "name",
-        arguments: str = "arguments",
-        number: str = "",
-    ) -> None:
-        self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
-        self.name, self.arguments, self.number = name, arguments, number
-
-    def read(self, completion: Completion, start: int, tag: str) -> int:
-        """Read the array and the tag after it."""
-        body, close = start + len(tag), self.tags[1]
-        is_array = completion.text.startswith("[", after_blank(completion.text, body))
-        end = json_end(completion.text, body) if is_array else body
-        # If the closing tag is not a token, a JSON string may spell it, so search for it after the array.
-        search = end if completion.markup.token_of(close) is None else body
-        frame = completion.frame(start, body, close, self.opening, search)
-        if not frame.closed:
-            completion.add_unclosed(start, frame.stop, f"The calls have no closing {close} tag.")
-            return frame.stop
-        if end > frame.body_end or end == body or completion.text[end : frame.body_end].strip():
-            what = shortened(completion.text[body : frame.body_end])
-            completion.add_malformed(start, frame.stop, f"The calls must be one JSON array, not {what}.")
-            return frame.stop
-        read_array(completion, start, body, alone=False, stop=frame.stop, read=self._call)
-        return frame.stop
-
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Return the grammar of one call."""
-        number = f'"{self.number}": "0", ' if self.number else ""
-        calls = (
-            g.sequence(
-                g.text(f'[{{{number}"{self.name}": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": '),
-                g.arguments_json(schema),
-                g.text("}]"),
-            )
-            for name, schema in tools.items()
-        )
-        return g.sequence(g.tag(markup, self.tags[0]), g.either(calls), g.tag(markup, self.tags[1]))
-
-    def _call(self, value: Any, text: str) -> ParsedCallText:
-        allowed = frozenset({self.number}) if self.number else frozenset()
-        return call_of_object(value, text, self.arguments, allowed=allowed, name_key=self.name)
-
-
 register_format(
     "hunyuan_a13b",
     TaggedArrayCalls("<tool_calls>", "</tool_calls>", ("<answer>", "</answer>")),
@@ -284,209 +374,4 @@ register_format(
     reasoning=ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
     marks=Marks(("<|START_ACTION|>", '"tool_name"')),
 )
-
-
-OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-
-
-class MistralCalls(CallFormat):
-    """Both forms. A call has no closing tag: it ends at the next call or at the end of the completion."""
-
-    tags = (OPEN, CALL_ID, ARGUMENTS)
-    opening = frozenset({OPEN})
-
-    def read(self, completion: Completion, start: int, tag: str) -> int:
-        """Read one call, or the array."""
-        body = start + len(OPEN)
-        first = after_blank(completion.text, body)
-        if completion.text.startswith("[", first) and not _is_tag(completion, first):
-            return read_array(completion, start, body, alone=True, call_id="id")
-        search = body
-        if completion.markup.token_of(OPEN) is None:  # then a JSON string may spell the tag
-            arguments = completion.next_mark(body, {ARGUMENTS})
-            search = body if arguments is None else json_end(completion.text, arguments.stop)
-        following = completion.next_mark(search, self.opening)
-        stop = len(completion.text) if following is None else following.start
-        frame = Frame(start, body, stop, stop, True)
-        if completion.truncated and following is None and not _is_complete(completion, frame):
-            completion.add_unclosed(start, stop, "The call is cut off.")
-            return stop
-        try:
-            call = _mistral_call(Cursor(completion, body, stop))
-        except Malformed as fault:
-            completion.add_malformed(start, stop, fault.reason, fault.name)
-            completion.uncertain = True  # the next call may be part of its arguments
-        else:
-            completion.add(start, stop, call)
-        return stop
-
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Return the grammar of one call, in the form for the vocabulary."""
-        if markup.token_of(ARGUMENTS) is None:
-            return g.sequence(g.tag(markup, OPEN), forced_array(tools))
-        calls = (
-            g.sequence(g.text(name), g.tag(markup, ARGUMENTS), g.arguments_json(schema))
-            for name, schema in tools.items()
-        )
-        return g.sequence(g.tag(markup, OPEN), g.either(calls))
-
-
-def _is_tag(completion: Completion, char: int) -> bool:
-    mark = completion.next_mark(char)
-    return mark is not None and mark.start == char
-
-
-def _is_complete(completion: Completion, frame: Frame) -> bool:
-    """Return whether the arguments of a call at the end of a completion are complete."""
-    arguments = completion.next_mark(frame.body, {ARGUMENTS})
-    return arguments is not None and json_end(completion.text, arguments.stop) > arguments.stop
-
-
-def _mistral_call(cursor: Cursor) -> ParsedCallText:
-    if cursor.peek() is None:
-        head, brace, rest = cursor.take_rest().partition("{")
-        lacks = cursor.error(f"The call lacks {ARGUMENTS} or {CALL_ID}.")
-        if not brace or not is_valid_name(head.strip()):
-            raise lacks
-        return replace(call_of_arguments(cursor.tool_name(head.strip()), brace + rest), loose=lacks.reason)
-    name, written = cursor.tool_name(cursor.until_tag(ARGUMENTS, CALL_ID).strip()), None
-    if cursor.taken == CALL_ID:
-        written = cursor.until_tag(ARGUMENTS).strip()
-        if not written.isalnum():
-            raise cursor.error(f"The call's id must be letters and digits, not {written[:60]!r}.")
-    return call_of_arguments(name, cursor.take_rest(), written)
-
-
 register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK, marks=Marks(("[TOOL_CALLS]",)))
-
-
-PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
-SEPARATOR = ";"
-_BEGINS = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function"\s*,)')
-_BEGINNINGS = ('{"name":', '{"type":"function",')
-_TYPE = frozenset({"type"})
-
-
-class Llama3Calls(CallFormat):
-    """Objects up to the end of the message."""
-
-    tags: Sequence[str] = (PYTHON_TAG,)
-    bare = "{"
-    opening = frozenset({PYTHON_TAG})
-
-    def read(self, completion: Completion, start: int, tag: str) -> int:
-        """Read the calls after the tag."""
-        return _objects(completion, start, start + len(tag))
-
-    def read_bare(self, completion: Completion, start: int) -> int | None:
-        """Read the calls, if the message begins like one."""
-        return _objects(completion, start, start) if _BEGINS.match(completion.text, start) else None
-
-    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Return the grammar of one call."""
-        return g.json_calls(tools, arguments="parameters")
-
-
-class Llama4Calls(Llama3Calls):
-    """Objects up to the end of the message, after a text between tags or alone."""
-
-    tags = (PYTHON_START, PYTHON_END)
-    opening = frozenset(tags)
-
-    def read(self, completion: Completion, start: int, tag: str) -> int:
-        """Read the calls between or after the tags; a tag around text before calls is left out."""
-        body, total = start + len(tag), len(completion.text)
-        if tag == PYTHON_END:
-            if self._begins(completion, body):
-                return _objects(completion, start, body, separators=("", SEPARATOR))
-            completion.add_malformed(start, body, f"No call follows {PYTHON_END}.")
-            return body
-        end = completion.next_mark(body)
-        if end is None or end.tag != PYTHON_END:
-            stop = total if end is None else end.start
-            completion.add_unclosed(start, stop, f"There is no {PYTHON_END} after {PYTHON_START}.")
-            return stop
-        if self._begins(completion, end.stop):
-            return body
-        if not self._begins(completion, body):
-            reason = f"The text between {PYTHON_START} and {PYTHON_END} is not a call."
-            completion.add_malformed(start, end.stop, reason)
-            return end.stop
-        first = len(completion.calls)
-        _objects(completion, start, body, separators=("", SEPARATOR), stop=end.start)
-        completion.mark_loose(first, f"The call belongs after {PYTHON_END}, not before it.")
-        return end.stop
-
-    def read_bare(self, completion: Completion, start: int) -> int | None:
-        """Read the calls, if the message begins like one."""
-        begins = self._begins(completion, start)
-        return _objects(completion, start, start, separators=("", SEPARATOR)) if begins else None
-
-    def _begins(self, completion: Completion, char: int) -> bool:
-        return _BEGINS.match(completion.text, after_blank(completion.text, char)) is not None
-
-
-def _objects(
-    completion: Completion,
-    start: int,
-    body: int,
-    separators: Sequence[str] = (SEPARATOR,),
-    stop: int | None = None,
-) -> int:
-    """Read objects up to the character `stop`, by default the end; loose without `separators` between them."""
-    text, total = completion.text, len(completion.text) if stop is None else stop
-    first, loosely = len(completion.calls), False
-    while True:
-        end = json_end(text, body)
-        if end == body:
-            _llama_broken(completion, start, body)
-            break
-        after = after_blank(text, end)
-        separator = SEPARATOR if after == total else _separator(completion, after, total)
-        if separator is None:
-            completion.add_malformed(start, total, f"Stray text follows the call: {shortened(text[after:total])}.")
-            break
-        completion.add_parsed(start, end, _llama_call, text[body:end])
-        if after == total:
-            break
-        loosely = loosely or separator not in separators
-        start = body = after + len(separator)
-    if loosely:
-        completion.mark_loose(first, f"Calls must be separated by {SEPARATOR!r}.")
-    return total
-
-
-def _separator(completion: Completion, char: int, total: int) -> str | None:
-    """Return what is between two calls: ";", or loosely the tag or nothing; None if other text is there."""
-    if completion.text.startswith(SEPARATOR, char):
-        return SEPARATOR
-    mark = completion.next_mark(char)
-    if mark is not None and mark.start == char < total:
-        return mark.tag if mark.tag == PYTHON_TAG else None
-    return "" if _BEGINS.match(completion.text, char) or _is_cut(completion.text, char, total) else None
-
-
-def _is_cut(text: str, char: int, total: int) -> bool:
-    """Return whether the completion ends in what `_BEGINS` matches."""
-    rest = "".join(text[char : char + 100].split())
-    return total == len(text) and any(beginning.startswith(rest) for beginning in _BEGINNINGS)
-
-
-def _llama_call(text: str) -> ParsedCallText:
-    value = json_value(text)
-    key = (
-        "arguments" if isinstance(value, dict) and "parameters" not in value and "arguments" in value else "parameters"
-    )
-    return call_of_object(value, text, key, allowed=_TYPE)
-
-
-def _llama_broken(completion: Completion, start: int, body: int) -> None:
-    try:
-        _llama_call(completion.text[body:])
-    except Malformed as fault:
-        completion.add_unclosed(start, len(completion.text), fault.reason)
-
-
-_ASKS = '{"name": function name, "parameters": dictionary'
-register_format("llama3_json", Llama3Calls(), "llama3", reasoning=None, marks=Marks((_ASKS,), ("<|python_start|>",)))
-register_format("llama4_json", Llama4Calls(), reasoning=None, marks=Marks((_ASKS, "<|python_start|>")))

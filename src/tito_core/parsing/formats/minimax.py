@@ -1,4 +1,6 @@
-"""Calls of MiniMax M2 and dots: a section of functions with parameters.
+"""Calls in a section of functions with named parameters: MiniMax M2, dots and Step 3; in MiniMax M3, nested elements.
+
+MiniMax M2:
 
     <minimax:tool_call>
     <invoke name="look">
@@ -10,6 +12,31 @@ dots writes `<dots_function_call>`. Strings are written as they are, including b
 vLLM 0.32, `parser/minimax_m2.py` and `tool_parsers/dots_tool_parser.py`; SGLang 0.5.23, `function_call/minimax_m2.py`
 and `function_call/dots_detector.py`. Both engines also read a JSON object between the tags of dots, which is malformed
 here.
+
+Step 3 (Step 3.5 writes calls as Qwen3-Coder does):
+
+    <｜tool_calls_begin｜>
+    <｜tool_call_begin｜>
+    function<｜tool_sep｜><steptml:invoke name="look"><steptml:parameter name="at">x</steptml:parameter>
+    </steptml:invoke><｜tool_call_end｜>
+    <｜tool_calls_end｜>
+
+Values are written as they are; the template writes lists and objects as Python does. Sources: the description in the
+template of Step 3 (what it renders has a misspelt tag); vLLM 0.32, `tool_parsers/step3_tool_parser.py`; SGLang 0.5.23,
+`function_call/step3_detector.py`.
+
+MiniMax M3:
+
+    ]<]minimax[>[<tool_call>
+    ]<]minimax[>[<invoke name="look">]<]minimax[>[<at>x]<]minimax[>[</at>]<]minimax[>[<all>]<]minimax[>[<item>1
+    ]<]minimax[>[</item>]<]minimax[>[</all>]<]minimax[>[</invoke>
+    ]<]minimax[>[</tool_call>
+
+The members of an object are elements with their names, those of a list are `<item>`s; a null member is left out. Other
+values are written as they are and get their type from the schema. Where the schema allows several readings, elements
+that are all `<item>`s are a list, and an empty element is an empty string. `]<]minimax[>[` is a control token: a tag
+that spells it with other tokens is text.
+Sources: the MiniMax M3 template; vLLM 0.32, `parser/minimax_m3.py`; SGLang 0.5.23, `function_call/minimax_m3.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +44,9 @@ from __future__ import annotations
 from typing import Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_format import CallFormat, Section, parameters, quoted
 from tito_core.parsing.call_values import DEEPEST, Malformed, ParsedCallText, element, nested
 from tito_core.parsing.completion import Completion, Cursor, Tools
-from tito_core.parsing.formats.kimi import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import Marks, register_format
 from tito_core.parsing.schema import Choice
@@ -38,12 +64,12 @@ class MiniMaxCalls(CallFormat):
 
     def __init__(self, open: str, close: str) -> None:
         section = self.section = Section(open, close, "<invoke name=", "</invoke>")
-        self.tags = (section.open, section.close, section.call, section.end_call, PARAMETER, END_PARAMETER)
+        self.tags = (*section.tags, PARAMETER, END_PARAMETER)
         self.opening = frozenset({open})
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""
-        return self.section.read(completion, start, _invoke)
+        return self.section.read(completion, start, self._call)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Return the grammar of one call."""
@@ -61,39 +87,12 @@ class MiniMaxCalls(CallFormat):
         begin, end = (g.tag(markup, tag) for tag in (self.section.open, self.section.close))
         return g.sequence(begin, g.either(calls), end)
 
-
-def _invoke(cursor: Cursor) -> ParsedCallText:
-    name = cursor.tool_name(quoted(cursor))
-    arguments = parameters(cursor, PARAMETER, END_PARAMETER)
-    cursor.expect_end()
-    return ParsedCallText(name, arguments)
-
-
-def parameters(cursor: Cursor, tag: str, end: str, in_python: bool = False) -> dict[str, Any]:
-    """Take the parameters of a call, each between the tags `tag` and `end`; their names are in double quotes.
-
-    `in_python`: see `Cursor.reading`.
-    """
-    arguments: dict[str, Any] = {}
-    while cursor.peek() == tag:
-        cursor.tag(tag)
-        key = quoted(cursor)
-        if key in arguments:
-            raise cursor.error(f"The parameter {key!r} appears twice.")
-        arguments[key] = cursor.reading(cursor.until_tag(end), in_python)
-    return arguments
-
-
-def quoted(cursor: Cursor, before: str = "") -> str:
-    """Take a name in double quotes, with the text `before` it and the `>` after it; return the name."""
-    if not cursor.follows(f'{before}"'):
-        raise cursor.error(f"The name must be in double quotes: {cursor.until_text('>')[:60]!r}.")
-    written = cursor.until_text('">')
-    name = written.removeprefix(f'{before}"')
-    if written != f'{before}"{name}' or not name or name != name.strip() or set(name) & set("<\"'\n"):
-        as_written = f'{written}"'
-        raise cursor.error(f"The name must be in double quotes: {as_written[:60]!r}.")
-    return name
+    @staticmethod
+    def _call(cursor: Cursor) -> ParsedCallText:
+        name = cursor.tool_name(quoted(cursor))
+        arguments = parameters(cursor, PARAMETER, END_PARAMETER)
+        cursor.expect_end()
+        return ParsedCallText(name, arguments)
 
 
 register_format(
@@ -108,9 +107,41 @@ register_format(
     marks=Marks(("<dots_function_call>", "<invoke name=")),
 )
 
+STEP3_SECTION = Section(
+    "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
+)
+SEPARATOR, TYPE = "<｜tool_sep｜>", "function"
+INVOKE, END_INVOKE = "<steptml:invoke name=", "</steptml:invoke>"
+STEP3_PARAMETER, STEP3_END_PARAMETER = "<steptml:parameter name=", "</steptml:parameter>"
+
+
+class Step3Calls(CallFormat):
+    """A section of functions."""
+
+    tags = (*STEP3_SECTION.tags, SEPARATOR, INVOKE, END_INVOKE, STEP3_PARAMETER, STEP3_END_PARAMETER)
+    opening = frozenset({STEP3_SECTION.open})
+
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one section of calls."""
+        return STEP3_SECTION.read(completion, start, self._call)
+
+    @staticmethod
+    def _call(cursor: Cursor) -> ParsedCallText:
+        kind = cursor.until_tag(SEPARATOR).strip()
+        if kind != TYPE:
+            raise cursor.error(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
+        cursor.tag(INVOKE)
+        name = cursor.tool_name(quoted(cursor))
+        arguments = parameters(cursor, STEP3_PARAMETER, STEP3_END_PARAMETER, in_python=True)
+        cursor.tag(END_INVOKE)
+        cursor.expect_end()
+        return ParsedCallText(name, arguments)
+
+
+register_format("step3", Step3Calls(), marks=Marks(("<steptml:invoke", STEP3_SECTION.open)))
 
 ANCHOR = "]<]minimax[>["
-SECTION = Section(f"{ANCHOR}<tool_call>", f"{ANCHOR}</tool_call>", f"{ANCHOR}<invoke name=", f"{ANCHOR}</invoke>")
+M3_SECTION = Section(f"{ANCHOR}<tool_call>", f"{ANCHOR}</tool_call>", f"{ANCHOR}<invoke name=", f"{ANCHOR}</invoke>")
 ELEMENT, END_ELEMENT = f"{ANCHOR}<", f"{ANCHOR}</"
 ITEM = "item"
 
@@ -118,25 +149,25 @@ ITEM = "item"
 class MiniMaxM3Calls(CallFormat):
     """A section of functions."""
 
-    tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, ELEMENT, END_ELEMENT, ANCHOR)
+    tags = (*M3_SECTION.tags, ELEMENT, END_ELEMENT, ANCHOR)
     anchors = (ANCHOR,)
-    opening = frozenset({SECTION.open})
+    opening = frozenset({M3_SECTION.open})
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""
-        return SECTION.read(completion, start, _m3_invoke)
+        return M3_SECTION.read(completion, start, self._call)
 
-
-def _m3_invoke(cursor: Cursor) -> ParsedCallText:
-    name = cursor.tool_name(quoted(cursor))
-    written = _elements(cursor, 1)
-    cursor.expect_end()
-    arguments: dict[str, Any] = {}
-    for key, value in written:
-        if key in arguments:
-            raise cursor.error(f"The element {key!r} appears twice.")
-        arguments[key] = value
-    return ParsedCallText(name, arguments)
+    @staticmethod
+    def _call(cursor: Cursor) -> ParsedCallText:
+        name = cursor.tool_name(quoted(cursor))
+        written = _elements(cursor, 1)
+        cursor.expect_end()
+        arguments: dict[str, Any] = {}
+        for key, value in written:
+            if key in arguments:
+                raise cursor.error(f"The element {key!r} appears twice.")
+            arguments[key] = value
+        return ParsedCallText(name, arguments)
 
 
 def _elements(cursor: Cursor, deep: int) -> list[tuple[str, Any]]:
@@ -144,21 +175,21 @@ def _elements(cursor: Cursor, deep: int) -> list[tuple[str, Any]]:
     found = []
     while cursor.peek() == ELEMENT:
         cursor.tag(ELEMENT)
-        key = _name(cursor)
-        found.append((key, _value(cursor, deep)))
+        key = _element_name(cursor)
+        found.append((key, _element_value(cursor, deep)))
         if (closes := cursor.until_text(">")) != key:
             raise cursor.error(f"The element {key!r} is closed by {closes[:60]!r}.")
     return found
 
 
-def _name(cursor: Cursor) -> str:
+def _element_name(cursor: Cursor) -> str:
     key = cursor.until_text(">")
     if not key or key != key.strip() or not key.isprintable() or set(key) & set("<\"'=/"):
         raise cursor.error(f"The element has no valid name: {key[:60]!r}.")
     return key
 
 
-def _value(cursor: Cursor, deep: int) -> Choice:
+def _element_value(cursor: Cursor, deep: int) -> Choice:
     """Take a value and the tag after it, up to the name in that tag."""
     if deep >= DEEPEST:
         raise cursor.error(f"The call nests more than {DEEPEST} levels deep.")

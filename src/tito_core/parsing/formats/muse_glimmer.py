@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import re
 
-from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_format import CallFormat, Section, parameters, quoted
 from tito_core.parsing.call_values import ParsedCallText, after_blank
 from tito_core.parsing.completion import Completion, Cursor
-from tito_core.parsing.formats.kimi import Section
-from tito_core.parsing.formats.minimax import parameters, quoted
 from tito_core.parsing.registry import Marks, register_format
 from tito_core.parsing.turn import ReasoningTags
 
@@ -30,14 +28,13 @@ HEADER = f"{START}assistant"
 TO_SELF, TO_USER = f"to=self{MESSAGE}", f"to=user{MESSAGE}"
 PARAMETER, END_PARAMETER = "<atem:parameter name=", "</atem:parameter>"
 SECTION = Section("<atem:function_calls>", "</atem:function_calls>", "<atem:invoke name=", "</atem:invoke>")
-_NOT_A_CALL = (TO_SELF, TO_USER, MESSAGE)
 _RECIPIENT = re.compile(r"\s*to=([\w./-]+)\s*")
 
 
 class MuseCalls(CallFormat):
     """A message to a tool, with a section of functions."""
 
-    tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
+    tags = (*SECTION.tags, PARAMETER, END_PARAMETER)
     anchors = (START, MESSAGE)
     bare = "t"
     opening = frozenset({HEADER})

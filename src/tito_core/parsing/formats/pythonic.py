@@ -17,9 +17,9 @@ import re
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
-from tito_core.parsing.call_values import Calls, Malformed, json_end, shortened
-from tito_core.parsing.completion import Completion, Frame, Tools
-from tito_core.parsing.formats.json_array import read_array
+from tito_core.parsing.call_values import Malformed, PythonReader, shortened
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.formats.json_array import read_framed_array
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import Marks, register_format
 
@@ -50,7 +50,7 @@ class PythonicCalls(CallFormat):
         frame = completion.frame(start, body, close, self.opening)
         first, reason = len(completion.calls), f"The calls have no closing {close} tag."
         if frame.closed and self.lfm2 and _BEGINS_JSON.match(completion.text, body):
-            self._read_json(completion, frame)
+            read_framed_array(completion, frame)
         elif frame.closed:
             _read(completion, start, self._calls(completion, body, frame.body_end), frame.stop)
         elif not self.lines and not completion.truncated and self._is_list(completion, body, frame.stop):
@@ -60,25 +60,17 @@ class PythonicCalls(CallFormat):
             completion.add_unclosed(start, frame.stop, reason)
         return frame.stop
 
-    def _calls(self, completion: Completion, body: int, end: int) -> Calls:
-        return Calls(completion.text, body, end, self.lines, breaks=self.lfm2)
+    def _calls(self, completion: Completion, body: int, end: int) -> PythonReader:
+        return PythonReader(completion.text, body, end, self.lines, breaks=self.lfm2)
 
     def _is_list(self, completion: Completion, body: int, end: int) -> bool:
         """Return whether one whole list is between two characters, the second of which ends the completion."""
         reader = self._calls(completion, body, end)
         try:
-            reader.read()
+            reader.calls()
         except Malformed:
             return False
         return end == len(completion.text) and not completion.text[reader.at :].strip()
-
-    def _read_json(self, completion: Completion, frame: Frame) -> None:
-        end = json_end(completion.text, frame.body)
-        if end > frame.body_end or end == frame.body or completion.text[end : frame.body_end].strip():
-            what = shortened(completion.text[frame.body : frame.body_end])
-            completion.add_malformed(frame.start, frame.stop, f"The calls must be one JSON array, not {what}.")
-        else:
-            read_array(completion, frame.start, frame.body, alone=False, stop=frame.stop)
 
     def read_bare(self, completion: Completion, start: int) -> int | None:
         """Read the list, if the message begins like one."""
@@ -95,10 +87,10 @@ class PythonicCalls(CallFormat):
         )
 
 
-def _read(completion: Completion, start: int, reader: Calls, stop: int) -> None:
+def _read(completion: Completion, start: int, reader: PythonReader, stop: int) -> None:
     end = reader.stop
     try:
-        calls = reader.read()
+        calls = reader.calls()
     except Malformed as fault:
         if reader.at_end and end == len(completion.text):  # the text ends inside the list
             completion.add_unclosed(start, stop, fault.reason)
