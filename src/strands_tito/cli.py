@@ -16,9 +16,10 @@ from rich.text import Text
 
 from strands_tito.collect.cli import collect
 from strands_tito.collect.rollout import CollectError
-from strands_tito.export.files import FORMATS, ExportOptions, is_stdout, write
-from strands_tito.export.sample import LogprobPolicy, MissingPackageError
+from strands_tito.export.files import FORMATS, ExportOptions, write
+from strands_tito.export.output_file import is_stdout
 from strands_tito.export.slime import Decode
+from strands_tito.export.trainer import LogprobPolicy, MissingPackageError
 from strands_tito.inspect.show import (
     EXPECTED_ERRORS,
     Show,

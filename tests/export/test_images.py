@@ -20,19 +20,21 @@ from strands_tito.export import (
     TrainingSample,
     samples_of,
 )
-from strands_tito.export.batch import packed, padded, prompt_response_of, trained_turns
-from strands_tito.export.files import ExportOptions, samples_in, schema, table_of, write
-from strands_tito.export.sample import (
-    SampleImage,
-    check_grid,
-    images_of,
-    pictures_of,
-    processed,
-    refuse_ledger_images,
-    whole_images,
-)
+from strands_tito.export.batch import packed, padded
+from strands_tito.export.files import ExportOptions, write
+from strands_tito.export.parquet import samples_in, schema, table_of
+from strands_tito.export.sample import SampleImage, images_of
 from strands_tito.export.slime import fields_of
 from strands_tito.export.tinker import datum_of
+from strands_tito.export.trainer import (
+    check_grid,
+    pictures_of,
+    processed,
+    prompt_response_of,
+    refuse_ledger_images,
+    trained_turns,
+    whole_images,
+)
 from strands_tito.export.verifiers import trace_of
 from strands_tito.export.verl import output_of
 from strands_tito.integrations.trl import columns_of

@@ -21,7 +21,8 @@ from strands_tito.export import (
     samples_of,
     trained_tokens,
 )
-from strands_tito.export.sample import NO_EXPERT, import_optional, sampled_mask
+from strands_tito.export.sample import NO_EXPERT, sampled_mask
+from strands_tito.export.trainer import import_optional
 from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
 from tito_core.ledger import Annotation, Column, Finish, Ledger, Provenance, Semantics

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from strands_tito.export import LogprobMismatchError
-from strands_tito.export.batch import trained_turns
+from strands_tito.export.trainer import trained_turns
 from support.rollout_forests import HOT, chain, rollouts
 from support.trainer_packages import run
 from tito_core.ledger import Ledger

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strands_tito.export import MissingPackageError, sample_of, verl
-from strands_tito.export.batch import prompt_response_of
+from strands_tito.export.trainer import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.verl_backend import VerlBackend
 from support.rollout_forests import chain

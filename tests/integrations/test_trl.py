@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of
-from strands_tito.export.batch import prompt_response_of
+from strands_tito.export.trainer import prompt_response_of
 from strands_tito.integrations.trl import columns_of, recorded_reward, rollout_func, sampling_of
 from support.multiplying import QUESTION, SAMPLED, make_agent, says
 from support.rollout_forests import HOT, chain, grow, rollouts

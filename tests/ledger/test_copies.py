@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import sample_of, samples_of
-from strands_tito.export.batch import packed, padded, trained_turns
+from strands_tito.export.batch import packed, padded
+from strands_tito.export.trainer import trained_turns
 from support.drafts import make_draft
 from support.forests import digest_of
 from support.rollout_forests import chain, rollouts

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strands_tito.export.batch import TrainedTurn, trained_turns
-from strands_tito.export.sample import LogprobPolicy, import_optional, sample_number, sample_of
+from strands_tito.export.sample import sample_number, sample_of
+from strands_tito.export.trainer import LogprobPolicy, TrainedTurn, import_optional, trained_turns
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from strands_tito.export.batch import PromptResponse, empty_response, prompt_response_of
-from strands_tito.export.sample import LogprobPolicy, TrainingSample, import_optional, sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.trainer import (
+    LogprobPolicy,
+    PromptResponse,
+    empty_response,
+    import_optional,
+    prompt_response_of,
+)
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 

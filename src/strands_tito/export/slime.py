@@ -15,18 +15,16 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from strands_tito.export.sample import (
+from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.trainer import (
     LogprobPolicy,
     SampledPlaceholderError,
-    TrainingSample,
     experts_of,
     logprobs_for,
     pictures_of,
     processed,
     refuse_images,
     refuse_stray_placeholders,
-    sample_of,
-    samples_of,
 )
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination

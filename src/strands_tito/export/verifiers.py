@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_tito.export.sample import (
-    SampleImage,
+from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of
+from strands_tito.export.trainer import (
     check_semantics,
-    images_of,
     import_optional,
     processed,
     refuse_ledger_images,
     refuse_stray_placeholders,
-    sample_number,
-    sample_of,
 )
 from tito_core.backend.images import data_url, media_ids_of
 from tito_core.ledger.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from strands_tito.export.files import is_stdout, replacing
+from strands_tito.export.output_file import is_stdout, replacing
 from strands_tito.viewer.data import Pictures, Rollouts, TokenTexts
 from strands_tito.viewer.site import Server, Site
 from tito_engines.terminal import VisibleConsole
