@@ -26,10 +26,7 @@ from tito_core.ledger.turn import REWARD
 
 PARQUET = "parquet"
 
-
 Row = dict[str, Any]
-
-
 Decoder = Callable[[Ledger], slime.Decode]
 """Returns the decoder of a rollout's tokenizer."""
 
@@ -238,7 +235,5 @@ def _trl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Ro
 _ROWS: Mapping[str, Callable[[Iterable[_Export], ExportOptions], Iterator[Row]]] = MappingProxyType(
     {"slime": _slime_rows, "verl": _verl_rows, "trl": _trl_rows}
 )
-
-
 FORMATS = (PARQUET, *_ROWS)
 """The formats that `tito export --to` takes."""

@@ -17,7 +17,6 @@ from tito_core.store.records import MAGIC
 _RECORDS = (MAGIC, b'{"format":"strands-tito/')
 """The first bytes of recorded rollouts: of a file of ledgers, and of a collection's index."""
 
-
 _STDOUT = 1
 
 

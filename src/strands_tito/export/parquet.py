@@ -18,18 +18,11 @@ from tito_core.termination import Termination
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
 FORMAT = b"strands-tito/samples"
-
-
 SCHEMA = 3
 """Schema 1 had no images and media_ids, schema 2 no sample and agent."""
-
-
 _LATER = ("sample", "agent", "images", "media_ids")
 """Columns that files of an older schema do not have."""
-
-
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 

@@ -20,7 +20,6 @@ from tito_core.termination import Termination, recorded_termination, termination
 OUTSIDE = (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
 """Terminations from outside: such a rollout's reward does not measure the policy."""
 
-
 NO_EXPERT = -1
 """Value in `routed_experts` of tokens for which the engine reported none."""
 

@@ -34,7 +34,6 @@ from tito_engines.terminal import VISIBLE, visible
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 EXPECTED_ERRORS = (
     BackendError,
     EngineError,
@@ -244,12 +243,8 @@ STYLES = {
     Provenance.CONSTRAINED: "magenta",
 }
 """Every second token of a run is underlined, so that token borders are visible."""
-
-
 _VISIBLE = VISIBLE | {ord("\n"): "⏎\n"}
 """Control characters and what is printed for them."""
-
-
 Show = Callable[[int], str]
 """Returns the text to print for a token id."""
 
