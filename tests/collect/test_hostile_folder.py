@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strands_tito.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
-from strands_tito.viewer.data import Rollouts
+from strands_tito.viewer.rollouts import Rollouts
 from support.made_up import made_up_result
 from tito_core.store import SchemaError
 

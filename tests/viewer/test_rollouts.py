@@ -11,7 +11,8 @@ import pytest
 
 from strands_tito.collect.folder import RolloutFolder
 from strands_tito.collect.rollout import Rollout, RolloutResult, Task
-from strands_tito.viewer.data import INDEXED, READ, Pictures, Rollouts, TokenTexts, read_rows
+from strands_tito.viewer.data import Pictures, TokenTexts
+from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from strands_tito.viewer.site import Site
 from support.drafts import make_draft
 from support.scripted import tokenizer

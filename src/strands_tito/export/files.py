@@ -19,7 +19,7 @@ from strands_tito.export import slime, trl, verl
 from strands_tito.export.output_file import replacing
 from strands_tito.export.parquet import write_parquet
 from strands_tito.export.sample import TrainingSample, exported_turns, sample_of, samples_of, trained_tokens
-from strands_tito.export.trainer import LogprobPolicy, prompt_response_of, refuse_images
+from strands_tito.export.trainer import Decode, LogprobPolicy, prompt_response_of, refuse_images
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
 from tito_core.ledger.turn import REWARD
@@ -27,7 +27,7 @@ from tito_core.ledger.turn import REWARD
 PARQUET = "parquet"
 
 Row = dict[str, Any]
-Decoder = Callable[[Ledger], slime.Decode]
+Decoder = Callable[[Ledger], Decode]
 """Returns the decoder of a rollout's tokenizer."""
 
 
@@ -220,8 +220,7 @@ def _verl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[R
         (sample,) = export.samples
         refuse_images(sample.images, "a JSON line of verl", sample.identity.rollout_id)
         parts = prompt_response_of(sample, trainer="verl", temperature=options.temperature, logprobs=options.logprobs)
-        if not export.trained:
-            parts = replace(parts, mask=[0] * len(parts.mask))
+        parts = parts if export.trained else parts.masked()
         experts = None if parts.experts is None else parts.experts.tolist()
         yield {**verl.fields_of(parts, sample), "routed_experts": experts}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -126,7 +125,7 @@ class _Row(NamedTuple):
 
     def without_reward(self) -> _Row:
         """Return the row masked, with reward 0."""
-        return self._replace(part=replace(self.part, mask=[0] * len(self.part.mask)), reward=0.0)
+        return self._replace(part=self.part.masked(), reward=0.0)
 
 
 def _samples(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from strands_tito.export.sample import TrainingSample, sample_of, samples_of
 from strands_tito.export.trainer import (
+    Decode,
     LogprobPolicy,
     SampledPlaceholderError,
     experts_of,
@@ -45,7 +46,6 @@ STATUS = MappingProxyType(
 )
 """The name of slime's status for each termination. `remove_sample` excludes rollouts that ended from outside."""
 
-Decode = Callable[[Sequence[int]], str]
 Branches = Literal["list", "last", "error"]
 
 

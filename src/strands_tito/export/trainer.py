@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 logger = logging.getLogger(__name__)
+
+Decode = Callable[[Sequence[int]], str]
+"""Returns the text of token ids, special tokens included."""
 
 
 class MissingPackageError(ImportError):
@@ -157,6 +160,10 @@ class PromptResponse:
     experts: npt.NDArray[np.int16] | None
     truncated: int
     images: tuple[SampleImage, ...] = ()
+
+    def masked(self) -> PromptResponse:
+        """Return it without any trained token."""
+        return replace(self, mask=[0] * len(self.mask))
 
 
 def prompt_response_of(

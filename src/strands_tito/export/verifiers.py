@@ -6,7 +6,7 @@ trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of
 from strands_tito.export.trainer import (
+    Decode,
     check_semantics,
     import_optional,
     processed,
@@ -41,8 +42,6 @@ STOP = MappingProxyType(
     }
 )
 """The trace's `stop_condition` for each termination. verifiers counts "max_..." as truncated."""
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def trace_of(
