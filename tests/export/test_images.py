@@ -28,12 +28,10 @@ from strands_tito.export.slime import fields_of
 from strands_tito.export.tinker import datum_of
 from strands_tito.export.trainer import (
     check_grid,
-    pictures_of,
     processed,
     prompt_response_of,
     refuse_ledger_images,
     trained_turns,
-    whole_images,
 )
 from strands_tito.export.verifiers import trace_of
 from strands_tito.export.verl import output_of
@@ -240,18 +238,6 @@ def test_a_trajectory_without_images_unsets_the_tensors_of_the_last_run() -> Non
     assert found["multimodal_train_inputs"] is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4), st.integers(0, 30))
-def test_a_cut_splits_no_image(parts: list[tuple[int, int]], stop: int) -> None:
-    images, at = [], 0
-    for gap, length in parts:
-        images.append(SampleImage(at + gap, length, Image(b"", "png", 1, 1)))
-        at += gap + length
-    cut = whole_images(images, stop)
-    assert cut <= stop
-    assert all(each.stop <= cut or each.offset >= cut for each in images)
-    assert cut == stop or any(each.offset == cut and each.stop > stop for each in images)
-
-
 def test_verl_gets_pictures_and_its_own_processor_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     loops = SimpleNamespace(AgentLoopOutput=SimpleNamespace, AgentLoopMetrics=SimpleNamespace)
     monkeypatch.setattr("strands_tito.export.verl.import_optional", lambda *_: loops)
@@ -300,12 +286,3 @@ def test_a_file_of_an_older_schema_has_no_images() -> None:
     older = table_of(samples_of(seen(([1, 2], [], 2)))).drop_columns(["images", "media_ids"])
     [again] = samples_in(older)
     assert again.images == ()
-
-
-def test_pictures_are_what_the_engine_read() -> None:
-    from PIL import Image as pillow
-
-    for each, shown in zip(sample().images, pictures_of(sample().images), strict=True):
-        assert isinstance(shown, pillow.Image)
-        assert shown.mode == "RGB"
-        assert shown.size == (each.image.width, each.image.height)
