@@ -23,6 +23,7 @@ from strands_tito.export import BranchedRolloutError, LogprobMismatchError, Miss
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of
 from strands_tito.export.trainer import trained_turns
 from strands_tito.export.verifiers import STOP, trace_of
+from strands_tito.export.verl import output_of
 from support.rollout_forests import HOT, chain, grow, rollouts
 from support.trainer_packages import run
 from tito_core.ledger import Ledger
@@ -62,9 +63,13 @@ def raw_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("skyrl", lambda: generator_output_of([chain((2, 2))], **SKYRL)),
         ("verifiers", lambda: trace_of(chain((2, 2)), temperature=1.0, decode=spelled)),
+        ("verl", lambda: output_of(Ledger(), temperature=1.0, end_id=2)),
     ],
 )
-def test_a_package_that_is_not_there_is_told(extra: str, export: Callable[[], Any]) -> None:
+def test_a_package_that_is_not_there_is_told(
+    extra: str, export: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingPackageError, match=rf"'\.\[{extra}\]'"):
         export()
 

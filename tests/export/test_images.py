@@ -53,6 +53,15 @@ def sample() -> TrainingSample:
     return found
 
 
+def traces_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let verifiers' trace be the mapping that it would validate, and return the class of its nodes."""
+    node: Any = type("Node", (), {"model_fields": {}})
+    fields = {"nodes": SimpleNamespace(annotation=list[node])}
+    trace = SimpleNamespace(model_fields=fields, model_validate=lambda value: value)
+    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    return node
+
+
 def test_images_are_placed_in_the_columns_of_the_sample() -> None:
     found = sample()
     assert [(each.offset, each.length) for each in found.images] == [(1, 4), (9, 2)]
@@ -92,9 +101,7 @@ def test_trainers_that_would_drop_images_refuse_them(export: Any) -> None:
 def test_no_trainer_puts_images_at_sampled_placeholders(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = two_images(stray=turn)
     [found] = samples_of(ledger)
-    node = type("Node", (), {"model_fields": {}})
-    trace = SimpleNamespace(model_fields={"nodes": SimpleNamespace(annotation=list[node])})  # type: ignore[valid-type]
-    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    traces_of(monkeypatch)
     for export in (
         lambda: prompt_response_of(found, trainer="verl", takes_images=True, **OPTIONS),
         lambda: fields_of(found, decode=str, processor=ImageProcessor([4, 2]), **OPTIONS),
@@ -126,9 +133,7 @@ def test_a_sampled_placeholder_is_refused_without_images_too(ledger: Ledger, mon
     """Trainers pack trajectories: a neighbour's image would take its place."""
     found = samples_of(ledger)[-1]
     assert (found.images, found.token_ids[-1]) == ((), PAD)
-    node = type("Node", (), {"model_fields": {}})
-    trace = SimpleNamespace(model_fields={"nodes": SimpleNamespace(annotation=list[node])})  # type: ignore[valid-type]
-    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    traces_of(monkeypatch)
     for export in (
         lambda: prompt_response_of(found, trainer="verl", takes_images=True, **OPTIONS),
         lambda: fields_of(found, decode=str, **OPTIONS),
@@ -251,10 +256,7 @@ def test_verl_gets_pictures_and_its_own_processor_is_checked(monkeypatch: pytest
 
 
 def test_verifiers_gets_data_urls_between_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = type("Node", (), {"model_fields": {}})
-    fields = {"nodes": SimpleNamespace(annotation=list[node])}  # type: ignore[valid-type]
-    trace = SimpleNamespace(model_fields=fields, model_validate=lambda value: value)
-    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    node = traces_of(monkeypatch)
     found: Any = trace_of(TWO, decode=lambda ids: " ".join(map(str, ids)), **OPTIONS)
     first, second = found["nodes"][0], found["nodes"][2]
     urls = [f"data:image/png;base64,{base64.b64encode(picture(n)).decode()}" for n in range(2)]

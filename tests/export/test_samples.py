@@ -257,19 +257,6 @@ def test_the_refusal_says_what_they_are_and_what_to_do() -> None:
         logprobs_for(sample, temperature=1.0, trainer="X", policy="maybe")  # type: ignore[arg-type]
 
 
-def test_another_paths_semantics_do_not_refuse_a_sample() -> None:
-    ledger = Ledger()
-    grow(ledger, None, 3, 2, semantics=HOT)
-    grow(ledger, 0, 1, 2, semantics=RAW)
-    grow(ledger, 0, 1, 2, semantics=RAW)
-    first, second = samples_of(ledger)
-    with pytest.raises(LogprobMismatchError):
-        logprobs_for(first, temperature=1.0, trainer="X")
-    found = logprobs_for(second, temperature=1.0, trainer="X")
-    assert found is not None
-    assert found.tolist() == [0, 0, 0, 0, 0, 0, -0.125, -0.25]
-
-
 def test_a_missing_package_says_how_to_install_it_and_a_broken_one_is_not_caught() -> None:
     with pytest.raises(MissingPackageError, match=r"pip install '\.\[that\]' in a clone"):
         import_optional("tito_no_such_package.part", "that")
