@@ -302,7 +302,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         provenance=trajectory.provenance,
         versions=trajectory.versions,
         semantics=_trained_semantics(trajectory),
-        routed_experts=_experts(trajectory),
+        routed_experts=routed_experts_of(trajectory),
         termination=recorded_termination(ledger) or termination_of(None, ledger),
         finish=trajectory.path[-1].draft.finish,
         reward=_reward(ledger),
@@ -321,8 +321,8 @@ def _trained_semantics(trajectory: Trajectory) -> tuple[Semantics, ...]:
     return tuple(found)
 
 
-def _experts(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
-    """Return the column in a signed dtype that can hold `NO_EXPERT`.
+def routed_experts_of(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
+    """Return the routed experts of each token, in a signed dtype that can hold `NO_EXPERT`; None without any.
 
     Raises:
         ValueError: The rows are flat.
