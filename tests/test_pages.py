@@ -28,7 +28,7 @@ from strands_tito import TITOModel, cli
 from strands_tito.collect.rollout import CollectError
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError
 from strands_tito.export.batch import TooLongError
-from strands_tito.export.files import SamplesSchemaError
+from strands_tito.export.parquet import SamplesSchemaError
 from strands_tito.inspect.show import EXPECTED_ERRORS
 from support.pages import PAGES, ROOT, TEXT, blocks
 from support.scripted import Says, call, engine_of, tokenizer

@@ -6,7 +6,7 @@ import atexit
 import os
 import signal
 import sys
-from types import FrameType, ModuleType
+from types import FrameType
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells, unless the command sets its own."""
@@ -14,16 +14,18 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # for example under nohup
-        _load().main()
-        return
-    # Registered first, so it runs last; nothing that could block runs after it.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    _end_quietly(INTERRUPTED, "Interrupted.\n")  # a KeyboardInterrupt inside an import could print a traceback
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not so under nohup, for example
+    if is_ours:
+        # Registered first, so it runs last; nothing that could block runs after it.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        _end_quietly(INTERRUPTED, "Interrupted.\n")  # a KeyboardInterrupt inside an import could print a traceback
+    from strands_tito import cli
+
+    cli.add_commands()
     status = INTERRUPTED
     try:
-        cli = _load()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         cli.main()
         status = 0
     except KeyboardInterrupt:
@@ -32,14 +34,8 @@ def main() -> None:
         status = end.code if isinstance(end.code, int) else 1
         raise
     finally:
-        _end_quietly(status)
-
-
-def _load() -> ModuleType:
-    from strands_tito import cli
-
-    cli.add_commands()
-    return cli
+        if is_ours:
+            _end_quietly(status)
 
 
 def _end_quietly(status: int, message: str = "") -> None:

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from strands_tito.collect.cli import collect
 from strands_tito.collect.rollout import CollectError
-from strands_tito.export.files import FORMATS, ExportOptions, is_stdout, write
-from strands_tito.export.sample import LogprobPolicy, MissingPackageError
-from strands_tito.export.slime import Decode
+from strands_tito.export.files import FORMATS, ExportOptions, write
+from strands_tito.export.output_file import is_stdout
+from strands_tito.export.trainer import Decode, LogprobPolicy, MissingPackageError
 from strands_tito.inspect.show import (
     EXPECTED_ERRORS,
     Show,
@@ -33,7 +33,7 @@ from strands_tito.inspect.show import (
 from strands_tito.inspect.template_check import app as template_app
 from strands_tito.inspect.verify import connect_for_scoring, merge, rescore
 from strands_tito.viewer.cli import view
-from strands_tito.viewer.data import Rollouts
+from strands_tito.viewer.rollouts import Rollouts
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.errors import place_in_docs

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from strands_tito.export.batch import TrainedTurn, trained_turns
-from strands_tito.export.sample import LogprobPolicy
+from strands_tito.export.trainer import LogprobPolicy, TrainedTurn, trained_turns
 from tito_core.ledger.ledger import Ledger
 
 if TYPE_CHECKING:

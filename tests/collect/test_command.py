@@ -123,43 +123,39 @@ def test_any_option_of_a_rollout_or_policy_can_be_given(
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("words", "said"),
     [
-        ("thinking", "write name=value, such as thinking=as-template"),
-        ("thinking=as_template", "thinking must be 'keep' or 'as-template'"),
-        ("stream=3", "stream must be True or False"),
-        ("thinkin=keep", "Did you mean 'thinking'"),
-        ("max_tokens=5", "sampling={'max_new_tokens'"),
-        ("verify_echo=first", "use --verify-echo"),
-        ("sampling={}", "use --sampling"),
-        ("api_key=sk-12345", "TITO_API_KEY"),
-        ("store=x.tito", "use --out"),
+        (["--option", "thinking"], ["write name=value, such as thinking=as-template"]),
+        (["--option", "thinking=as_template"], ["thinking must be 'keep' or 'as-template'"]),
+        (["--option", "stream=3"], ["stream must be True or False"]),
+        (["--option", "thinkin=keep"], ["Did you mean 'thinking'"]),
+        (["--option", "max_tokens=5"], ["sampling={'max_new_tokens'"]),
+        (["--option", "verify_echo=first"], ["use --verify-echo"]),
+        (["--option", "sampling={}"], ["use --sampling"]),
+        (["--option", "api_key=sk-12345"], ["TITO_API_KEY"]),
+        (["--option", "store=x.tito"], ["use --out"]),
+        (["--sampling", "hot"], ["--sampling hot", "name=value"]),
+        (["--sampling", "temprature=1"], ["--sampling", "temprature", "temperature"]),
+        (["--sampling", "temperature=-1"], ["--sampling", "temperature", "-1"]),
+        (["--n", "3"], ["No such option: --n"]),
+        (["-n", "0"], ["Invalid value for '-n'"]),
+        (["-n", "99999"], ["Invalid value for '-n'"]),
+        (["--sampling", "stop=" + "[" * 100_000], ["--sampling stop", "nested"]),
+        (["--verify-echo", "never"], ["verify_echo", "'always'", "'never'"]),
+        (["--turn-timeout", "0"], ["turn_timeout_s", "seconds"]),
+        (["--patience", "-1"], ["Invalid value for '--patience'"]),
     ],
 )
 def test_a_wrong_option_is_refused_before_the_server_is_asked(
-    option: str, said: str, tasks: Path, tmp_path: Path, here: CliRunner
+    words: list[str], said: list[str], tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
-    words = ("collect", tasks, "--agent", "collect_agents:run", "--out", tmp_path / "out", "--backend", "vllm")
-    place = ("--base-url", "http://127.0.0.1:9", "--tokenizer", "smollm2", "--option", option)
-    done = here.invoke(cli.app, [str(word) for word in (*words, *place)])
-    assert done.exit_code == 2
-    assert said in " ".join(done.output.replace("│", " ").split())
-
-
-def test_inspect_and_verify_read_what_was_collected(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=200))
     with served("vllm") as server:
-        assert here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out")).exit_code == 0
-    file = str(tmp_path / "out" / "rollouts-00001.tito")
-    shown = here.invoke(cli.app, ["inspect", file])
-    assert shown.exit_code == 0, shown.output
-    assert {f"line-{line}" for line in range(1, 6)} < set(shown.output.split())
-    assert "reward" in shown.output
-    assert "completed" in shown.output
-    verified = here.invoke(cli.app, ["verify", file])
-    assert "hold on 5 ledgers" in verified.output
+        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *words))
+        assert not server.engine.requests
+    assert found.exit_code == 2
+    shown = " ".join(found.output.replace("│", " ").split())
+    assert [value for value in said if value not in shown] == []
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -255,33 +251,6 @@ def test_an_invalid_task_is_an_error_before_the_server_is_asked(
     assert "line 6 is not JSON" in log.read_text()
     assert "Traceback" not in log.read_text()
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "values"),
-    [
-        (["--sampling", "hot"], ("--sampling hot", "name=value")),
-        (["--sampling", "temprature=1"], ("--sampling", "temprature", "temperature")),
-        (["--sampling", "temperature=-1"], ("--sampling", "temperature", "-1")),
-        (["--n", "3"], ("No such option: --n",)),
-        (["-n", "0"], ("Invalid value for '-n'",)),
-        (["-n", "99999"], ("Invalid value for '-n'",)),
-        (["--sampling", "stop=" + "[" * 100_000], ("--sampling stop", "nested")),
-        (["--verify-echo", "never"], ("verify_echo", "'always'", "'never'")),
-        (["--turn-timeout", "0"], ("turn_timeout_s", "seconds")),
-        (["--patience", "-1"], ("Invalid value for '--patience'",)),
-    ],
-)
-def test_a_bad_option_is_an_error_before_the_server_is_asked(
-    more: list[str], values: tuple[str, ...], tasks: Path, folder: str, tmp_path: Path, here: CliRunner
-) -> None:
-    with served("vllm") as server:
-        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more))
-        assert not server.engine.requests
-    assert found.exit_code == 2
-    shown = " ".join(found.output.replace("│", " ").split())
-    assert [value for value in values if value not in shown] == []
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "indexed"])

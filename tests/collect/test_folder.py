@@ -333,27 +333,19 @@ def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
         list(collected(path))
 
 
-def test_a_failure_after_a_line_that_a_crash_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+def test_a_failure_is_logged_in_a_line_of_its_own_also_after_one_that_a_crash_cut(tmp_path: Path) -> None:
     with RolloutFolder(tmp_path, ABOUT) as folder:
         rollout = random.Random(1).choice(rollouts(folder.index.run))
         folder.log_failure(made_up_result(rollout, "one"))
         os.truncate(tmp_path / "failures.jsonl", 30)
         folder.log_failure(made_up_result(rollout, "two"))
-        folder.log_failure(made_up_result(rollout, "three"))
-    _, *whole = (tmp_path / "failures.jsonl").read_bytes().splitlines()
-    assert [msgspec.json.decode(line)["error"] for line in whole] == ["two", "three"]
-
-
-def test_a_failure_is_logged_beside_the_rollouts(tmp_path: Path) -> None:
-    with RolloutFolder(tmp_path, ABOUT) as folder:
-        rollout = random.Random(1).choice(rollouts(folder.index.run))
         folder.log_failure(made_up_result(rollout, "ServerError: the engine is gone"))
-    (line,) = (tmp_path / "failures.jsonl").read_bytes().splitlines()
-    assert msgspec.json.decode(line) == {
-        "task": rollout.task.id,
-        "sample": rollout.sample,
-        "termination": "engine_error",
-        "error": "ServerError: the engine is gone",
-        "traceback": "",
-    }
+    _, *whole = (tmp_path / "failures.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line) for line in whole] == [
+        {
+            "task": rollout.task.id, "sample": rollout.sample, "termination": "engine_error", "error": error,
+            "traceback": "",
+        }
+        for error in ("two", "ServerError: the engine is gone")
+    ]  # fmt: skip
     assert list(entries(tmp_path)) == []

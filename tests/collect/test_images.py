@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from strands_tito import cli
 from strands_tito.collect import collected, entries
-from strands_tito.export.files import samples_in
+from strands_tito.export.parquet import samples_in
 from support.collect_command import HERE, command, expect_collected
 from support.scripted import call, ids_of, is_probe, tokenizer
 from support.seeing import NAME, PAD, shape

@@ -14,6 +14,7 @@ from strands_tito.collect.on_ray import ActorResult, RolloutActor
 from strands_tito.collect.rollout import AgentCode
 from support import collect_agents
 from support.scripted import Says, backend_of, engine_of, policy_of
+from support.trainer_packages import run
 from tito_core import Policy, store
 from tito_core.backend import EngineConnectionError
 from tito_core.ledger import Ledger
@@ -116,3 +117,20 @@ async def test_an_actor_that_never_connected_is_closed_quietly() -> None:
     with pytest.raises(EngineConnectionError):
         await actor.connect()
     await actor.aclose()
+
+
+SCRIPT = Path(__file__).parent / "real" / "ray_check.py"
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("killed", "160 rollouts of"),
+        ("lost", "160 rollouts after a lost actor"),
+        ("errors", "of 50 when it was cancelled, nothing left on the engine"),
+    ],
+)
+def test_a_cluster_loses_and_repeats_nothing(part: str, message: str, kind: str, tmp_path: Path) -> None:
+    assert message in run(str(SCRIPT), "ray-2.50.0", part, kind, str(tmp_path))

@@ -112,25 +112,13 @@ def test_invalid_tasks_raise(tmp_path: Path, lines: list[str], pattern: str) -> 
         Tasks.of(path, need_prompt="rompt" in "".join(lines))
 
 
-def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b'{"a": "\xff\xfe"}', b'{"id": "\\ud800"}'], ids=["no text", "lone surrogate"])
+def test_what_is_not_json_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"a": "\xff\xfe"}\n')
+    path.write_bytes(b'{"a": 1}\n' + line + b"\n")
     with pytest.raises(TaskError, match="line 2 is not JSON"):
         Tasks.of(path)
-
-
-def test_a_lone_surrogate_is_a_bad_line(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_bytes(b'{"id": "\\ud800"}\n')
-    with pytest.raises(TaskError, match="line 1 is not JSON"):
-        Tasks.of(path)
-
-
-def test_a_missing_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"none\.jsonl .*No such file"):
-        Tasks.of(tmp_path / "none.jsonl")
-
-
-def test_objects_that_are_not_json_raise() -> None:
     with pytest.raises(TaskError, match=r"line 2: .*not JSON"):
         Tasks.of([{}, {"a": object()}])
+    with pytest.raises(TaskError, match=r"none\.jsonl .*No such file"):
+        Tasks.of(tmp_path / "none.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from tito_conformance.testing import Completion, Fault, always, every
 from tito_core import Policy
 from tito_core.hooks import LoopLimiter
 from tito_core.ledger import check_ledger
-from tito_core.store import LedgerFile, to_record
+from tito_core.store import LedgerFile
 
 RUN = "0d3e2a44-9d63-4f10-8a53-0f8f8d1f8a10"
 CALL = call("multiply", '{"a": 25, "b": 17}')
@@ -139,19 +140,6 @@ class Stubborn(Provider):
             raise OSError("It does not stop.")
 
 
-async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:
-    """Law 13, on what was collected: all but the engine's own record and the names that are drawn."""
-    both = []
-    for kind in BACKENDS:
-        workers = InProcess(policy(kind, CALL, "It is 425."), collect_agents.run)
-        await collect([{"question": "What is 25 * 17?"}], workers, tmp_path / kind)
-        (ledger,) = collected(tmp_path / kind)
-        record = to_record(ledger, engine=False)
-        turns = [{key: turn[key] for key in turn if key != "fingerprint"} for turn in record["turns"]]  # of call ids
-        both.append((turns, record["annotations"], record["header"]["certificate"]))
-    assert both[0] == both[1]
-
-
 @by_kind
 @pytest.mark.parametrize(
     ("returned", "reward", "annotations"),
@@ -217,16 +205,6 @@ async def test_a_reward_of_the_runs_own_is_checked_as_a_returned_one(
     assert (tally.finished, tally.missing) == (2, 0)
     assert [entry.reward for entry in entries(tmp_path)] == [kept, kept]
     assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [kept, kept]
-
-
-async def test_an_error_that_cannot_be_written_does_not_end_the_collection(tmp_path: Path) -> None:
-    async def run(model: Any, task: Any) -> None:
-        raise ValueError(f"half a character: {chr(0xD83D)}")
-
-    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
-    assert (tally.failed, tally.finished) == (2, 0)
-    logged = (tmp_path / "failures.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["error"] for line in logged] == [r"ValueError: half a character: \ud83d"] * 2
 
 
 @by_kind
@@ -320,58 +298,43 @@ async def test_a_cancelled_rollout_is_aborted_on_the_engine_and_comes_out_as_can
             await asyncio.sleep(0.01)
 
 
-async def test_a_cancelled_error_of_the_agents_own_is_a_failure() -> None:
-    async def gives_up(model: Any, task: Any) -> None:
-        raise asyncio.CancelledError
-
-    result = await run_once(policy("vllm", "Yes."), gives_up)
-    assert result.termination == "cancelled"
-    assert result.failure is not None
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
 
 
-@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
-async def test_an_exit_of_the_agents_code_is_a_failure(kind: type[BaseException], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "termination", "logged"),
+    [
+        (SystemExit(0), "tool_error", r"AgentError: .*SystemExit\(0\)"),
+        (GeneratorExit(0), "tool_error", r"AgentError: .*GeneratorExit\(0\)"),
+        (asyncio.CancelledError(), "cancelled", "CancelledError: "),
+        (None, "cancelled", "CancelledError: "),
+        (Mute(), "tool_error", "Mute: "),
+        (ValueError(f"half a character: {chr(0xD83D)}"), "tool_error", r"ValueError: half a character: \\ud83d$"),
+    ],
+    ids=["exit", "generator exit", "cancelled error", "cancels its own task", "no text", "no UTF-8"],
+)
+async def test_whatever_the_agents_code_raises_is_a_failure_of_its_rollout(
+    error: BaseException | None, termination: str, logged: str, tmp_path: Path
+) -> None:
     async def run(model: Any, task: Any) -> float:
-        if task["id"] == "b":
-            raise kind(0)
-        return 1.0
+        if task["id"] != "b":
+            return 1.0
+        if error is not None:
+            raise error
+        own = asyncio.current_task()
+        assert own is not None
+        own.cancel()
+        await asyncio.sleep(60)
+        return 0.0
 
     workers = InProcess(policy("vllm", "Yes."), run)
     tally = await collect([{"id": name} for name in "abc"], workers, tmp_path, concurrency=1)
-    assert (tally.finished, tally.failures) == (2, {"tool_error": 1})
-    (logged,) = map(json.loads, (tmp_path / "failures.jsonl").read_text().splitlines())
-    assert logged["task"] == "b"
-    assert logged["error"].startswith("AgentError: ")
-    assert f"{kind.__name__}(0)" in logged["error"]
-
-
-async def test_a_run_that_cancels_its_own_task_is_a_failure(tmp_path: Path) -> None:
-    async def run(model: Any, task: Any) -> float:
-        if task["id"] == "b":
-            own = asyncio.current_task()
-            assert own is not None
-            own.cancel()
-            await asyncio.sleep(60)
-        return 1.0
-
-    workers = InProcess(policy("vllm", "Yes."), run)
-    tally = await collect([{"id": name} for name in "abc"], workers, tmp_path, concurrency=1)
-    assert (tally.finished, tally.failures) == (2, {"cancelled": 1})
-    (logged,) = map(json.loads, (tmp_path / "failures.jsonl").read_text().splitlines())
-    assert (logged["task"], logged["termination"]) == ("b", "cancelled")
-
-
-async def test_an_error_that_has_no_text_is_a_failure(tmp_path: Path) -> None:
-    class Mute(Exception):
-        def __str__(self) -> str:
-            raise ValueError("no text")
-
-    async def run(model: Any, task: Any) -> float:
-        raise Mute
-
-    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
-    assert (tally.failed, tally.failures) == (2, {"tool_error": 2})
-    assert tally.last_error.startswith("Mute: ")
+    assert (tally.finished, tally.failures) == (2, {termination: 1})
+    (line,) = map(json.loads, (tmp_path / "failures.jsonl").read_text(encoding="utf-8").splitlines())
+    assert (line["task"], line["termination"]) == ("b", termination)
+    assert re.match(logged, line["error"])
 
 
 @by_kind
@@ -442,37 +405,31 @@ def test_an_agent_is_named_by_module_and_function() -> None:
         ("support.no_such_module:run", "'support.no_such_module'.*PYTHONPATH"),
         ("support.collect_agents:walk", "'support.collect_agents' has no 'walk'"),
         ("support.collect_agents:__doc__", "type str"),
+        ("exiting_agents:run", r"'exiting_agents' raised SystemExit\(0\)"),
     ],
 )
-def test_a_wrong_agent_name_raises(name: str, message: str) -> None:
-    with pytest.raises(AgentError, match=message):
-        AgentCode.of(name)
-
-
-def test_a_module_that_lacks_another_shows_its_own_error(tmp_path: Path) -> None:
+def test_a_wrong_agent_name_raises(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "exiting_agents.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "lacking_agents.py").write_text("import no_such_package\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+    with pytest.raises(AgentError, match=message):
+        AgentCode.of(name, tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):  # the module is there and has its own error
         AgentCode.of("lacking_agents:run", tmp_path)
 
 
-def test_a_module_that_exits_is_no_agent(tmp_path: Path) -> None:
-    (tmp_path / "exiting_agents.py").write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(AgentError, match=r"'exiting_agents' raised SystemExit\(0\)"):
-        AgentCode.of("exiting_agents:run", tmp_path)
-
-
-@pytest.mark.parametrize("made", [None, "text"])
-async def test_a_factory_that_makes_no_agent_is_a_failure(made: Any) -> None:
-    result = await run_once(policy("vllm", "Yes."), lambda model, task: made)
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda model, task: None, ["returned None", "Return a Strands Agent"]),
+        (lambda model, task: "text", ["returned 'text'", "Return a Strands Agent"]),
+        (lambda model, task: collect_agents.run(model, task), ["`async def run(model, task)`"]),
+    ],
+    ids=["nothing", "text", "coroutine"],
+)
+async def test_a_factory_that_makes_no_agent_is_a_failure(make: Any, said: list[str]) -> None:
+    result = await run_once(policy("vllm", "Yes."), make)
     assert result.failure is not None
-    assert f"returned {made!r}" in result.failure.error
-    assert "return a Strands Agent" in result.failure.error.replace("Return", "return")
-
-
-async def test_a_plain_function_that_returns_a_coroutine_is_a_failure() -> None:
-    result = await run_once(policy("vllm", "Yes."), lambda model, task: collect_agents.run(model, task))
-    assert result.failure is not None
-    assert "`async def run(model, task)`" in result.failure.error
+    assert [words for words in said if words not in result.failure.error] == []
 
 
 def test_a_policy_with_a_store_is_refused(tmp_path: Path) -> None:

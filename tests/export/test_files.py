@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from strands_tito.cli import app
 from strands_tito.export import LogprobMismatchError, samples_of, trained_tokens
-from strands_tito.export.files import FORMATS, ExportOptions, read_parquet, write
+from strands_tito.export.files import FORMATS, ExportOptions, write
+from strands_tito.export.parquet import read_parquet
 from strands_tito.export.slime import fan_out
 from strands_tito.integrations.trl import columns_of
 from support.rollout_forests import HOT, chain, grow, rollouts

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from strands_tito.cli import app
-from strands_tito.export.files import ExportOptions, read_parquet, write
+from strands_tito.export.files import ExportOptions, write
+from strands_tito.export.parquet import read_parquet
 from strands_tito.export.slime import complete_aborted, fan_out, rewards_by_group
 from strands_tito.export.trl import columns_of
 from strands_tito.integrations.slime_generate import generate_with

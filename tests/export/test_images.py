@@ -20,19 +20,19 @@ from strands_tito.export import (
     TrainingSample,
     samples_of,
 )
-from strands_tito.export.batch import packed, padded, prompt_response_of, trained_turns
-from strands_tito.export.files import ExportOptions, samples_in, schema, table_of, write
-from strands_tito.export.sample import (
-    SampleImage,
-    check_grid,
-    images_of,
-    pictures_of,
-    processed,
-    refuse_ledger_images,
-    whole_images,
-)
+from strands_tito.export.batch import packed, padded
+from strands_tito.export.files import ExportOptions, write
+from strands_tito.export.parquet import samples_in, schema, table_of
+from strands_tito.export.sample import SampleImage, images_of
 from strands_tito.export.slime import fields_of
 from strands_tito.export.tinker import datum_of
+from strands_tito.export.trainer import (
+    check_grid,
+    processed,
+    prompt_response_of,
+    refuse_ledger_images,
+    trained_turns,
+)
 from strands_tito.export.verifiers import trace_of
 from strands_tito.export.verl import output_of
 from strands_tito.integrations.trl import columns_of
@@ -51,6 +51,15 @@ OPTIONS: dict[str, Any] = {"temperature": 1.0, "logprobs": "as-recorded"}
 def sample() -> TrainingSample:
     [found] = samples_of(TWO)
     return found
+
+
+def traces_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let verifiers' trace be the mapping that it would validate, and return the class of its nodes."""
+    node: Any = type("Node", (), {"model_fields": {}})
+    fields = {"nodes": SimpleNamespace(annotation=list[node])}
+    trace = SimpleNamespace(model_fields=fields, model_validate=lambda value: value)
+    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    return node
 
 
 def test_images_are_placed_in_the_columns_of_the_sample() -> None:
@@ -92,9 +101,7 @@ def test_trainers_that_would_drop_images_refuse_them(export: Any) -> None:
 def test_no_trainer_puts_images_at_sampled_placeholders(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = two_images(stray=turn)
     [found] = samples_of(ledger)
-    node = type("Node", (), {"model_fields": {}})
-    trace = SimpleNamespace(model_fields={"nodes": SimpleNamespace(annotation=list[node])})  # type: ignore[valid-type]
-    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    traces_of(monkeypatch)
     for export in (
         lambda: prompt_response_of(found, trainer="verl", takes_images=True, **OPTIONS),
         lambda: fields_of(found, decode=str, processor=ImageProcessor([4, 2]), **OPTIONS),
@@ -126,9 +133,7 @@ def test_a_sampled_placeholder_is_refused_without_images_too(ledger: Ledger, mon
     """Trainers pack trajectories: a neighbour's image would take its place."""
     found = samples_of(ledger)[-1]
     assert (found.images, found.token_ids[-1]) == ((), PAD)
-    node = type("Node", (), {"model_fields": {}})
-    trace = SimpleNamespace(model_fields={"nodes": SimpleNamespace(annotation=list[node])})  # type: ignore[valid-type]
-    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    traces_of(monkeypatch)
     for export in (
         lambda: prompt_response_of(found, trainer="verl", takes_images=True, **OPTIONS),
         lambda: fields_of(found, decode=str, **OPTIONS),
@@ -238,18 +243,6 @@ def test_a_trajectory_without_images_unsets_the_tensors_of_the_last_run() -> Non
     assert found["multimodal_train_inputs"] is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4), st.integers(0, 30))
-def test_a_cut_splits_no_image(parts: list[tuple[int, int]], stop: int) -> None:
-    images, at = [], 0
-    for gap, length in parts:
-        images.append(SampleImage(at + gap, length, Image(b"", "png", 1, 1)))
-        at += gap + length
-    cut = whole_images(images, stop)
-    assert cut <= stop
-    assert all(each.stop <= cut or each.offset >= cut for each in images)
-    assert cut == stop or any(each.offset == cut and each.stop > stop for each in images)
-
-
 def test_verl_gets_pictures_and_its_own_processor_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     loops = SimpleNamespace(AgentLoopOutput=SimpleNamespace, AgentLoopMetrics=SimpleNamespace)
     monkeypatch.setattr("strands_tito.export.verl.import_optional", lambda *_: loops)
@@ -263,10 +256,7 @@ def test_verl_gets_pictures_and_its_own_processor_is_checked(monkeypatch: pytest
 
 
 def test_verifiers_gets_data_urls_between_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = type("Node", (), {"model_fields": {}})
-    fields = {"nodes": SimpleNamespace(annotation=list[node])}  # type: ignore[valid-type]
-    trace = SimpleNamespace(model_fields=fields, model_validate=lambda value: value)
-    monkeypatch.setattr("strands_tito.export.verifiers.import_optional", lambda *_: SimpleNamespace(WireTrace=trace))
+    node = traces_of(monkeypatch)
     found: Any = trace_of(TWO, decode=lambda ids: " ".join(map(str, ids)), **OPTIONS)
     first, second = found["nodes"][0], found["nodes"][2]
     urls = [f"data:image/png;base64,{base64.b64encode(picture(n)).decode()}" for n in range(2)]
@@ -298,12 +288,3 @@ def test_a_file_of_an_older_schema_has_no_images() -> None:
     older = table_of(samples_of(seen(([1, 2], [], 2)))).drop_columns(["images", "media_ids"])
     [again] = samples_in(older)
     assert again.images == ()
-
-
-def test_pictures_are_what_the_engine_read() -> None:
-    from PIL import Image as pillow
-
-    for each, shown in zip(sample().images, pictures_of(sample().images), strict=True):
-        assert isinstance(shown, pillow.Image)
-        assert shown.mode == "RGB"
-        assert shown.size == (each.image.width, each.image.height)

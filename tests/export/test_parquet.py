@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.export import TrainingSample, samples_of
-from strands_tito.export import files as parquet
-from strands_tito.export.files import SamplesSchemaError, read_parquet, samples_in, schema, table_of, write_parquet
+from strands_tito.export import TrainingSample, parquet, samples_of
+from strands_tito.export.parquet import SamplesSchemaError, read_parquet, samples_in, schema, table_of, write_parquet
 from strands_tito.export.sample import sampled_mask
 from support.rollout_forests import chain, rollouts
 from support.trainer_packages import run

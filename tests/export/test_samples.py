@@ -21,11 +21,12 @@ from strands_tito.export import (
     samples_of,
     trained_tokens,
 )
-from strands_tito.export.sample import NO_EXPERT, import_optional, sampled_mask
+from strands_tito.export.sample import NO_EXPERT, sampled_mask
+from strands_tito.export.trainer import experts_of, import_optional
 from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
 from tito_core.ledger import Annotation, Column, Finish, Ledger, Provenance, Semantics
-from tito_core.termination import Termination, record_termination, recorded_termination
+from tito_core.termination import recorded_termination
 
 few = settings(max_examples=25)
 
@@ -117,7 +118,7 @@ def test_experts_keep_their_rows_and_the_last_token_has_none(ledger: Ledger) -> 
         assert (rows[-1] == NO_EXPERT).all()
 
 
-def test_a_turn_without_experts_leaves_a_hole_that_is_seen() -> None:
+def test_a_turn_without_experts_leaves_a_hole_that_is_seen_and_not_trained() -> None:
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [100] * 2, [200] * 2))
     column = Column.of(4, np.full((3, 1, 1), 65535))
@@ -125,6 +126,8 @@ def test_a_turn_without_experts_leaves_a_hole_that_is_seen() -> None:
     (sample,) = samples_of(ledger)
     assert sample.routed_experts is not None
     assert sample.routed_experts[:, 0, 0].tolist() == [-1, -1, -1, -1, 65535, 65535, 65535, -1]
+    with pytest.raises(ValueError, match=r"4 of 7 tokens, first at index 0.*routed_experts"):
+        experts_of(sample)
     assert samples_of(chain((2, 2)))[0].routed_experts is None
 
 
@@ -254,19 +257,6 @@ def test_the_refusal_says_what_they_are_and_what_to_do() -> None:
         logprobs_for(sample, temperature=1.0, trainer="X", policy="maybe")  # type: ignore[arg-type]
 
 
-def test_another_paths_semantics_do_not_refuse_a_sample() -> None:
-    ledger = Ledger()
-    grow(ledger, None, 3, 2, semantics=HOT)
-    grow(ledger, 0, 1, 2, semantics=RAW)
-    grow(ledger, 0, 1, 2, semantics=RAW)
-    first, second = samples_of(ledger)
-    with pytest.raises(LogprobMismatchError):
-        logprobs_for(first, temperature=1.0, trainer="X")
-    found = logprobs_for(second, temperature=1.0, trainer="X")
-    assert found is not None
-    assert found.tolist() == [0, 0, 0, 0, 0, 0, -0.125, -0.25]
-
-
 def test_a_missing_package_says_how_to_install_it_and_a_broken_one_is_not_caught() -> None:
     with pytest.raises(MissingPackageError, match=r"pip install '\.\[that\]' in a clone"):
         import_optional("tito_no_such_package.part", "that")
@@ -274,10 +264,3 @@ def test_a_missing_package_says_how_to_install_it_and_a_broken_one_is_not_caught
         import_optional("tito_no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_part"):
         import_optional("tito_core.no_such_part")
-
-
-def test_the_recorded_word_outranks_the_last_answers_finish() -> None:
-    ledger = chain((2, 2), finish=Finish.LENGTH)
-    assert samples_of(ledger)[0].termination is Termination.TRUNCATED
-    record_termination(ledger, Termination.LIMIT)
-    assert samples_of(ledger)[0].termination is Termination.LIMIT

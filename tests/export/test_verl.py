@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.export import MissingPackageError, sample_of, verl
-from strands_tito.export.batch import prompt_response_of
+from strands_tito.export import sample_of, verl
+from strands_tito.export.trainer import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.verl_backend import VerlBackend
 from support.rollout_forests import chain
@@ -259,14 +259,6 @@ def test_a_rollout_that_ended_from_outside_has_reward_0_and_another_its_own_or_n
         parts = prompt_response_of(sample_of(ledger), trainer="verl", temperature=1.0)
         assert verl.fields_of(parts, sample_of(ledger))["reward_score"] == (0.0 if outside else reward)
         assert any(parts.mask) == (not outside)
-
-
-def test_verl_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "verl", None)
-    with pytest.raises(MissingPackageError, match=r"'\.\[verl\]'"):
-        output_of(Ledger(), temperature=1.0, end_id=2)
 
 
 @pytest.mark.trainers

@@ -19,9 +19,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from strands.types.exceptions import MaxTokensReachedException
 
 from strands_tito.export import TrainingSample, samples_of
-from strands_tito.export.batch import packed, padded, prompt_response_of, trained_turns
-from strands_tito.export.files import read_parquet, write_parquet
+from strands_tito.export.batch import packed, padded
+from strands_tito.export.parquet import read_parquet, write_parquet
 from strands_tito.export.slime import fields_of
+from strands_tito.export.trainer import prompt_response_of, trained_turns
 from strands_tito.integrations.trl import columns_of
 from support import calculating
 from support.real import Served

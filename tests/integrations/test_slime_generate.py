@@ -22,12 +22,20 @@ from tito_conformance.testing import Fault
 from tito_core import Policy
 
 
+def scripted(engine: Any = None) -> Policy:
+    return replace(policy_of("sglang"), backend=backend_of(engine or engine_of("sglang", says), "sglang"))
+
+
+def sample(prompt: Any = QUESTION) -> Any:
+    return Recorded(index=3, prompt=prompt)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
 async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at: dict[str, Any]) -> None:
     """Nothing of it is trained, so it needs no logprobs; and slime counts the reward of each sample that it gets."""
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    policy = scripted()
     args = arguments("http://nowhere:1", "unused", partial_rollout=True)
-    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    own = sample()
     run = generate_with(make_editing_agent, policy=policy)
     done = await run(args, own, {**PARAMETERS, **sampled_at}, evaluation=True)
     assert done is own
@@ -35,7 +43,7 @@ async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at
     assert done.rollout_log_probs is None
     assert len(done.loss_mask) == done.response_length
     args.partial_rollout = False
-    again = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    again = sample()
     with pytest.raises(LogprobMismatchError):
         await run(args, again, {**PARAMETERS, "temperature": 0.0})
     strict = generate_with(make_editing_agent, branches="error", policy=policy)
@@ -46,12 +54,9 @@ async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at
 
 async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the refusal's sentence says; with the function, and by slime's configuration."""
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    policy = scripted()
     cold = {**PARAMETERS, "temperature": 0.0}
     args = arguments("http://nowhere:1", "unused", tito_agent="support.multiplying:make_agent")
-
-    def sample() -> Any:
-        return Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
 
     with pytest.raises(LogprobMismatchError, match="logprobs='omit'"):
         await generate_with(make_agent, policy=policy)(args, sample(), cold)
@@ -70,7 +75,7 @@ async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypat
 
 async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
     """Otherwise its markup would silently become text of a user message."""
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    policy = scripted()
     args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
     run = generate_with(make_agent, policy=policy)
     rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
@@ -90,9 +95,9 @@ async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_t
     """Of an aborted sample slime asks no reward, and makes a tensor of all rewards; each response has a token."""
     aborted = [None] * turns + [Fault(edit=ended_by_the_server)]
     engine = engine_of("sglang", says, fault=lambda number, request: aborted[min(number, turns)])
-    policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    policy = scripted(engine)
     args = arguments("http://nowhere:1", "unused", partial_rollout=partial)
-    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    own = sample()
     run = generate_with(unrewarded, branches=branches, policy=policy)
     done = await run(args, own, {**PARAMETERS}, evaluation=evaluation)
     (one,) = done if isinstance(done, list) else [done]
@@ -115,7 +120,7 @@ async def test_a_lost_rollout_has_its_reward_under_slimes_key_and_experts_where_
     engine = engine_of("sglang", says, experts=(3, 2), fault=lambda number, request: next(iter(faults), None))
     policy = await Policy.connect_async(backend=backend_of(engine, "sglang"), tokenizer=tokenizer())
     faults.append(Fault(edit=ended_by_the_server))
-    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    own = sample()
     done = await generate_with(unrewarded, branches="last", policy=policy)(
         args, own, {**PARAMETERS}, evaluation=evaluation
     )
@@ -130,9 +135,9 @@ async def test_a_lost_rollout_that_slime_runs_again_is_asked_its_reward(branches
     """slime's fully-async rollouts put an aborted group back, and ask no reward of a sample that has one."""
     faults = iter([Fault(edit=ended_by_the_server)])
     engine = engine_of("sglang", says, fault=lambda number, request: next(faults, None))
-    policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    policy = scripted(engine)
     run = generate_with(unrewarded, branches=branches, policy=policy)
-    args, own = arguments("http://nowhere:1", "unused"), Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    args, own = arguments("http://nowhere:1", "unused"), sample()
     for status, reward, removed in (("ABORTED", 0.0, True), ("COMPLETED", None, False)):
         done = await run(args, own, {**PARAMETERS})
         (own,) = done if isinstance(done, list) else [done]
@@ -156,8 +161,8 @@ async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.L
     def make(model: Any, row: Any) -> Agent:
         return Agent(model=model, tools=[multiply, Stubborn()], callback_handler=None)
 
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
-    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    policy = scripted()
+    own = sample()
     (done,) = await generate_with(make, policy=policy)(arguments("http://nowhere:1", "unused"), own, {**PARAMETERS})
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
     assert "OSError: It does not stop." in caplog.text
@@ -181,7 +186,7 @@ def ended_by_the_server(answer: Any) -> None:
 async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollout(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    policy = scripted()
     tries = iter([OSError("not up yet") if way == "fails" else asyncio.CancelledError(), None])
 
     async def connect(**_: Any) -> Any:
@@ -194,8 +199,8 @@ async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollo
     args = arguments("http://not-up:1", way)
     run = generate_with(make_agent)
     with pytest.raises((OSError, asyncio.CancelledError)):
-        await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
-    (done,) = await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+        await run(args, sample(), {**PARAMETERS})
+    (done,) = await run(args, sample(), {**PARAMETERS})
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
 
@@ -219,7 +224,7 @@ async def test_patience_and_template_arguments_are_of_slimes_configuration(
     monkeypatch.setattr(Policy, "connect_async", connect)
     args = arguments("http://patient:1", f"patient {more}", **more)
     with pytest.raises(OSError, match="enough"):
-        await generate_with(make_agent)(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+        await generate_with(make_agent)(args, sample(), {**PARAMETERS})
     assert {name: given[name] for name in connected} == connected
 
 
@@ -246,9 +251,9 @@ async def test_the_limit_of_the_context_is_that_of_training_or_of_the_evaluation
         found.append(model.config["context_window_limit"])
         return make_agent(model, row)
 
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    policy = scripted()
     args = arguments("http://nowhere:1", "unused", **limits)
-    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    own = sample()
     await generate_with(make, policy=policy)(args, own, {**PARAMETERS}, evaluation=evaluation)
     assert found == [limit]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of
-from strands_tito.export.batch import prompt_response_of
+from strands_tito.export.trainer import prompt_response_of
 from strands_tito.integrations.trl import columns_of, recorded_reward, rollout_func, sampling_of
 from support.multiplying import QUESTION, SAMPLED, make_agent, says
 from support.rollout_forests import HOT, chain, grow, rollouts
@@ -29,6 +29,7 @@ def test_the_trainers_parameters_are_the_policys() -> None:
     found = sampling_of(trainer(temperature=0.7, top_k=20, min_p=0.1))
     assert (found.temperature, found.top_k, found.min_p, found.max_new_tokens) == (0.7, 20, 0.1, 128)
     assert sampling_of(trainer()).top_k == -1
+    assert sampling_of(trainer(max_completion_length=None)).max_new_tokens == 2**31 - 1, "no limit"
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,6 @@ def test_generation_kwargs_override_the_trainers_own_as_in_trl(given: object, fo
 def test_an_argument_that_cannot_be_followed_is_refused(more: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         rollout_func(make_agent, policy_of("vllm"))([QUESTION], trainer(**more))
-
-
-def test_no_limit_of_a_completion_is_no_limit_of_an_answer() -> None:
-    assert sampling_of(trainer(max_completion_length=None)).max_new_tokens == 2**31 - 1
 
 
 def test_a_rollout_function_gives_a_completion_for_each_prompt() -> None:
@@ -98,14 +95,6 @@ def test_a_rollout_without_a_turn_is_an_untrained_end() -> None:
     assert (found["prompt_ids"], found["completion_ids"], found["env_mask"]) == ([[2]], [[2]], [[0]])
     assert found["logprobs"] == [[0.0]]
     assert found["termination"] == ["engine_error"]
-
-
-@pytest.mark.parametrize("word", Termination)
-def test_what_ended_from_outside_is_not_trained(word: Termination) -> None:
-    ledger = chain((3, 2))
-    record_termination(ledger, word)
-    outside = word in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
-    assert columns_of([ledger], temperature=1.0, end_id=2)["env_mask"] == [[0, 0] if outside else [1, 1]]
 
 
 def test_branches_and_other_logprobs_are_refused() -> None:

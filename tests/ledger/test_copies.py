@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import sample_of, samples_of
-from strands_tito.export.batch import packed, padded, trained_turns
+from strands_tito.export.batch import packed, padded
+from strands_tito.export.trainer import trained_turns
 from support.drafts import make_draft
 from support.rollout_forests import rollouts
 from tito_core import store

@@ -15,9 +15,7 @@ from strands import Agent, tool
 
 from strands_tito import Policy, export
 from strands_tito.collect.on_ray import Connection, OnRay
-from strands_tito.export import agent_lightning, skyrl, tinker, verifiers, verl
-from strands_tito.export import files as hf
-from strands_tito.export import files as parquet
+from strands_tito.export import agent_lightning, hf, parquet, skyrl, tinker, verifiers, verl
 from strands_tito.export.batch import padded
 from strands_tito.inspect.template_check import RendererComparison
 from tito_conformance.testing import scripted_server

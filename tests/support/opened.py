@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from strands_tito.viewer.data import Pictures, Rollouts
+from strands_tito.viewer.data import Pictures
+from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import Server, Site
 from support.browser import Tab
 from support.scripted import tokenizer

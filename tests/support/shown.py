@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from strands_tito.viewer.data import Rollouts, TokenText, TokenTexts
+from strands_tito.viewer.data import TokenText, TokenTexts
+from strands_tito.viewer.rollouts import Rollouts
 from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import (

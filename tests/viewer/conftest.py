@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pytest_asyncio import fixture
 
-from strands_tito.viewer.data import Rollouts
+from strands_tito.viewer.rollouts import Rollouts
 from support.browser import Tab, tab
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strands_tito.viewer.data import Rollouts
+from strands_tito.viewer.rollouts import Rollouts
 from support.browser import Tab
 from support.drafts import make_draft
 from support.opened import READY, filed, open_page, served

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from strands_tito.viewer.data import Evidence, Rollouts, TokenText, ledger_data
+from strands_tito.viewer.data import Evidence, TokenText, ledger_data
+from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import page as make_page
 from support.browser import Tab
 from support.drafts import make_draft

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from strands_tito.inspect.verify import differences
-from strands_tito.viewer.data import Pictures, Rollouts, TokenTexts
+from strands_tito.viewer.data import Pictures, TokenTexts
+from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import Site
 from support.scripted import model_of, tokenizer
 from support.shown import data_of, written

@@ -11,7 +11,8 @@ import pytest
 
 from strands_tito.collect.folder import RolloutFolder
 from strands_tito.collect.rollout import Rollout, RolloutResult, Task
-from strands_tito.viewer.data import INDEXED, READ, Pictures, Rollouts, TokenTexts, read_rows
+from strands_tito.viewer.data import Pictures, TokenTexts
+from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from strands_tito.viewer.site import Site
 from support.drafts import make_draft
 from support.scripted import tokenizer
@@ -100,10 +101,6 @@ def test_calls_that_ran_and_texts_like_calls_are_not_counted_as_malformed(tmp_pa
     assert rows[0][READ.index("malformed")] == 2
 
 
-def test_without_a_tokenizer_drift_is_unknown() -> None:
-    assert dict(zip(READ, read_rows(real("vllm"), 0, TokenTexts(), lambda: True)[0], strict=True))["drift"] is None
-
-
 def test_an_empty_ledger_and_odd_annotations_have_rows(tmp_path: Path) -> None:
     odd = ledger_of()
     notes = [Annotation("reward", {"a": 1}), Annotation("termination", 7)]  # rewards were not checked before
@@ -141,21 +138,6 @@ def test_two_rollouts_of_two_engines_are_one_page() -> None:
     data = data_of(Site(both, Texts(tokenizer()), Pictures()).comparison(1, 4))
     backends = [dict(side["turns"][0]["record"])["backend"] for side in data["sides"]]
     assert backends == ["vllm", "sglang"]
-
-
-def test_images_of_a_ledger_need_no_folder() -> None:
-    from strands_tito.viewer.data import Pictures
-    from support.drafts import make_draft
-    from support.vision import png
-    from tito_core.ledger import Image, Ledger, MediaSpan
-
-    image = Image(png(2, 2, 1), "png", 2, 2)
-    ledger = Ledger()
-    media = (MediaSpan(0, 1, image.sha256, "png", 2, 2),)
-    draft = make_draft(None, 0, [1], [6], media=media)
-    ledger.commit(draft, images=[image])
-    [url] = Pictures().of(ledger).values()
-    assert url.startswith("data:image/png;base64,iVBOR")
 
 
 def test_images_are_found_by_the_digest_of_their_bytes(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from strands_tito.viewer.data import Pictures, Rollouts, TokenTexts
+from strands_tito.viewer.data import Pictures, TokenTexts
+from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import HOST, Server, Site
 from support.shown import REAL, data_of, real
 

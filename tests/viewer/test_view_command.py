@@ -101,3 +101,22 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "--port" in output_of(VLLM, "--no-browser", "--port", taken.getsockname()[1], status=2)
+
+
+@pytest.mark.parametrize("before", ["link", "empty", "page"])
+def test_a_page_or_an_empty_file_is_overwritten_and_a_link_stays(before: str, tmp_path: Path) -> None:
+    page, out = tmp_path / "page.html", tmp_path / ("link.html" if before == "link" else "page.html")
+    if before == "link":
+        out.symlink_to(page)
+    else:
+        page.write_bytes(b"" if before == "empty" else b"<!doctype html><p>")
+    output_of(VLLM, "--rollout", 1, "--html", out)
+    assert out.is_symlink() is (before == "link")
+    assert data_of(page.read_bytes())["view"] == "rollout"
+
+
+def test_a_file_of_rollouts_is_not_overwritten(tmp_path: Path) -> None:
+    copy = tmp_path / "a.tito"
+    copy.write_bytes(VLLM.read_bytes())
+    output_of(copy, "--rollout", 1, "--html", copy, status=2)
+    assert copy.read_bytes() == VLLM.read_bytes()

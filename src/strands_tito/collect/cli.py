@@ -1,4 +1,4 @@
-"""`tito collect`."""
+"""`tito collect`: its options, its progress and its result."""
 
 from __future__ import annotations
 
@@ -28,81 +28,24 @@ from tito_engines.terminal import VisibleConsole, stages_shown, visible
 
 if TYPE_CHECKING:
     from strands_tito.collect.on_ray import Connection
-    from strands_tito.collect.run import Tally, Workers
+    from strands_tito.collect.run import Workers
     from tito_core.settings import RolloutOptions
-
-
-QUIET_S = 5.0
-"""Seconds between two lines without a terminal."""
-
-
-@contextmanager
-def on_console(console: Console) -> Iterator[OnEnd]:
-    """Yield a callback that displays a tally; it may be called any number of times."""
-    if not console.is_terminal:
-        yield _Lines(console)
-        return
-    shape = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    columns = (
-        *(TextColumn("rollouts"), BarColumn(bar_width=24), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", table_column=shape)),
-    )
-    with Progress(*columns, console=console, expand=True, refresh_per_second=4) as bar:
-        task = bar.add_task("", total=None)
-
-        def draw(tally: Tally) -> None:
-            bar.update(task, completed=tally.before + tally.finished, total=tally.total, description=status(tally))
-
-        yield draw
-
-
-def status(tally: Tally) -> str:
-    """Return speed and failures in one line."""
-    return " · ".join([f"{tally.tokens_per_s:,.0f} tokens/s", *_counted("failed", tally)])
-
-
-def summary(tally: Tally) -> str:
-    """Return the result of a collection, in two to four lines."""
-    count = tally.before + tally.finished
-    first = f"{count:,} of {tally.total:,} rollouts are finished"
-    if tally.before:
-        first += f", {tally.before:,} of them by an earlier run"
-    endings = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.endings.most_common())
-    speed = f"{tally.finished:,} in {tally.seconds:,.1f} s, {tally.turns:,} turns, {tally.tokens_per_s:,.0f} tokens/s"
-    lines = [f"{first}.", f"This run: {speed}{': ' + endings if endings else ''}."]
-    if tally.finished:
-        lines[-1] += f" {tally.rewarded:,} of {tally.finished:,} rewarded."
-    if tally.failed:
-        lines.append(f"{', '.join(_counted('failed', tally))}, the last with: {tally.last_error}")
-    if tally.missing:
-        lines.append(f"{tally.missing:,} are missing: run the same command again to collect them.")
-    return "\n".join(lines)
-
-
-def _counted(word: str, tally: Tally) -> list[str]:
-    if not tally.failed:
-        return []
-    reasons = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.failures.most_common())
-    return [f"{tally.failed:,} {word} ({reasons})"]
-
-
-class _Lines:
-    """Prints at most one line every few seconds."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last = time.monotonic()
-
-    def __call__(self, tally: Tally) -> None:
-        now = time.monotonic()
-        if now - self._last >= QUIET_S:
-            self._last = now
-            count = f"{tally.before + tally.finished:,} of {tally.total:,} rollouts"
-            self._console.print(f"{count} · {status(tally)}", highlight=False, markup=False, soft_wrap=True)
-
 
 STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit statuses after Ctrl-C, and after SIGTERM, which job schedulers send; those of a shell."""
+OWN_FLAGS = {
+    "sampling": "--sampling",
+    "max_total_tokens": "--max-total-tokens",
+    "turn_timeout_s": "--turn-timeout",
+    "verify_echo": "--verify-echo",
+    "model": "--model",
+    "parser": "--parser",
+    "api_key": "the environment variable TITO_API_KEY, which other users of this machine cannot see",
+    "store": "--out",
+}
+"""Options that `--option` refuses, and what sets them."""
+QUIET_S = 5.0
+"""Seconds between two lines without a terminal."""
 
 
 def collect(
@@ -202,11 +145,6 @@ def collect(
     sys.exit(int(latest[0].missing > 0))
 
 
-def _summary(latest: list[Tally]) -> str:
-
-    return visible(summary(latest[0])) if latest else ""
-
-
 async def _collect(
     tasks: Path, out: Path, connection: Connection, agent: str, rollout_options: RolloutOptions, ray: str,
     actors: int | None, settings: dict[str, Any], interrupts: Interrupts,
@@ -266,19 +204,6 @@ def sampling_parameters(assignments: list[str]) -> dict[str, Any]:
     return parameters
 
 
-OWN_FLAGS = {
-    "sampling": "--sampling",
-    "max_total_tokens": "--max-total-tokens",
-    "turn_timeout_s": "--turn-timeout",
-    "verify_echo": "--verify-echo",
-    "model": "--model",
-    "parser": "--parser",
-    "api_key": "the environment variable TITO_API_KEY, which other users of this machine cannot see",
-    "store": "--out",
-}
-"""Options that `--option` refuses, and what sets them."""
-
-
 def further_options(assignments: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parse `--option`, and return the options of rollouts and those of the policy.
 
@@ -333,3 +258,72 @@ def _assignments(flag: str, assignments: list[str], example: str) -> dict[str, A
         except UNREADABLE:
             found[name] = text
     return found
+
+
+@contextmanager
+def on_console(console: Console) -> Iterator[OnEnd]:
+    """Yield a callback that displays a tally; it may be called any number of times."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    shape = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (
+        *(TextColumn("rollouts"), BarColumn(bar_width=24), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}", table_column=shape)),
+    )
+    with Progress(*columns, console=console, expand=True, refresh_per_second=4) as bar:
+        task = bar.add_task("", total=None)
+
+        def draw(tally: Tally) -> None:
+            bar.update(task, completed=tally.before + tally.finished, total=tally.total, description=status(tally))
+
+        yield draw
+
+
+class _Lines:
+    """Prints at most one line every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = time.monotonic()
+
+    def __call__(self, tally: Tally) -> None:
+        now = time.monotonic()
+        if now - self._last >= QUIET_S:
+            self._last = now
+            count = f"{tally.before + tally.finished:,} of {tally.total:,} rollouts"
+            self._console.print(f"{count} · {status(tally)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def status(tally: Tally) -> str:
+    """Return speed and failures in one line."""
+    return " · ".join([f"{tally.tokens_per_s:,.0f} tokens/s", *_counted("failed", tally)])
+
+
+def summary(tally: Tally) -> str:
+    """Return the result of a collection, in two to four lines."""
+    count = tally.before + tally.finished
+    first = f"{count:,} of {tally.total:,} rollouts are finished"
+    if tally.before:
+        first += f", {tally.before:,} of them by an earlier run"
+    endings = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.endings.most_common())
+    speed = f"{tally.finished:,} in {tally.seconds:,.1f} s, {tally.turns:,} turns, {tally.tokens_per_s:,.0f} tokens/s"
+    lines = [f"{first}.", f"This run: {speed}{': ' + endings if endings else ''}."]
+    if tally.finished:
+        lines[-1] += f" {tally.rewarded:,} of {tally.finished:,} rewarded."
+    if tally.failed:
+        lines.append(f"{', '.join(_counted('failed', tally))}, the last with: {tally.last_error}")
+    if tally.missing:
+        lines.append(f"{tally.missing:,} are missing: run the same command again to collect them.")
+    return "\n".join(lines)
+
+
+def _counted(word: str, tally: Tally) -> list[str]:
+    if not tally.failed:
+        return []
+    reasons = ", ".join(f"{reason.value} {count:,}" for reason, count in tally.failures.most_common())
+    return [f"{tally.failed:,} {word} ({reasons})"]
+
+
+def _summary(latest: list[Tally]) -> str:
+    return visible(summary(latest[0])) if latest else ""

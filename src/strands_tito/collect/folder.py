@@ -34,26 +34,203 @@ from tito_core.termination import ANNOTATION
 NAME = "index.jsonl"
 FORMAT = "strands-tito/collect"
 SCHEMA = 1
+FAILURES = "failures.jsonl"
+FILE_BYTES = 128 << 20
+"""A file of this size or more takes no further rollouts."""
 MAX_SAMPLES = 1 << 16
 """Maximum number of rollouts of one task. The index keeps one bit for each sample up to the highest: at most 8 KiB
 for a line."""
+_FILES = "rollouts-*.tito"
 _DIGEST = re.compile("[0-9a-f]{16}")
 _FILE = re.compile(r"rollouts-(\d{5,9})\.tito")
+_DIGEST_BITS = 64
+_ENCODER = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The index's first line.
+class RolloutFolder:
+    """A folder open for writing. One process at a time writes to it; any number may read.
+
+    Args:
+        path: The folder; created if it does not exist.
+        about: Description of the collection, as JSON.
+        file_bytes: A file of this size or more takes no further rollouts.
 
     Attributes:
-        run: UUID of the collection.
-        about: Description of the collection, as JSON. A collection that resumes it must have the same one.
+        index: The index of finished rollouts.
+
+    Raises:
+        FolderError: The folder cannot be created, another process writes to it, or it holds another collection or
+            files without an index.
+        SchemaError: The index or a file is damaged or has a newer schema, or the two do not agree.
     """
 
-    run: str
-    about: dict[str, Any] = field(default_factory=dict)
-    format: str = FORMAT
-    schema: int = SCHEMA
+    def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
+        self.path = Path(path)
+        _make(self.path)
+        self._file_bytes = file_bytes
+        self._file: LedgerFile | None = None
+        self._index_failed = False
+        self._writing = threading.Lock()
+        with ExitStack() as opened:
+            self._lock(opened)
+            if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
+                raise FolderError(f"{self.path} holds rollouts but no {NAME}: restore it, or choose another folder.")
+            self.index = Index(self.path / NAME, about)
+            opened.callback(self.index.close)
+            self._resume()
+            self._exit_stack = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def append(self, result: RolloutResult) -> Entry:
+        """Write a finished rollout. After this returns, the rollout survives a crash of the process. Thread-safe.
+
+        Raises:
+            OSError: The rollout could not be written.
+            FolderError: An earlier rollout could not be written.
+        """
+        with self._writing:
+            return self._append(result)
+
+    def _append(self, result: RolloutResult) -> Entry:
+        if self._index_failed:
+            raise FolderError(f"{self.path} takes no more rollouts: writing to its index failed. Run again to resume.")
+        if self._file is None:
+            self._file = LedgerFile(self.path / self.index.next_file, "a")
+            self._file.sync()  # so that a power cut leaves a file with our preamble
+            _sync(self.path)
+        ledger, task = result.ledger, result.rollout.task
+        self._file.append(ledger)
+        end = self._file.end
+        rollout = {"task": task.id, "sample": result.rollout.sample, "digest": task.digest}
+        facts = {**facts_of(ledger), **rollout, "termination": result.termination.value}
+        entry = Entry(file=self._file.path.name, end=end, **facts)
+        try:
+            self.index.append(entry)
+        except BaseException:
+            self._index_failed = True  # recovery expects at most one ledger without a line
+            raise
+        if end >= self._file_bytes:
+            self._seal()
+        return entry
+
+    def log_failure(self, result: RolloutResult) -> None:
+        """Append a failed rollout to failures.jsonl."""
+        rollout, failure = result.rollout, result.failure
+        record = {
+            "task": rollout.task.id,
+            "sample": rollout.sample,
+            "termination": result.termination.value,
+            "error": failure.error if failure else "",
+            "traceback": failure.traceback if failure else "",
+        }
+        with self._writing, (self.path / FAILURES).open("a+b", buffering=0) as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - 1))
+            torn = log.read(1) not in (b"", b"\n")  # a crash cut the last line: begin a new one
+            log.write(b"\n" * torn + msgspec.json.encode(record) + b"\n")
+
+    def close(self) -> None:
+        """Flush everything to disk and release the folder. Waits for a rollout that is being written."""
+        with self._writing, self._exit_stack:
+            self._seal()
+
+    def _lock(self, opened: ExitStack) -> None:
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FolderError(
+                f"Another process is collecting into {self.path}: wait for it, or choose another folder."
+            ) from None
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        opened.callback(lock.release)
+
+    def _seal(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
+        self.index.sync()
+
+    def _resume(self) -> None:
+        """Remove what a crash left, and open the newest file if it has room."""
+        recover(self.path, self.index)
+        newest = self.index.newest
+        if newest is not None and self.index.ends[newest] < self._file_bytes:
+            self._file = LedgerFile(self.path / newest, "a")
+
+
+def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
+    """Yield the ledgers of a folder's finished rollouts, in the order in which they ended, one in memory at a time.
+
+    Works during a running collection too, without the rollouts that end later.
+
+    Raises:
+        SchemaError: The folder has no index, or is damaged.
+        LawViolationError: A ledger breaks a law.
+    """
+    file: LedgerFile | None = None
+    try:
+        for entry in entries(folder):
+            if file is None or file.path.name != entry.file:
+                if file is not None:
+                    file.close()
+                file = _open_file(Path(folder) / entry.file)
+            if entry.ledger not in file:
+                raise SchemaError(
+                    f"{file.path} lacks ledger {entry.ledger}, which the index names: restore both from a copy."
+                )
+            ledger = file.load(entry.ledger)
+            expect_true(entry, ledger, Path(folder))
+            yield ledger
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _open_file(path: Path) -> LedgerFile:
+    try:
+        return LedgerFile(path)
+    except FileNotFoundError as error:
+        raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
+
+
+def expect_usable(path: Path) -> None:
+    """Create a folder for rollouts if it does not exist, and check the first line of its index if it has one.
+
+    Raises:
+        FolderError: The folder cannot be created.
+        SchemaError: The file with the index's name is not an index.
+    """
+    _make(path)
+    if (path / NAME).exists():
+        read_start(path / NAME)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> FolderError:
+    return FolderError(f"{path} cannot be used as a folder for rollouts: {error.strerror}. Choose another folder.")
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's entries to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,66 +317,35 @@ def expect_true(entry: Entry, ledger: Ledger, folder: Path) -> None:
         )
 
 
-_START, _ENTRY = msgspec.json.Decoder(Start), msgspec.json.Decoder(Entry)
-
-
-def read_start(path: Path) -> Start:
-    """Read an index's first line.
+def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
+    """Yield the entries of a folder, in the order in which the rollouts ended; works during a collection too.
 
     Raises:
-        SchemaError: The file is not an index, or has another schema.
+        SchemaError: The folder has no index, or a damaged one.
     """
-    if path.exists() and not path.is_file():  # opening a named pipe would block
-        raise SchemaError(f"{path} is not a file: choose another folder.")
-    try:
-        with path.open("rb") as lines:
-            first = lines.readline()
-    except OSError as error:
-        raise SchemaError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        start = _START.decode(first)
-    except UNREADABLE as error:
-        raise SchemaError(f"{path} is not an index of rollouts: {error}.") from error
-    if start.format != FORMAT or start.schema != SCHEMA:
-        raise SchemaError(
-            f"{path} has format {start.format!r}, schema {start.schema}; this version of strands-tito reads "
-            f"{FORMAT!r}, schema {SCHEMA}. Upgrade strands-tito to read it."
-        )
-    return start
+    path = Path(folder) / NAME
+    if not path.exists():
+        raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
+    read_start(path)
+    finished: dict[bytes, int] = {}
+    for _, entry in read_entries(path):
+        _finish(finished, entry, path)
+        yield entry
 
 
-def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    """Yield each complete line after the first, with its offset in bytes.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The index's first line.
 
-    Raises:
-        SchemaError: A line is damaged.
+    Attributes:
+        run: UUID of the collection.
+        about: Description of the collection, as JSON. A collection that resumes it must have the same one.
     """
-    with path.open("rb") as lines:
-        offset = len(lines.readline())
-        for number, line in enumerate(lines, 2):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield offset, _ENTRY.decode(line)
-            except UNREADABLE as error:
-                raise SchemaError(f"{path} is damaged in line {number}: {error}. Restore it from a copy.") from error
-            offset += len(line)
 
-
-def is_file_name(name: str) -> bool:
-    """Return whether a name is that of a collection's file of rollouts."""
-    return _FILE.fullmatch(name) is not None
-
-
-def file_number(file: str) -> int:
-    """Return the number in a file's name."""
-    match = _FILE.fullmatch(file)
-    assert match is not None, file  # `Entry` has checked it
-    return int(match[1])
-
-
-_DIGEST_BITS = 64
-_ENCODER = msgspec.json.Encoder()
+    run: str
+    about: dict[str, Any] = field(default_factory=dict)
+    format: str = FORMAT
+    schema: int = SCHEMA
 
 
 class Index:
@@ -324,20 +470,13 @@ class Index:
         self.ends[entry.file] = max(entry.end, self.ends.get(entry.file, 0))
 
 
-def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
-    """Yield the entries of a folder, in the order in which the rollouts ended; works during a collection too.
-
-    Raises:
-        SchemaError: The folder has no index, or a damaged one.
-    """
-    path = Path(folder) / NAME
-    if not path.exists():
-        raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
-    read_start(path)
-    finished: dict[bytes, int] = {}
-    for _, entry in read_entries(path):
-        _finish(finished, entry, path)
-        yield entry
+def _create(path: Path, start: Start) -> None:
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        file.write(_ENCODER.encode(start) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
 
 
 def _finish(finished: dict[bytes, int], entry: Entry, path: Path) -> None:
@@ -356,6 +495,56 @@ def _finish(finished: dict[bytes, int], entry: Entry, path: Path) -> None:
     finished[key] = known | bit
 
 
+def _key(task: str) -> bytes:
+    return hashlib.blake2b(task.encode(), digest_size=16).digest()
+
+
+_START, _ENTRY = msgspec.json.Decoder(Start), msgspec.json.Decoder(Entry)
+
+
+def read_start(path: Path) -> Start:
+    """Read an index's first line.
+
+    Raises:
+        SchemaError: The file is not an index, or has another schema.
+    """
+    if path.exists() and not path.is_file():  # opening a named pipe would block
+        raise SchemaError(f"{path} is not a file: choose another folder.")
+    try:
+        with path.open("rb") as lines:
+            first = lines.readline()
+    except OSError as error:
+        raise SchemaError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        start = _START.decode(first)
+    except UNREADABLE as error:
+        raise SchemaError(f"{path} is not an index of rollouts: {error}.") from error
+    if start.format != FORMAT or start.schema != SCHEMA:
+        raise SchemaError(
+            f"{path} has format {start.format!r}, schema {start.schema}; this version of strands-tito reads "
+            f"{FORMAT!r}, schema {SCHEMA}. Upgrade strands-tito to read it."
+        )
+    return start
+
+
+def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
+    """Yield each complete line after the first, with its offset in bytes.
+
+    Raises:
+        SchemaError: A line is damaged.
+    """
+    with path.open("rb") as lines:
+        offset = len(lines.readline())
+        for number, line in enumerate(lines, 2):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield offset, _ENTRY.decode(line)
+            except UNREADABLE as error:
+                raise SchemaError(f"{path} is damaged in line {number}: {error}. Restore it from a copy.") from error
+            offset += len(line)
+
+
 def complete_size(path: Path) -> int:
     """Return the size in bytes up to the end of the last complete line."""
     size = path.stat().st_size
@@ -370,17 +559,16 @@ def complete_size(path: Path) -> int:
     return 0
 
 
-def _create(path: Path, start: Start) -> None:
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(_ENCODER.encode(start) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a collection's file of rollouts."""
+    return _FILE.fullmatch(name) is not None
 
 
-def _key(task: str) -> bytes:
-    return hashlib.blake2b(task.encode(), digest_size=16).digest()
+def file_number(file: str) -> int:
+    """Return the number in a file's name."""
+    match = _FILE.fullmatch(file)
+    assert match is not None, file  # `Entry` has checked it
+    return int(match[1])
 
 
 def recover(folder: Path, index: Index) -> None:
@@ -455,195 +643,3 @@ def _expect_at_most(most: int, path: Path, ledgers: list[bytes], end: int) -> No
             f"one, in the newest file. Nothing was changed: restore {NAME} from a copy, choose another folder, or "
             f"discard these rollouts with `truncate -s {end} {path}` to run them again."
         )
-
-
-FILE_BYTES = 128 << 20
-"""A file of this size or more takes no further rollouts."""
-FAILURES = "failures.jsonl"
-_FILES = "rollouts-*.tito"
-
-
-class RolloutFolder:
-    """A folder open for writing. One process at a time writes to it; any number may read.
-
-    Args:
-        path: The folder; created if it does not exist.
-        about: Description of the collection, as JSON.
-        file_bytes: A file of this size or more takes no further rollouts.
-
-    Attributes:
-        index: The index of finished rollouts.
-
-    Raises:
-        FolderError: The folder cannot be created, another process writes to it, or it holds another collection or
-            files without an index.
-        SchemaError: The index or a file is damaged or has a newer schema, or the two do not agree.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
-        self.path = Path(path)
-        _make(self.path)
-        self._file_bytes = file_bytes
-        self._file: LedgerFile | None = None
-        self._index_failed = False
-        self._writing = threading.Lock()
-        with ExitStack() as opened:
-            self._lock(opened)
-            if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
-                raise FolderError(f"{self.path} holds rollouts but no {NAME}: restore it, or choose another folder.")
-            self.index = Index(self.path / NAME, about)
-            opened.callback(self.index.close)
-            self._resume()
-            self._exit_stack = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def append(self, result: RolloutResult) -> Entry:
-        """Write a finished rollout. After this returns, the rollout survives a crash of the process. Thread-safe.
-
-        Raises:
-            OSError: The rollout could not be written.
-            FolderError: An earlier rollout could not be written.
-        """
-        with self._writing:
-            return self._append(result)
-
-    def _append(self, result: RolloutResult) -> Entry:
-        if self._index_failed:
-            raise FolderError(f"{self.path} takes no more rollouts: writing to its index failed. Run again to resume.")
-        if self._file is None:
-            self._file = LedgerFile(self.path / self.index.next_file, "a")
-            self._file.sync()  # so that a power cut leaves a file with our preamble
-            _sync(self.path)
-        ledger, task = result.ledger, result.rollout.task
-        self._file.append(ledger)
-        end = self._file.end
-        rollout = {"task": task.id, "sample": result.rollout.sample, "digest": task.digest}
-        facts = {**facts_of(ledger), **rollout, "termination": result.termination.value}
-        entry = Entry(file=self._file.path.name, end=end, **facts)
-        try:
-            self.index.append(entry)
-        except BaseException:
-            self._index_failed = True  # recovery expects at most one ledger without a line
-            raise
-        if end >= self._file_bytes:
-            self._seal()
-        return entry
-
-    def log_failure(self, result: RolloutResult) -> None:
-        """Append a failed rollout to failures.jsonl."""
-        rollout, failure = result.rollout, result.failure
-        record = {
-            "task": rollout.task.id,
-            "sample": rollout.sample,
-            "termination": result.termination.value,
-            "error": failure.error if failure else "",
-            "traceback": failure.traceback if failure else "",
-        }
-        with self._writing, (self.path / FAILURES).open("a+b", buffering=0) as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(0, end - 1))
-            torn = log.read(1) not in (b"", b"\n")  # a crash cut the last line: begin a new one
-            log.write(b"\n" * torn + msgspec.json.encode(record) + b"\n")
-
-    def close(self) -> None:
-        """Flush everything to disk and release the folder. Waits for a rollout that is being written."""
-        with self._writing, self._exit_stack:
-            self._seal()
-
-    def _lock(self, opened: ExitStack) -> None:
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise FolderError(
-                f"Another process is collecting into {self.path}: wait for it, or choose another folder."
-            ) from None
-        except OSError as error:
-            raise _unusable(self.path, error) from error
-        opened.callback(lock.release)
-
-    def _seal(self) -> None:
-        if self._file is not None:
-            self._file.sync()
-            self._file.close()
-            self._file = None
-        self.index.sync()
-
-    def _resume(self) -> None:
-        """Remove what a crash left, and open the newest file if it has room."""
-        recover(self.path, self.index)
-        newest = self.index.newest
-        if newest is not None and self.index.ends[newest] < self._file_bytes:
-            self._file = LedgerFile(self.path / newest, "a")
-
-
-def expect_usable(path: Path) -> None:
-    """Create a folder for rollouts if it does not exist, and check the first line of its index if it has one.
-
-    Raises:
-        FolderError: The folder cannot be created.
-        SchemaError: The file with the index's name is not an index.
-    """
-    _make(path)
-    if (path / NAME).exists():
-        read_start(path / NAME)
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> FolderError:
-    return FolderError(f"{path} cannot be used as a folder for rollouts: {error.strerror}. Choose another folder.")
-
-
-def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
-    """Yield the ledgers of a folder's finished rollouts, in the order in which they ended, one in memory at a time.
-
-    Works during a running collection too, without the rollouts that end later.
-
-    Raises:
-        SchemaError: The folder has no index, or is damaged.
-        LawViolationError: A ledger breaks a law.
-    """
-    file: LedgerFile | None = None
-    try:
-        for entry in entries(folder):
-            if file is None or file.path.name != entry.file:
-                if file is not None:
-                    file.close()
-                file = _open_file(Path(folder) / entry.file)
-            if entry.ledger not in file:
-                raise SchemaError(
-                    f"{file.path} lacks ledger {entry.ledger}, which the index names: restore both from a copy."
-                )
-            ledger = file.load(entry.ledger)
-            expect_true(entry, ledger, Path(folder))
-            yield ledger
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _open_file(path: Path) -> LedgerFile:
-    try:
-        return LedgerFile(path)
-    except FileNotFoundError as error:
-        raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
-
-
-def _sync(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A rollout to run, and its result."""
+"""Tasks, their rollouts, the user's agent that runs one, and what comes of it."""
 
 from __future__ import annotations
 
@@ -293,9 +293,8 @@ class AgentCode:
                 f"The factory returned {made!r:.200}, which is not an agent. Return a Strands Agent, or write an "
                 "`async def run(model, task)` that returns the reward."
             )
-        cleanup = getattr(
-            made, "cleanup", _nothing
-        )  # stops tool servers, which otherwise live until garbage collection
+        # Stops tool servers, which otherwise live until garbage collection.
+        cleanup = getattr(made, "cleanup", lambda: None)
         try:
             result = await made.invoke_async(task[PROMPT])
         except BaseException:
@@ -326,10 +325,6 @@ def annotate(ledger: Ledger, returned: RunReturn) -> Termination | None:
         if name != ANNOTATION and value is not None:
             ledger.annotate(name, reward if name == REWARD else value)
     return None if termination is None else Termination(termination)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _is_coroutine_function(call: Any) -> bool:

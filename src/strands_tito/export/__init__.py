@@ -7,22 +7,22 @@
 
 `samples_of` flattens a ledger to `TrainingSample`s, one for each trajectory. Each trainer has one module here that
 builds the trainer's own type from a sample: `slime`, `verl`, `skyrl`, `tinker`, `agent_lightning`, `verifiers`.
-`batch`, `packing`, `parquet` and `hf` serve every other trainer. Importing a module imports no trainer; calling its
+`batch`, `parquet` and `hf` serve every other trainer. Importing a module imports no trainer; calling its
 functions does.
 
 To add an exporter for the trainer "acme":
 
 1. Write `acme.py` in this folder with one function that takes a `TrainingSample` (or a `Ledger`) and returns the
    trainer's type. `tinker.py` is the shortest example. For a trainer that assembles trajectories from turns, start
-   from `turnwise.trained_turns`, as `agent_lightning.py` does. It checks the logprobs in place of step 3.
+   from `trainer.trained_turns`, as `agent_lightning.py` does. It checks the logprobs in place of step 3.
 2. Import the trainer inside that function: `acme = import_optional("acme", "acme")`. The second argument names the
    extra in `pyproject.toml` that installs it; leave it out if no extra does.
 3. Take logprobs from `logprobs_for(sample, temperature=..., trainer="acme", policy=...)`. It checks that they are the
    quantity that the trainer computes (law 11).
 4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. For a trainer
-   that takes one prompt and one response per rollout, `prompt_response.prompt_response_of` does steps 3 and 4.
+   that takes one prompt and one response per rollout, `trainer.prompt_response_of` does steps 3 and 4.
    For images it needs `takes_images=True`, and puts `images` where the trainer takes them; an exporter for a trainer
-   that does not calls `images.refuse_images`: tokens are never trained without their images.
+   that does not calls `trainer.refuse_images`: tokens are never trained without their images.
 5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
    `tests/export/real/`, and add a row to the table in `docs/trainers.md`. Nothing has to be registered.
 
@@ -33,18 +33,20 @@ sample, and steps 3 and 4 do not apply. Logprobs are null on tokens that the eng
 from strands_tito.export.sample import (
     BranchedRolloutError,
     Identity,
+    SampleImage,
+    TrainingSample,
+    sample_of,
+    samples_of,
+    trained_tokens,
+)
+from strands_tito.export.trainer import (
     ImageGridError,
     ImagesNotSupportedError,
     LogprobMismatchError,
     MissingPackageError,
     SampledPlaceholderError,
-    SampleImage,
-    TrainingSample,
     import_optional,
     logprobs_for,
-    sample_of,
-    samples_of,
-    trained_tokens,
 )
 
 __all__ = [

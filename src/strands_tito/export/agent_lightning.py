@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strands_tito.export.batch import TrainedTurn, trained_turns
-from strands_tito.export.sample import LogprobPolicy, import_optional, sample_number, sample_of
+from strands_tito.export.sample import NO_EXPERT, routed_experts_of, sample_number, sample_of
+from strands_tito.export.trainer import LogprobPolicy, TrainedTurn, import_optional, trained_turns
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.trajectory import assemble
 from tito_core.termination import Termination
 
 if TYPE_CHECKING:
@@ -129,25 +130,17 @@ def _experts(rollout: Ledger, trained: TrainedTurn) -> str | None:
     Raises:
         ValueError: Some tokens have no experts, or an expert's number does not fit in a byte.
     """
-    path = rollout.path(trained.turn.index)
-    columns = [turn.draft.extras.get("routed_experts") for turn in path]
-    if all(column is None for column in columns):
+    path = assemble(rollout.path(trained.turn.index), context=set(), train_constrained=False)
+    experts = routed_experts_of(path)
+    if experts is None:
         return None
-    size = trained.turn.path_length - 1
-    rows: np.ndarray[Any, Any] | None = None
-    reported = np.zeros(size, np.bool_)
-    for column in columns:
-        if column is not None and column.rows:
-            values = column.values
-            rows = np.zeros((size, *values.shape[1:]), np.int64) if rows is None else rows
-            rows[column.start : column.start + column.rows] = values[: size - column.start]
-            reported[column.start : column.start + column.rows] = True
-    if rows is None or not reported.all() or rows.max(initial=0) > 255:
+    rows = experts[:-1]
+    missing, highest = int((rows == NO_EXPERT).any(axis=(1, 2)).sum()), int(rows.max(initial=NO_EXPERT))
+    if missing or highest > 255:
         raise ValueError(
             f"Agent Lightning takes routed experts of every token, numbered 0 to 255. Turn {trained.turn.index} of "
-            f"rollout {rollout.uuid} has them for {np.count_nonzero(reported)} of {size} tokens, the highest number "
-            f"is {-1 if rows is None else rows.max(initial=0)}. Request them in every turn with "
-            "optional_outputs={'routed_experts': True}."
+            f"rollout {rollout.uuid} has them for {len(rows) - missing} of {len(rows)} tokens, the highest number "
+            f"is {highest}. Request them in every turn with optional_outputs={{'routed_experts': True}}."
         )
     buffer = io.BytesIO()
     np.save(buffer, rows.astype(np.uint8), allow_pickle=False)

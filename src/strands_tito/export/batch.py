@@ -1,33 +1,16 @@
-"""Padded batches: one row a sample, as numpy arrays or torch tensors."""
+"""Batches for any trainer, padded or packed, as numpy arrays or torch tensors."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.export.sample import (
-    ImagesNotSupportedError,
-    LogprobPolicy,
-    SampleImage,
-    TrainingSample,
-    check_semantics,
-    experts_of,
-    import_optional,
-    logprobs_for,
-    refuse_images,
-    refuse_ledger_images,
-    refuse_stray_placeholders,
-    sampled_mask,
-    whole_images,
-)
-from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Turn
+from strands_tito.export.sample import TrainingSample, sampled_mask
+from strands_tito.export.trainer import import_optional, refuse_images
 
 if TYPE_CHECKING:
     import torch
@@ -135,26 +118,6 @@ def padded(
     )
 
 
-def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
-    """Return the engine's logprobs, shape (n,), with 0.0 instead of NaN on tokens that it did not sample."""
-    return np.where(sampled_mask(sample), sample.logprobs, np.float32(0)).astype(np.float32)
-
-
-def numbers_of(names: Iterable[str | None]) -> Ints:
-    """Return the number of each name, from 0 in order of appearance, shape (b,); -1 for None."""
-    numbers: dict[str, int] = {}
-    return np.array([-1 if name is None else numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-
-
-def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:
-    """Return the rewards, shape (b,), NaN for a sample without one."""
-    return np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32)
-
-
-if TYPE_CHECKING:
-    import torch
-
-
 class Placed(NamedTuple):
     """The position of a sample: indices `start` to `stop` of a row."""
 
@@ -258,140 +221,17 @@ def _places(lengths: Sequence[int], length: int) -> list[Placed]:
     return [places[number] for number in range(len(lengths))]
 
 
-logger = logging.getLogger(__name__)
+def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
+    """Return the engine's logprobs, shape (n,), with 0.0 instead of NaN on tokens that it did not sample."""
+    return np.where(sampled_mask(sample), sample.logprobs, np.float32(0)).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptResponse:
-    """One prompt and one response. `response_ids`, `mask` and `logprobs` have one length, at least 1.
-
-    Attributes:
-        prompt_ids: The prompt.
-        response_ids: Sampled tokens and the tokens between them.
-        mask: 1 on trained tokens of the response.
-        logprobs: Logprobs of trained tokens, 0.0 on others; None with `logprobs="omit"`.
-        experts: Routed experts, shape (tokens - 1, layers, experts), or None.
-        truncated: Number of tokens cut from the end of the response.
-        images: The images of prompt and response, in order.
-    """
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    mask: list[int]
-    logprobs: list[float] | None
-    experts: npt.NDArray[np.int16] | None
-    truncated: int
-    images: tuple[SampleImage, ...] = ()
+def numbers_of(names: Iterable[str | None]) -> Ints:
+    """Return the number of each name, from 0 in order of appearance, shape (b,); -1 for None."""
+    numbers: dict[str, int] = {}
+    return np.array([-1 if name is None else numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
-def prompt_response_of(
-    sample: TrainingSample,
-    *,
-    trainer: str,
-    temperature: float,
-    logprobs: LogprobPolicy = "checked",
-    max_prompt_length: int | None = None,
-    max_response_length: int | None = None,
-    takes_images: bool = False,
-) -> PromptResponse:
-    """Split a sample into prompt and response.
-
-    If the rollout ended from outside, the mask is 0 everywhere: its reward does not measure the policy.
-
-    Args:
-        sample: The sample.
-        trainer: The trainer's name, for errors.
-        temperature: The trainer's logit temperature.
-        logprobs: See `LogprobPolicy`.
-        max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained; an
-            image moves whole.
-        max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.
-        takes_images: Whether the trainer trains with the images.
-
-    Raises:
-        ImagesNotSupportedError: The sample has images, and the trainer takes none, or the response begins with an image
-            that is longer than a response may be.
-        SampledPlaceholderError: The policy sampled the placeholder of images: they would be put in other places.
-        LogprobMismatchError: The logprobs are not the quantity that the trainer computes.
-        ValueError: The engine reported experts for some tokens only.
-    """
-    if not takes_images:
-        refuse_images(sample.images, trainer, sample.identity.rollout_id)
-    values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs)
-    start = sample.prompt_length if max_prompt_length is None else min(sample.prompt_length, max_prompt_length)
-    start = whole_images(sample.images, start)
-    stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
-    stop = whole_images(sample.images, stop)
-    if stop <= start and sample.images:
-        raise ImagesNotSupportedError(
-            f"The response of rollout {sample.identity.rollout_id} would begin with an image that does not fit into "
-            f"{max_response_length} tokens. Raise max_response_length or max_prompt_length."
-        )
-    images = tuple(each for each in sample.images if each.stop <= stop)
-    if takes_images:
-        refuse_stray_placeholders(
-            sample.token_ids[:stop], images, sample.media_ids, trainer, sample.identity.rollout_id
-        )
-    truncated = len(sample) - stop
-    if truncated:
-        logger.warning(
-            "rollout=<%s>, cut=<%d> | response cut: %s takes at most %d tokens, the rest is not trained",
-            sample.identity.rollout_id, truncated, trainer, stop - start,
-        )  # fmt: skip
-    experts = experts_of(sample)
-    mask = np.zeros(stop - start, np.int64) if sample.ended_outside else sample.loss_mask[start:stop]
-    return PromptResponse(
-        sample.token_ids[:start].tolist(),
-        sample.token_ids[start:stop].tolist(),
-        mask.tolist(),
-        None if values is None else values[start:stop].tolist(),
-        None if experts is None else experts[:stop].astype(np.int16),
-        truncated,
-        images,
-    )
-
-
-def empty_response(end_id: int, *, logprobs: bool = True) -> PromptResponse:
-    """Return a placeholder for a rollout without turns: one untrained end token as prompt and one as response."""
-    return PromptResponse([end_id], [end_id], [0], [0.0] if logprobs else None, None, 0)
-
-
-class TrainedTurn(NamedTuple):
-    """A turn and its prompt.
-
-    Attributes:
-        turn: The turn.
-        prompt_ids: The whole prompt of the turn, int32, shape (p,).
-    """
-
-    turn: Turn
-    prompt_ids: TokenIds
-
-
-def trained_turns(
-    rollout: Ledger,
-    *,
-    trainer: str,
-    temperature: float,
-    logprobs: LogprobPolicy = "checked",
-    train_constrained: bool = False,
-) -> Iterator[TrainedTurn]:
-    """Yield each trained turn once, path by path, so that each turn extends the one before it on its path.
-
-    Without `train_constrained`, turns under a grammar are skipped; their tokens are part of later prompts only.
-
-    Raises:
-        ImagesNotSupportedError: The rollout has images.
-        LogprobMismatchError: With `logprobs="checked"`: a turn's logprobs are not the quantity that the trainer
-            computes.
-    """
-    refuse_ledger_images(rollout, trainer)
-    for path, earlier in rollout.iter_paths():
-        for turn in path:
-            if turn.index in earlier or (turn.draft.constrained and not train_constrained):
-                continue
-            if logprobs == "checked":
-                semantics = turn.draft.engine.semantics
-                check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
-            whole = rollout.path_ids(turn.index)
-            yield TrainedTurn(turn, whole[: len(whole) - turn.draft.columns.output])
+def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:
+    """Return the rewards, shape (b,), NaN for a sample without one."""
+    return np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32)

@@ -2,203 +2,24 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.images import media_ids_of, stray_placeholders
+from tito_core.backend.images import media_ids_of
 from tito_core.ledger.columns import Logprobs, TokenIds
-from tito_core.ledger.errors import how_to_install
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance, Provenances
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import REWARD, Finish, Image, Semantics, Turn, VersionSpan, as_reward
 from tito_core.termination import Termination, recorded_termination, termination_of
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
-
-class MissingPackageError(ImportError):
-    """A trainer's package is not installed."""
-
-
-def import_optional(module: str, extra: str | None = None) -> ModuleType:
-    """Import a module of an optional package.
-
-    Args:
-        module: Its dotted name.
-        extra: Our extra that installs the package; None if no extra does.
-
-    Raises:
-        MissingPackageError: The package is not installed. Import errors inside the package are not caught.
-    """
-    package = module.partition(".")[0]
-    try:
-        import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        how = how_to_install(extra) if extra else f"install {package} as its documentation says"
-        raise MissingPackageError(f"This exporter needs {package}, which is not installed: {how}.") from None
-    return import_module(module)
-
-
-class ImagesNotSupportedError(ValueError):
-    """A rollout has images, and the trainer would train it without them, or with them in other places."""
-
-
-class SampledPlaceholderError(ImagesNotSupportedError):
-    """The policy of one rollout sampled the placeholder of images. Other rollouts of the batch are not concerned."""
-
-
-class ImageGridError(ValueError):
-    """A processor makes another number of tokens of an image than the engine did."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleImage:
-    """An image of a sample.
-
-    Attributes:
-        offset: Column index of its first placeholder.
-        length: Number of placeholders.
-        image: The file as the engine read it.
-    """
-
-    offset: int
-    length: int
-    image: Image
-
-    @property
-    def stop(self) -> int:
-        """Column index after its last placeholder."""
-        return self.offset + self.length
-
-
-def images_of(trajectory: Trajectory) -> tuple[SampleImage, ...]:
-    """Return the images of a trajectory, in order.
-
-    Raises:
-        ValueError: The ledger does not hold the file of one of them.
-    """
-    if len(trajectory.images) != len(trajectory.media):
-        raise ValueError(
-            f"The trajectory has {len(trajectory.media)} images, but the ledger holds the files of "
-            f"{len(trajectory.images)}. Load the rollout from the file that was written when it was sampled."
-        )
-    pairs = zip(trajectory.media, trajectory.images, strict=True)
-    return tuple(SampleImage(span.offset, span.length, image) for span, image in pairs)
-
-
-def refuse_images(images: Iterable[object], trainer: str, rollout_id: str) -> None:
-    """Refuse a rollout with images, for a trainer whose input has no place for them.
-
-    Raises:
-        ImagesNotSupportedError: There are images.
-    """
-    count = sum(1 for _ in images)
-    if count:
-        raise ImagesNotSupportedError(
-            f"Rollout {rollout_id} has {count} images, and {trainer} has no place for them: its tokens would be "
-            "trained without them. From Python, call an exporter that takes images (verl.output_of, slime.fields_of "
-            "with processor=..., verifiers.trace_of), write `tito export --to parquet`, or leave such rollouts out."
-        )
-
-
-def refuse_ledger_images(rollout: Ledger, trainer: str) -> None:
-    """Refuse a rollout in which any turn has an image; see `refuse_images`."""
-    refuse_images((span for turn in rollout for span in turn.draft.media), trainer, rollout.uuid)
-
-
-def refuse_stray_placeholders(
-    token_ids: TokenIds, images: Sequence[SampleImage], media_ids: Collection[int], trainer: str, rollout_id: str
-) -> None:
-    """Refuse tokens with more placeholders than those of their images, for a trainer that puts images in their places.
-
-    Tokens without images too: trainers pack them with others, so that a neighbour's image would take the place.
-
-    Args:
-        token_ids: int32, shape (n,).
-        images: The images.
-        media_ids: Ids of the placeholders; see `TrainingSample.media_ids`.
-        trainer: The trainer's name, for the error.
-        rollout_id: The rollout, for the error.
-
-    Raises:
-        SampledPlaceholderError: The policy sampled a placeholder.
-    """
-    stray = stray_placeholders(token_ids, [(each.offset, each.length) for each in images], media_ids)
-    if stray:
-        raise SampledPlaceholderError(
-            f"Rollout {rollout_id} has {len(images)} images, and its policy sampled {stray} more placeholders, of the "
-            f"tokens {', '.join(map(str, media_ids))}: {trainer} would put images in other places than the engine did. "
-            "Leave such rollouts out, or ban the tokens in sampling, as docs/images.md shows."
-        )
-
-
-def pictures_of(images: Sequence[SampleImage]) -> list[Picture]:
-    """Return the images as Pillow's RGB pictures.
-
-    Raises:
-        MissingPackageError: Pillow is not installed.
-    """
-    pillow = import_optional("PIL.Image", "images")
-    return [pillow.open(io.BytesIO(each.image.data)).convert("RGB") for each in images]
-
-
-def processed(images: Sequence[SampleImage], processor: Any) -> dict[str, Any]:
-    """Return what a processor makes of images: `pixel_values`, `image_grid_thw` and others, as PyTorch tensors.
-
-    Args:
-        images: At least one image.
-        processor: The model's processor of transformers (`AutoProcessor`), or its image processor.
-
-    Raises:
-        MissingPackageError: Pillow is not installed.
-        ImageGridError: The number of tokens differs from the engine's.
-    """
-    image_processor = getattr(processor, "image_processor", processor)
-    tensors = dict(image_processor(images=pictures_of(images), return_tensors="pt"))
-    grid = tensors.get("image_grid_thw")
-    if grid is not None:
-        check_grid(images, np.asarray(grid), int(image_processor.merge_size))
-    return tensors
-
-
-def check_grid(images: Sequence[SampleImage], grid: npt.NDArray[Any], merge: int) -> None:
-    """Check that each image has as many placeholders as its grid has tokens: t * h * w / merge².
-
-    Args:
-        images: The images.
-        grid: Integers, shape (images, 3): frames, rows and columns of patches.
-        merge: Side of the square of patches that one token stands for.
-
-    Raises:
-        ImageGridError: A number differs: the trainer's processor is not that of the engine.
-    """
-    tokens = [int(row.prod()) // merge**2 for row in grid]
-    lengths = [each.length for each in images]
-    if tokens != lengths:
-        raise ImageGridError(
-            f"The processor makes {tokens} tokens of the images, the engine made {lengths}. Give the trainer the "
-            "processor of the engine's model, with the same limits of pixels (preprocessor_config.json)."
-        )
-
-
-def whole_images(images: Sequence[SampleImage], stop: int) -> int:
-    """Return the largest cut at or before `stop` that splits no image."""
-    return next((each.offset for each in images if each.offset < stop < each.stop), stop)
-
-
 OUTSIDE = (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
 """Terminations from outside: such a rollout's reward does not measure the policy."""
+
 NO_EXPERT = -1
 """Value in `routed_experts` of tokens for which the engine reported none."""
 
@@ -228,6 +49,26 @@ class Identity:
     trajectories: int
     agent: str | None = None
     sample: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleImage:
+    """An image of a sample.
+
+    Attributes:
+        offset: Column index of its first placeholder.
+        length: Number of placeholders.
+        image: The file as the engine read it.
+    """
+
+    offset: int
+    length: int
+    image: Image
+
+    @property
+    def stop(self) -> int:
+        """Column index after its last placeholder."""
+        return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -385,6 +226,37 @@ def exported_turns(ledger: Ledger, *, agent: str | None, last: bool) -> set[int]
     }
 
 
+def trained_tokens(samples: Iterable[TrainingSample]) -> int:
+    """Return the number of tokens that samples train."""
+    return sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
+
+
+def sampled_mask(sample: TrainingSample) -> npt.NDArray[np.bool_]:
+    """Return which tokens the engine sampled, trained or not: bool, shape (n,)."""
+    return np.asarray(sample.provenance >= Provenance.SAMPLED)
+
+
+def sample_number(ledger: Ledger) -> int | None:
+    """Return a rollout's number within its group, from 0, as `tito collect` writes it; None if there is none."""
+    number = ledger.header.user.get("sample")
+    return number if type(number) is int else None
+
+
+def images_of(trajectory: Trajectory) -> tuple[SampleImage, ...]:
+    """Return the images of a trajectory, in order.
+
+    Raises:
+        ValueError: The ledger does not hold the file of one of them.
+    """
+    if len(trajectory.images) != len(trajectory.media):
+        raise ValueError(
+            f"The trajectory has {len(trajectory.media)} images, but the ledger holds the files of "
+            f"{len(trajectory.images)}. Load the rollout from the file that was written when it was sampled."
+        )
+    pairs = zip(trajectory.media, trajectory.images, strict=True)
+    return tuple(SampleImage(span.offset, span.length, image) for span, image in pairs)
+
+
 def _ends(ledger: Ledger, agent: str | None) -> list[int]:
     """Return the last turns of the paths: the leaves, or for an agent its turns that none of its turns comes after."""
     leaves = ledger.leaves()
@@ -402,11 +274,6 @@ def _turns_of_others(path: list[Turn], agent: str | None) -> set[int]:
 
 def _assembled(ledger: Ledger, path: list[Turn], context: set[int], train_constrained: bool) -> Trajectory:
     return assemble(path, context=context, train_constrained=train_constrained, images=ledger.images)
-
-
-def trained_tokens(samples: Iterable[TrainingSample]) -> int:
-    """Return the number of tokens that samples train."""
-    return sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
 
 
 def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> TrainingSample:
@@ -435,7 +302,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         provenance=trajectory.provenance,
         versions=trajectory.versions,
         semantics=_trained_semantics(trajectory),
-        routed_experts=_experts(trajectory),
+        routed_experts=routed_experts_of(trajectory),
         termination=recorded_termination(ledger) or termination_of(None, ledger),
         finish=trajectory.path[-1].draft.finish,
         reward=_reward(ledger),
@@ -454,8 +321,8 @@ def _trained_semantics(trajectory: Trajectory) -> tuple[Semantics, ...]:
     return tuple(found)
 
 
-def _experts(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
-    """Return the column in a signed dtype that can hold `NO_EXPERT`.
+def routed_experts_of(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
+    """Return the routed experts of each token, in a signed dtype that can hold `NO_EXPERT`; None without any.
 
     Raises:
         ValueError: The rows are flat.
@@ -484,94 +351,3 @@ def _reward(ledger: Ledger) -> float | None:
         return None if value is None else as_reward(value)
     except ValueError:  # a file of an earlier version may hold anything
         return None
-
-
-def sample_number(ledger: Ledger) -> int | None:
-    """Return a rollout's number within its group, from 0, as `tito collect` writes it; None if there is none."""
-    number = ledger.header.user.get("sample")
-    return number if type(number) is int else None
-
-
-def sampled_mask(sample: TrainingSample) -> npt.NDArray[np.bool_]:
-    """Return which tokens the engine sampled, trained or not: bool, shape (n,)."""
-    return np.asarray(sample.provenance >= Provenance.SAMPLED)
-
-
-def experts_of(sample: TrainingSample) -> npt.NDArray[np.generic] | None:
-    """Return the routed experts of every token but the last, whose logits no loss reads.
-
-    Returns:
-        Integers, shape (n - 1, layers, experts), or None if the engine reported none.
-
-    Raises:
-        ValueError: Some tokens have none, so that a replay would route them freely.
-    """
-    if sample.routed_experts is None:
-        return None
-    rows = sample.routed_experts[:-1]
-    missing = np.flatnonzero((rows == NO_EXPERT).any(axis=(1, 2)))
-    if len(missing):
-        raise ValueError(
-            f"Routed experts are missing for {len(missing)} of {len(sample) - 1} tokens, first at index {missing[0]}, "
-            f"in rollout {sample.identity.rollout_id}. Request them in every turn with "
-            "optional_outputs={'routed_experts': True}."
-        )
-    return rows
-
-
-LogprobPolicy = Literal["checked", "as-recorded", "omit"]
-"""What to do with recorded logprobs: "checked" raises unless they are what the trainer computes, "as-recorded" passes
-them on unchecked, "omit" leaves them out, so that the trainer computes its own."""
-
-
-class LogprobMismatchError(ValueError):
-    """Recorded logprobs are not the quantity that the trainer compares them with."""
-
-
-def logprobs_for(
-    sample: TrainingSample, *, temperature: float, trainer: str, policy: LogprobPolicy = "checked"
-) -> Logprobs | None:
-    """Return the logprobs of the trained tokens, and 0.0 on all others, which no loss reads.
-
-    Args:
-        sample: The sample.
-        temperature: The trainer's logit temperature: it trains on log_softmax(logits / temperature).
-        trainer: The trainer's name, for errors.
-        policy: See `LogprobPolicy`.
-
-    Returns:
-        float32, shape (n,), or None for "omit".
-
-    Raises:
-        LogprobMismatchError: With "checked": a trained token's logprob is not log_softmax(logits / temperature) over
-            the whole vocabulary, or its semantics are unknown.
-        ValueError: `policy` is not a `LogprobPolicy`.
-    """
-    if policy not in ("checked", "as-recorded", "omit"):
-        raise ValueError(f"logprobs must be 'checked', 'as-recorded' or 'omit', not {policy!r}.")
-    if policy == "omit":
-        return None
-    if policy == "checked":
-        for semantics in sample.semantics:
-            check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=sample.identity.rollout_id)
-    trained = sample.loss_mask.astype(np.bool_)
-    return np.where(trained, sample.logprobs, np.float32(0)).astype(np.float32)
-
-
-def check_semantics(semantics: Semantics, *, temperature: float, trainer: str, rollout: str) -> None:
-    """Check that logprobs are log_softmax(logits / temperature) over the whole vocabulary.
-
-    Raises:
-        LogprobMismatchError: They are not, or their semantics are unknown.
-    """
-    if semantics.temperature == temperature and not semantics.adjusted:
-        return
-    kind = {None: "of unknown kind", False: "raw", True: "processed"}[semantics.processed]
-    at = "an unknown temperature" if semantics.temperature is None else f"temperature {semantics.temperature}"
-    change = ", changed by a grammar, a penalty, top-k or similar" if semantics.adjusted else ""
-    raise LogprobMismatchError(
-        f"Law 11: {trainer} compares recorded logprobs with log_softmax(logits / {temperature}), but those of rollout "
-        f"{rollout} are {kind}, at {at}{change} (source: {semantics.source}). Sample and train at one temperature, on "
-        "an engine that reports such logprobs. Or pass logprobs='omit' to let the trainer compute its own, or "
-        "logprobs='as-recorded' to use them unchecked."
-    )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from strands_tito.export.batch import PromptResponse, empty_response, prompt_response_of
-from strands_tito.export.sample import LogprobPolicy, TrainingSample, import_optional, sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.trainer import (
+    LogprobPolicy,
+    PromptResponse,
+    empty_response,
+    import_optional,
+    prompt_response_of,
+)
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 
@@ -120,7 +125,7 @@ class _Row(NamedTuple):
 
     def without_reward(self) -> _Row:
         """Return the row masked, with reward 0."""
-        return self._replace(part=replace(self.part, mask=[0] * len(self.part.mask)), reward=0.0)
+        return self._replace(part=self.part.masked(), reward=0.0)
 
 
 def _samples(

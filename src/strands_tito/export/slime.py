@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from strands_tito.export.sample import (
+from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.trainer import (
+    Decode,
     LogprobPolicy,
     SampledPlaceholderError,
-    TrainingSample,
     experts_of,
     logprobs_for,
     pictures_of,
     processed,
     refuse_images,
     refuse_stray_placeholders,
-    sample_of,
-    samples_of,
 )
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
@@ -47,7 +46,6 @@ STATUS = MappingProxyType(
 )
 """The name of slime's status for each termination. `remove_sample` excludes rollouts that ended from outside."""
 
-Decode = Callable[[Sequence[int]], str]
 Branches = Literal["list", "last", "error"]
 
 

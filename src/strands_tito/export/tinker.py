@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from strands_tito.export.sample import LogprobPolicy, TrainingSample, import_optional, logprobs_for, refuse_images
+from strands_tito.export.sample import TrainingSample
+from strands_tito.export.trainer import LogprobPolicy, import_optional, logprobs_for, refuse_images
 
 if TYPE_CHECKING:
     from tinker import Datum

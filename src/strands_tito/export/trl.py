@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from strands_tito.export.batch import empty_response, prompt_response_of
-from strands_tito.export.sample import LogprobPolicy, TrainingSample, sample_number, sample_of
+from strands_tito.export.sample import TrainingSample, sample_number, sample_of
+from strands_tito.export.trainer import LogprobPolicy, empty_response, prompt_response_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import ANNOTATION
 

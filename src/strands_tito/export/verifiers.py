@@ -6,22 +6,20 @@ trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
-from strands_tito.export.sample import (
-    SampleImage,
+from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of
+from strands_tito.export.trainer import (
+    Decode,
     check_semantics,
-    images_of,
     import_optional,
     processed,
     refuse_ledger_images,
     refuse_stray_placeholders,
-    sample_number,
-    sample_of,
 )
 from tito_core.backend.images import data_url, media_ids_of
 from tito_core.ledger.ledger import Ledger
@@ -44,8 +42,6 @@ STOP = MappingProxyType(
     }
 )
 """The trace's `stop_condition` for each termination. verifiers counts "max_..." as truncated."""
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def trace_of(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from strands_tito.export.batch import PromptResponse, empty_response, prompt_response_of
-from strands_tito.export.sample import (
+from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.trainer import (
     LogprobPolicy,
-    TrainingSample,
+    PromptResponse,
+    empty_response,
     import_optional,
     pictures_of,
     processed,
-    sample_of,
-    samples_of,
+    prompt_response_of,
 )
 from tito_core.ledger.ledger import Ledger
 

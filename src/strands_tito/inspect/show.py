@@ -1,4 +1,4 @@
-"""Tables and summary lines about rollouts, for a terminal."""
+"""Rollouts in a terminal: tables, summary lines, and tokens coloured by provenance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from rich import box
@@ -34,84 +34,6 @@ from tito_engines.terminal import VISIBLE, visible
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-MIN_TEXT, MAX_TEXT = 12, 36
-"""Widths of a text column, in characters."""
-_BETWEEN = 3
-"""Characters between two columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: Its heading.
-        cells: One text for each row.
-        rank: Columns with a higher rank are left out first; those of rank 0 never.
-        is_text: Whether its cells are words, which may be shortened, and not numbers.
-    """
-
-    name: str
-    cells: Sequence[str]
-    rank: int = 0
-    is_text: bool = False
-
-    @property
-    def width(self) -> int:
-        """Its width with all cells whole, at most `MAX_TEXT` for words."""
-        widest = max((Text(visible(cell)).cell_len for cell in self.cells), default=0)
-        return max(len(self.name), min(widest, MAX_TEXT) if self.is_text else widest)
-
-
-class FittedTable:
-    """A table whose columns are chosen when the width is known. It names the columns that it left out."""
-
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self.columns = tuple(columns)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        shown, widths = fit(self.columns, options.max_width)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for column, width in zip(shown, widths, strict=True):
-            table.add_column(
-                column.name, justify="left" if column.is_text else "right", no_wrap=True, overflow="ellipsis",
-                min_width=width, max_width=width,
-            )  # fmt: skip
-        for row in zip(*(column.cells for column in shown), strict=True):
-            table.add_row(*(Text(visible(cell)) for cell in row))
-        yield table
-        if left_out := [column.name for column in self.columns if column not in shown]:
-            yield Text(f"Left out at this width: {', '.join(left_out)}.", style="dim")
-
-
-def fit(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
-    """Return the columns to show and their widths, so that they take at most `width` characters if possible."""
-    shown = list(columns)
-    while True:
-        widths = _shortened(shown, width)
-        optional = [column for column in shown if column.rank]
-        if _total(widths) <= width or not optional:
-            return shown, widths
-        shown.remove(max(optional, key=lambda column: column.rank))
-
-
-def _shortened(columns: Sequence[Column], width: int) -> list[int]:
-    """Return widths: the widest text gives first, and none goes below `MIN_TEXT` or its heading."""
-    widths = [column.width for column in columns]
-    least = [max(MIN_TEXT, len(column.name)) if column.is_text else column.width for column in columns]
-    while _total(widths) > width:
-        at = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
-        if widths[at] <= least[at]:
-            break
-        widths[at] -= 1
-    return widths
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _BETWEEN * (len(widths) - 1)
-
-
 EXPECTED_ERRORS = (
     BackendError,
     EngineError,
@@ -133,6 +55,34 @@ class Rollout:
     answer: str
     stop_reason: str
     ledger: Ledger
+
+
+async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:
+    """Print the table of rollouts, check every ledger, re-score it and print the totals.
+
+    Raises:
+        LawViolationError: A ledger breaks a law.
+    """
+    console.print(rollout_table(rollouts))
+    ledgers = [rollout.ledger for rollout in rollouts]
+    for ledger in ledgers:
+        check_ledger(ledger)
+    rescored = merge(await asyncio.gather(*(rescore(ledger, policy.backend) for ledger in ledgers)))
+    turns = sum(len(ledger) for ledger in ledgers)
+    drifted = sum(len(drifted_turns(ledger, policy.tokenizer)) for ledger in ledgers)
+    sampled = sum(Counts.of(ledger).sampled for ledger in ledgers)
+    info = policy.info
+    console.print(
+        f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}", markup=False
+    )
+    console.print(laws_line(len(ledgers), turns))
+    console.print(rescored_line(rescored))
+    share = drifted / turns if turns else 0.0
+    console.print(f"drift       {drifted} of {turns} turns ({share:.0%}) would change if their text were re-tokenized")
+    console.print(
+        f"speed       {sampled / seconds:.0f} sampled tokens/s, {turns / seconds:.2f} turns/s, {seconds:.1f} s"
+    )
+    return rescored
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,34 +207,6 @@ def unordered_line(ledgers: Iterable[Ledger]) -> str:
     )
 
 
-async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:
-    """Print the table of rollouts, check every ledger, re-score it and print the totals.
-
-    Raises:
-        LawViolationError: A ledger breaks a law.
-    """
-    console.print(rollout_table(rollouts))
-    ledgers = [rollout.ledger for rollout in rollouts]
-    for ledger in ledgers:
-        check_ledger(ledger)
-    rescored = merge(await asyncio.gather(*(rescore(ledger, policy.backend) for ledger in ledgers)))
-    turns = sum(len(ledger) for ledger in ledgers)
-    drifted = sum(len(drifted_turns(ledger, policy.tokenizer)) for ledger in ledgers)
-    sampled = sum(Counts.of(ledger).sampled for ledger in ledgers)
-    info = policy.info
-    console.print(
-        f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}", markup=False
-    )
-    console.print(laws_line(len(ledgers), turns))
-    console.print(rescored_line(rescored))
-    share = drifted / turns if turns else 0.0
-    console.print(f"drift       {drifted} of {turns} turns ({share:.0%}) would change if their text were re-tokenized")
-    console.print(
-        f"speed       {sampled / seconds:.0f} sampled tokens/s, {turns / seconds:.2f} turns/s, {seconds:.1f} s"
-    )
-    return rescored
-
-
 def rescored_line(rescored: Rescored) -> str:
     """Return the line about how far the engine's scores are from the recorded logprobs."""
     return (
@@ -321,10 +243,8 @@ STYLES = {
     Provenance.CONSTRAINED: "magenta",
 }
 """Every second token of a run is underlined, so that token borders are visible."""
-
 _VISIBLE = VISIBLE | {ord("\n"): "⏎\n"}
 """Control characters and what is printed for them."""
-
 Show = Callable[[int], str]
 """Returns the text to print for a token id."""
 
@@ -400,3 +320,59 @@ def _tokens(trajectory: Trajectory, start: int, stop: int, show: Show) -> Text:
             text.append(show(ids[at]).translate(_VISIBLE), style)
             at += 1
     return text
+
+
+MIN_TEXT, MAX_TEXT = 12, 36
+"""Widths of a text column, in characters."""
+_BETWEEN = 3
+"""Characters between two columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        cells: One text for each row.
+        rank: Columns with a higher rank are left out first; those of rank 0 never.
+        is_text: Whether its cells are words, which may be shortened, and not numbers.
+    """
+
+    name: str
+    cells: Sequence[str]
+    rank: int = 0
+    is_text: bool = False
+
+    @property
+    def min_width(self) -> int:
+        """Least width: numbers are whole, words may be shortened to `MIN_TEXT` characters."""
+        widest = max((Text(visible(cell)).cell_len for cell in self.cells), default=0)
+        return max(len(self.name), min(widest, MIN_TEXT) if self.is_text else widest)
+
+
+class FittedTable:
+    """A table whose columns are chosen when the width is known. It names the columns that it left out."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        shown = list(self.columns)
+        while (optional := [column for column in shown if column.rank]) and _min_width(shown) > options.max_width:
+            shown.remove(max(optional, key=lambda column: column.rank))
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for column in shown:  # rich shortens the columns that may wrap; their cells do not wrap
+            longest = max(MAX_TEXT, len(column.name)) if column.is_text else None
+            justify: Literal["left", "right"] = "left" if column.is_text else "right"
+            heading = Text(column.name, no_wrap=True)
+            table.add_column(heading, justify=justify, no_wrap=not column.is_text, max_width=longest)
+        for row in zip(*(column.cells for column in shown), strict=True):
+            table.add_row(*(Text(visible(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+        yield table
+        if left_out := [column.name for column in self.columns if column not in shown]:
+            yield Text(f"Left out at this width: {', '.join(left_out)}.", style="dim")
+
+
+def _min_width(columns: Sequence[Column]) -> int:
+    return sum(column.min_width for column in columns) + _BETWEEN * (len(columns) - 1)

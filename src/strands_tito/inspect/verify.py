@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from tito_core.backend.registry import create_backend
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.ledger.turn import Draft, Turn
+from tito_core.ledger.turn import Draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,28 +163,4 @@ async def differences(ledger: Ledger, engine: Backend) -> dict[int, Logprobs]:
     Raises:
         BackendError: Scoring failed.
     """
-    found: dict[int, Logprobs] = {}
-    for leaf in ledger.leaves():
-        found |= await _path_differences(ledger, ledger.path(leaf), engine)
-    return found
-
-
-async def _path_differences(ledger: Ledger, path: list[Turn], engine: Backend) -> dict[int, Logprobs]:
-    """Score one path as a ledger of its own, so that the differences come in the order of its turns."""
-    drafts = [_with_parent(turn.draft, number - 1 if number else None) for number, turn in enumerate(path)]
-    scored = await rescore(Ledger.load(ledger.header, drafts, (), ledger.images.values()), engine)
-    compared = [turn for turn in path if turn.draft.engine.semantics.comparable_with_scoring()]
-    if len(scored.differences) != sum(turn.draft.columns.output for turn in compared):
-        return {}  # the context is too long for the server
-    found, at = {}, 0
-    for turn in compared:
-        found[turn.index] = scored.differences[at : at + turn.draft.columns.output]
-        at += turn.draft.columns.output
-    return found
-
-
-def _with_parent(draft: Draft, parent: int | None) -> Draft:
-    """Copy a draft with another parent. `dataclasses.replace` cannot: a draft read from a file has its own type."""
-    return Draft(
-        **{field.name: getattr(draft, field.name) for field in fields(Draft)} | {"parent": parent, "branch": None}
-    )
+    return {turn: np.abs(signed) for turn, _, signed in (await rescore(ledger, engine)).by_turn}

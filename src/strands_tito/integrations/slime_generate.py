@@ -9,8 +9,8 @@ from typing import Any
 
 from strands import Agent
 
-from strands_tito.export.sample import LogprobPolicy
 from strands_tito.export.slime import Branches, complete_aborted, fan_out, fill, normalizes, reset_reward
+from strands_tito.export.trainer import LogprobPolicy
 from strands_tito.integrations.run_rollout import (
     MakeAgent,
     cleanup_agent,

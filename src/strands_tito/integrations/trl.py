@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from strands_tito.export.sample import LogprobPolicy
+from strands_tito.export.trainer import LogprobPolicy
 from strands_tito.export.trl import columns_of
 from strands_tito.integrations.run_rollout import (
     Chat,

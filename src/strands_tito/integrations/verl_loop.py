@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from strands_tito.export.sample import OUTSIDE, LogprobPolicy
+from strands_tito.export.sample import OUTSIDE
+from strands_tito.export.trainer import LogprobPolicy
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.run_rollout import cleanup_agent, load_function, run_rollout
 from strands_tito.integrations.verl_backend import VerlBackend

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from strands_tito.export.files import is_stdout, replacing
-from strands_tito.viewer.data import Pictures, Rollouts, TokenTexts
+from strands_tito.export.output_file import is_stdout, replacing
+from strands_tito.viewer.data import Pictures, TokenTexts
+from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import Server, Site
 from tito_engines.terminal import VisibleConsole
 

@@ -1,4 +1,4 @@
-"""The data of a page: a ledger or a trajectory as JSON, with its columns in base64."""
+"""The data of a page: a ledger or a trajectory as JSON, with its columns in base64, token texts and pictures."""
 
 from __future__ import annotations
 
@@ -6,141 +6,34 @@ import base64
 import hashlib
 import os
 import re
-import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders
 
-from strands_tito.collect.folder import NAME, Entry, complete_size, entries, expect_true
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.trajectory import Trajectory, count
+from tito_core.ledger.trajectory import Trajectory
 from tito_core.ledger.turn import Header, Image, Turn
-from tito_core.parsing.completion import CallStatus
 from tito_core.parsing.markup import TokenBytes
-from tito_core.store import LedgerFile, SchemaError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _METASPACE = "▁"
-
-
-class Drift(NamedTuple):
-    """A run of tokens that re-tokenizing their text would change.
-
-    Attributes:
-        start: First token, as an offset in the compared ids.
-        stop: One past the last token.
-        ids: The ids that re-tokenizing returns instead.
-    """
-
-    start: int
-    stop: int
-    ids: list[int]
-
-
-class TokenText:
-    """The text of a tokenizer's tokens."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._pieces: dict[int, bytes] = {}
-        self._piece: Callable[[int], bytes] = self._plain_piece
-        if isinstance(backend, Tokenizer) and isinstance(backend.decoder, decoders.ByteLevel):
-            self._piece = TokenBytes(backend).__getitem__
-
-    def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; empty if the tokenizer does not know the id."""
-        return self._piece(token)
-
-    def drift(self, ids: Sequence[int]) -> list[Drift]:
-        """Return the runs of `ids` that change when they are decoded and encoded again."""
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
-        again = list(self._tokenizer.encode(text, add_special_tokens=False))
-        return [] if again == list(ids) else self._differing(list(ids), again)
-
-    def _differing(self, ids: list[int], again: list[int]) -> list[Drift]:
-        """Compare the runs between the byte offsets where both sequences have a token border."""
-        ours, theirs = self._edges(ids), self._edges(again)
-        edges = sorted({*ours} & {*theirs}) if ours[-1] == theirs[-1] else [0]
-        bounds = [(bisect_left(ours, edge), bisect_left(theirs, edge)) for edge in edges[:-1]]
-        bounds.append((len(ids), len(again)))
-        runs = [(0, 0), *bounds] if bounds[0] != (0, 0) else bounds
-        found: list[Drift] = []
-        for (start, first), (stop, last) in pairwise(runs):
-            if ids[start:stop] != again[first:last]:
-                found.append(Drift(start, stop, again[first:last]))
-        return found
-
-    def _edges(self, ids: list[int]) -> list[int]:
-        return list(accumulate((len(self.piece(token)) for token in ids), initial=0))
-
-    def _plain_piece(self, token: int) -> bytes:
-        """Return the bytes that a token's name spells, in a vocabulary that is not byte-level."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._bytes_of_name(token)
-        return piece
-
-    def _bytes_of_name(self, token: int) -> bytes:
-        added = self._tokenizer.added_tokens_decoder.get(token)
-        if added is not None:
-            return str(added.content).encode()
-        try:
-            name = self._tokenizer.convert_ids_to_tokens(token)
-        except (IndexError, OverflowError):
-            return b""
-        if not isinstance(name, str):
-            return b""
-        byte = _BYTE.fullmatch(name)
-        return bytes([int(byte[1], 16)]) if byte else name.replace(_METASPACE, " ").encode()
-
-
-class TokenTexts:
-    """The tokenizers of rollouts, each loaded once.
-
-    The name in a file is not trusted, so it is looked up in local folders and the model hub's cache only. The tokenizer
-    that the user gives may be downloaded.
-
-    Args:
-        tokenizer: The user's tokenizer for all rollouts; empty to use the one named in each rollout.
-
-    Raises:
-        TokenizerError: The user's tokenizer cannot be loaded.
-    """
-
-    def __init__(self, tokenizer: str = "") -> None:
-        self._override = TokenText(load_tokenizer(tokenizer)) if tokenizer else None
-        self._loaded: dict[str, TokenText | None] = {}
-
-    def of(self, name: str | None) -> TokenText | None:
-        """Return the tokenizer of the given name as `TokenText`; None if it is not on this machine."""
-        if self._override is not None or not name:
-            return self._override
-        if name not in self._loaded:
-            try:
-                self._loaded[name] = TokenText(load_tokenizer(name, local_files_only=True))
-            except TokenizerError:
-                self._loaded[name] = None
-        return self._loaded[name]
-
-
+_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
+_RIFF, _WEBP = b"RIFF", b"WEBP"
 Data = dict[str, Any]
 """Data of a page; it encodes to JSON."""
 Facts = list[tuple[str, str]]
@@ -337,224 +230,105 @@ def _packed(values: npt.NDArray[Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(values).data).decode()
 
 
-INDEXED = ("number", "ledger", "source", "task", "group", "reward", "turns", "tokens", "sampled", "termination")
-"""Columns that need no ledger: a collection's index fills all but the group, a file only number, ledger and source."""
-READ = (*INDEXED[3:], "malformed", "logprob", "drift", "backend", "agents")
-"""Columns that are filled from the ledger."""
-
-
-_DAMAGED = (CallStatus.MALFORMED, CallStatus.TRUNCATED)
-"""Statuses that the table counts as malformed. Lenient calls ran, and suspect texts are no calls."""
-
-
-class Place(NamedTuple):
-    """The location of a rollout.
+class Drift(NamedTuple):
+    """A run of tokens that re-tokenizing their text would change.
 
     Attributes:
-        file: The file that holds its ledger.
-        ledger: The ledger's UUID.
-        entry: Its entry in the collection's index, if it belongs to one.
+        start: First token, as an offset in the compared ids.
+        stop: One past the last token.
+        ids: The ids that re-tokenizing returns instead.
     """
 
-    file: Path
-    ledger: str
-    entry: Entry | None = None
+    start: int
+    stop: int
+    ids: list[int]
 
 
-class Skipped(NamedTuple):
-    """Bytes or ledgers that are not among the rollouts.
+class TokenText:
+    """The text of a tokenizer's tokens."""
 
-    Attributes:
-        text: What was skipped, in one or two sentences.
-        may_be_lost: Whether it may be a part of a rollout; in a folder it is not, since the index names all rollouts.
-    """
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._pieces: dict[int, bytes] = {}
+        self._piece: Callable[[int], bytes] = self._plain_piece
+        if isinstance(backend, Tokenizer) and isinstance(backend.decoder, decoders.ByteLevel):
+            self._piece = TokenBytes(backend).__getitem__
 
-    text: str
-    may_be_lost: bool
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; empty if the tokenizer does not know the id."""
+        return self._piece(token)
 
+    def drift(self, ids: Sequence[int]) -> list[Drift]:
+        """Return the runs of `ids` that change when they are decoded and encoded again."""
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        again = list(self._tokenizer.encode(text, add_special_tokens=False))
+        return [] if again == list(ids) else self._differing(list(ids), again)
 
-class Rollouts:
-    """Rollouts of several files and folders. They may grow: new rollouts get the next numbers.
-
-    Args:
-        paths: Files of ledgers, and folders of collected rollouts.
-
-    Raises:
-        SchemaError: A path is neither, or is damaged, or has a newer schema than this version reads.
-    """
-
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        self._paths = [Path(path) for path in paths]
-        self._places: list[Place] = []
-        self._known: set[tuple[Path, str]] = set()
-        self._files: dict[Path, LedgerFile] = {}
-        self._lock = threading.RLock()
-        try:
-            self.refresh()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @property
-    def title(self) -> str:
-        """Names of the files and folders."""
-        return ", ".join(path.name or str(path) for path in self._paths)
-
-    def refresh(self) -> None:
-        """Add the rollouts written since the last call."""
-        with self._lock:
-            for path in self._paths:
-                for place in self._places_in(path):
-                    if (place.file, place.ledger) not in self._known:
-                        self._known.add((place.file, place.ledger))
-                        self._places.append(place)
-
-    def place(self, number: int) -> Place:
-        """Return the location of a rollout.
-
-        Raises:
-            IndexError: Unknown number.
-        """
-        if not 1 <= number <= len(self._places):
-            raise IndexError(f"Unknown rollout {number}: {self.title} holds {len(self._places)} rollouts.")
-        return self._places[number - 1]
-
-    def load(self, number: int, *, check: bool = False) -> Ledger:
-        """Read one ledger. The viewer does not check its laws: its page reports a broken law.
-
-        Raises:
-            IndexError: Unknown number.
-            SchemaError: The file is damaged or lacks the ledger.
-            LawViolationError: With `check`, the ledger breaks a law.
-        """
-        place = self.place(number)
-        try:
-            ledger = self._file(place.file).load(place.ledger, check=check)
-        except KeyError as error:
-            raise SchemaError(
-                f"{place.file} does not hold ledger {place.ledger}: restore the file from a copy."
-            ) from error
-        if place.entry is not None:
-            expect_true(place.entry, ledger, place.file.parent)
-        return ledger
-
-    def skipped(self) -> list[Skipped]:
-        """Return what the files and folders hold besides these rollouts: unfinished records, lines and rollouts."""
-        found: list[Skipped] = []
-        for path in dict.fromkeys([place.file for place in self._places] + [p for p in self._paths if p.is_file()]):
-            file, in_folder = self._file(path), path not in self._paths
-            if torn := file.torn_bytes:
-                text = (
-                    f"{path} ends inside a record: its last {torn:,} bytes, from byte {file.end:,} on, were skipped. A "
-                    "writer was killed there or is writing now, or a copy broke off: compare it with the original."
-                )
-                found.append(Skipped(text, not in_folder))
-            unnamed = [uuid for uuid in file.uuids if (path, uuid) not in self._known] if in_folder else []
-            if unnamed:
-                ledgers = f"{count(len(unnamed), 'ledger')} (the first is {unnamed[0]})"
-                text = f"{path} holds {ledgers} that {NAME} does not name: unfinished, so not among these rollouts."
-                found.append(Skipped(text, False))
-        for index in [path / NAME for path in self._paths if path.is_dir()]:
-            torn = index.stat().st_size - complete_size(index)
-            text = f"{index} ends inside a line: its last {torn:,} bytes were skipped."
-            found += [Skipped(text, False)] if torn else []
+    def _differing(self, ids: list[int], again: list[int]) -> list[Drift]:
+        """Compare the runs between the byte offsets where both sequences have a token border."""
+        ours, theirs = self._edges(ids), self._edges(again)
+        edges = sorted({*ours} & {*theirs}) if ours[-1] == theirs[-1] else [0]
+        bounds = [(bisect_left(ours, edge), bisect_left(theirs, edge)) for edge in edges[:-1]]
+        bounds.append((len(ids), len(again)))
+        runs = [(0, 0), *bounds] if bounds[0] != (0, 0) else bounds
+        found: list[Drift] = []
+        for (start, first), (stop, last) in pairwise(runs):
+            if ids[start:stop] != again[first:last]:
+                found.append(Drift(start, stop, again[first:last]))
         return found
 
-    def name(self, number: int) -> str:
-        """Return a short title for a rollout."""
-        place = self.place(number)
-        task = f", {place.entry.task}, sample {place.entry.sample}" if place.entry else ""
-        return f"Rollout {number}{task}, {place.file.name}"
+    def _edges(self, ids: list[int]) -> list[int]:
+        return list(accumulate((len(self.piece(token)) for token in ids), initial=0))
 
-    def index_rows(self) -> list[list[Any]]:
-        """Return one row of `INDEXED` per rollout, without reading ledgers."""
-        return [_index_row(number, place) for number, place in enumerate(self._places, 1)]
+    def _plain_piece(self, token: int) -> bytes:
+        """Return the bytes that a token's name spells, in a vocabulary that is not byte-level."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._bytes_of_name(token)
+        return piece
 
-    def close(self) -> None:
-        """Close every file."""
-        with self._lock:
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
-
-    def _places_in(self, path: Path) -> Iterator[Place]:
-        if path.is_dir():
-            yield from (Place(path / entry.file, entry.ledger, entry) for entry in entries(path))
-        else:
-            yield from (Place(path, uuid) for uuid in self._file(path).uuids)
-
-    def _file(self, path: Path) -> LedgerFile:
-        with self._lock:
-            if path not in self._files:
-                try:
-                    self._files[path] = LedgerFile(path)
-                except OSError as error:
-                    raise SchemaError(f"{path} cannot be read: {error.strerror}.") from error
-            return self._files[path]
-
-
-def _index_row(number: int, place: Place) -> list[Any]:
-    entry = place.entry
-    facts: list[Any] = [None] * 7
-    if entry is not None:
-        facts = [entry.task, None, entry.reward, entry.turns, entry.tokens, entry.sampled, entry.termination]
-    return [number, place.ledger, place.file.name, *facts]
-
-
-def read_rows(rollouts: Rollouts, start: int, texts: TokenTexts, is_enough: Callable[[], bool]) -> list[list[Any]]:
-    """Return rows of `READ` from rollout `start` (counted from 0) until `is_enough` returns True; at least one row.
-
-    The row of a ledger that cannot be read holds only None; the rollout's own page reports why.
-    """
-    rows: list[list[Any]] = []
-    for number in range(start + 1, len(rollouts) + 1):
+    def _bytes_of_name(self, token: int) -> bytes:
+        added = self._tokenizer.added_tokens_decoder.get(token)
+        if added is not None:
+            return str(added.content).encode()
         try:
-            rows.append(_read_row(rollouts.load(number), texts))
-        except SchemaError:
-            rows.append([None] * len(READ))
-        if is_enough():
-            break
-    return rows
+            name = self._tokenizer.convert_ids_to_tokens(token)
+        except (IndexError, OverflowError):
+            return b""
+        if not isinstance(name, str):
+            return b""
+        byte = _BYTE.fullmatch(name)
+        return bytes([int(byte[1], 16)]) if byte else name.replace(_METASPACE, " ").encode()
 
 
-def _read_row(ledger: Ledger, texts: TokenTexts) -> list[Any]:
-    turns = [turn.draft for turn in ledger]
-    sampled = sum(draft.columns.output for draft in turns)
-    total = float(sum(np.sum(draft.logprobs, dtype=np.float64) for draft in turns))
-    text = texts.of(ledger.header.tokenizer)
-    drifted = None if text is None else sum(bool(text.drift(draft.output_ids.tolist())) for draft in turns)
-    reward = ledger.annotation("reward")
-    return [
-        ledger.header.task_id,
-        ledger.header.group_id,
-        reward if isinstance(reward, int | float | None) and not isinstance(reward, bool) else str(reward),
-        len(turns),
-        sum(draft.columns.prompt for draft in turns) + sampled,
-        sampled,
-        _optional_text(ledger.annotation("termination")),
-        sum(call.status in _DAMAGED for draft in turns for call in draft.calls),
-        total / sampled if sampled else None,
-        drifted / len(turns) if drifted is not None and turns else None,
-        ", ".join(sorted({draft.engine.server.backend for draft in turns})),
-        ", ".join(ledger.agents) or None,
-    ]
+class TokenTexts:
+    """The tokenizers of rollouts, each loaded once.
 
+    The name in a file is not trusted, so it is looked up in local folders and the model hub's cache only. The tokenizer
+    that the user gives may be downloaded.
 
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else str(value)
+    Args:
+        tokenizer: The user's tokenizer for all rollouts; empty to use the one named in each rollout.
 
+    Raises:
+        TokenizerError: The user's tokenizer cannot be loaded.
+    """
 
-_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
-_RIFF, _WEBP = b"RIFF", b"WEBP"
+    def __init__(self, tokenizer: str = "") -> None:
+        self._override = TokenText(load_tokenizer(tokenizer)) if tokenizer else None
+        self._loaded: dict[str, TokenText | None] = {}
+
+    def of(self, name: str | None) -> TokenText | None:
+        """Return the tokenizer of the given name as `TokenText`; None if it is not on this machine."""
+        if self._override is not None or not name:
+            return self._override
+        if name not in self._loaded:
+            try:
+                self._loaded[name] = TokenText(load_tokenizer(name, local_files_only=True))
+            except TokenizerError:
+                self._loaded[name] = None
+        return self._loaded[name]
 
 
 class Pictures:

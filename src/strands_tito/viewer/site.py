@@ -1,4 +1,4 @@
-"""The pages of a site: the table of all rollouts, one rollout, and a comparison of two."""
+"""The pages of rollouts (the table of all, one rollout, a comparison of two), and the local server that sends them."""
 
 from __future__ import annotations
 
@@ -16,38 +16,28 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from socket import socket
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+from jinja2 import Template
 
 from strands_tito.inspect.verify import differences_at
-from strands_tito.viewer.data import (
-    INDEXED,
-    READ,
-    Data,
-    Evidence,
-    Pictures,
-    Rollouts,
-    TokenTexts,
-    ledger_data,
-    read_rows,
-)
+from strands_tito.viewer.data import Data, Evidence, Pictures, TokenTexts, ledger_data
+from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from tito_core.backend.errors import BackendError
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
 
+HOST = "127.0.0.1"
 _SCRIPTS = ("elements.js", "columns.js", "scales.js", "path.js", "tokens.js", "detail.js", "ribbon.js", "tree.js")
 _VIEWS = ("rollout.js", "compare.js", "charts.js", "collection.js", "main.js")
 _ESCAPED = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
 """In JSON these characters occur in strings only. Escaped, no string can end the script element around it."""
-
-
-class _Parts(NamedTuple):
-    template: str
-    style: str
-    script: str
-    policy: str
+_STEP_S = 0.2
+"""Longest time that one request for table rows reads ledgers, in seconds."""
+_NUMBER = r"([1-9]\d{0,8})"
+_HTML, _JSON, _PLAIN = "text/html", "application/json", "text/plain"
 
 
 def page(view: str, data: Any, *, is_served: bool = False) -> bytes:
@@ -58,13 +48,9 @@ def page(view: str, data: Any, *, is_served: bool = False) -> bytes:
         data: The view's data, which must encode to JSON.
         is_served: Whether the page may request more data from its own server.
     """
-    parts = _parts(is_served)
-    payload = as_inert_json({"view": view, "served": is_served, **data})
-    filled = parts.template
-    for name, value in (("policy", parts.policy), ("style", parts.style), ("script", parts.script)):
-        filled = filled.replace(f"{{{{{name}}}}}", value, 1)
-    before, after = filled.split("{{data}}")
-    return before.encode() + payload + after.encode()
+    payload = as_inert_json({"view": view, "served": is_served, **data}).decode()
+    template, parts = _parts()
+    return template.render(**parts, policy=policy(is_served), data=payload).encode()
 
 
 def as_inert_json(value: Any) -> bytes:
@@ -75,20 +61,14 @@ def as_inert_json(value: Any) -> bytes:
     return encoded
 
 
+@cache
 def policy(is_served: bool) -> str:
     """Return the content security policy: the page's own script and style by hash, and `data:` images."""
-    return _parts(is_served).policy
-
-
-@cache
-def _parts(is_served: bool) -> _Parts:
-    folder = files(__package__) / "static"
-    style = (folder / "style.css").read_text("utf-8")
-    script = "\n".join((folder / name).read_text("utf-8") for name in (*_SCRIPTS, *_VIEWS))
+    _, parts = _parts()
     rules = [
         "default-src 'none'",
-        f"script-src '{_hash(script)}'",
-        f"style-src '{_hash(style)}'",
+        f"script-src '{_hash(parts['script'])}'",
+        f"style-src '{_hash(parts['style'])}'",
         "img-src data:",
         *(["connect-src 'self'"] if is_served else []),
         "base-uri 'none'",
@@ -96,15 +76,23 @@ def _parts(is_served: bool) -> _Parts:
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     ]
-    return _Parts((folder / "page.html").read_text("utf-8"), style, script, "; ".join(rules))
+    return "; ".join(rules)
+
+
+@cache
+def _parts() -> tuple[Template, Mapping[str, str]]:
+    """Return the page's template, and its style and script."""
+    folder = files(__package__) / "static"
+    style = (folder / "style.css").read_text("utf-8")
+    script = "\n".join((folder / name).read_text("utf-8") for name in (*_SCRIPTS, *_VIEWS))
+    return Template((folder / "page.html").read_text("utf-8"), keep_trailing_newline=True), {
+        "style": style,
+        "script": script,
+    }
 
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-_STEP_S = 0.2
-"""Longest time that one request for table rows reads ledgers, in seconds."""
 
 
 class Site:
@@ -191,11 +179,6 @@ class Site:
 
     def _differences(self, ledger: Ledger) -> Mapping[int, Logprobs]:
         return differences_at(ledger, *self._rescoring) if self._rescoring is not None else {}
-
-
-HOST = "127.0.0.1"
-_NUMBER = r"([1-9]\d{0,8})"
-_HTML, _JSON, _PLAIN = "text/html", "application/json", "text/plain"
 
 
 def new_home() -> str:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 
 from strands_tito.export import TrainingSample, samples_of
 from strands_tito.export.batch import packed, padded
-from strands_tito.export.files import dataset_of, samples_of_dataset, write_parquet
+from strands_tito.export.hf import dataset_of, samples_of_dataset
+from strands_tito.export.parquet import write_parquet
 from support.rollout_forests import rollouts
 from tito_core.ledger import Ledger
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from strands_tito.export.batch import trained_turns
+from strands_tito.export.trainer import trained_turns
 from support.rollout_forests import rollouts
 from tito_core.ledger import Ledger
 from tito_vllm.spans import emit_spans

@@ -1,0 +1,391 @@
+"""What exporters share: checks that a sample is what a trainer computes with, and the two shapes that trainers take.
+
+A trainer takes one prompt and one response for each sample (`prompt_response_of`), or the turns one by one
+(`trained_turns`). Logprobs must be the quantity that it computes (law 11), images must be in their places, and its
+package is imported when a function needs it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from strands_tito.export.sample import NO_EXPERT, SampleImage, TrainingSample
+from tito_core.backend.images import stray_placeholders
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import how_to_install
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Semantics, Turn
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+logger = logging.getLogger(__name__)
+
+Decode = Callable[[Sequence[int]], str]
+"""Returns the text of token ids, special tokens included."""
+
+
+class MissingPackageError(ImportError):
+    """A trainer's package is not installed."""
+
+
+def import_optional(module: str, extra: str | None = None) -> ModuleType:
+    """Import a module of an optional package.
+
+    Args:
+        module: Its dotted name.
+        extra: Our extra that installs the package; None if no extra does.
+
+    Raises:
+        MissingPackageError: The package is not installed. Import errors inside the package are not caught.
+    """
+    package = module.partition(".")[0]
+    try:
+        import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        how = how_to_install(extra) if extra else f"install {package} as its documentation says"
+        raise MissingPackageError(f"This exporter needs {package}, which is not installed: {how}.") from None
+    return import_module(module)
+
+
+LogprobPolicy = Literal["checked", "as-recorded", "omit"]
+"""What to do with recorded logprobs: "checked" raises unless they are what the trainer computes, "as-recorded" passes
+them on unchecked, "omit" leaves them out, so that the trainer computes its own."""
+
+
+class LogprobMismatchError(ValueError):
+    """Recorded logprobs are not the quantity that the trainer compares them with."""
+
+
+def logprobs_for(
+    sample: TrainingSample, *, temperature: float, trainer: str, policy: LogprobPolicy = "checked"
+) -> Logprobs | None:
+    """Return the logprobs of the trained tokens, and 0.0 on all others, which no loss reads.
+
+    Args:
+        sample: The sample.
+        temperature: The trainer's logit temperature: it trains on log_softmax(logits / temperature).
+        trainer: The trainer's name, for errors.
+        policy: See `LogprobPolicy`.
+
+    Returns:
+        float32, shape (n,), or None for "omit".
+
+    Raises:
+        LogprobMismatchError: With "checked": a trained token's logprob is not log_softmax(logits / temperature) over
+            the whole vocabulary, or its semantics are unknown.
+        ValueError: `policy` is not a `LogprobPolicy`.
+    """
+    if policy not in ("checked", "as-recorded", "omit"):
+        raise ValueError(f"logprobs must be 'checked', 'as-recorded' or 'omit', not {policy!r}.")
+    if policy == "omit":
+        return None
+    if policy == "checked":
+        for semantics in sample.semantics:
+            check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=sample.identity.rollout_id)
+    trained = sample.loss_mask.astype(np.bool_)
+    return np.where(trained, sample.logprobs, np.float32(0)).astype(np.float32)
+
+
+def check_semantics(semantics: Semantics, *, temperature: float, trainer: str, rollout: str) -> None:
+    """Check that logprobs are log_softmax(logits / temperature) over the whole vocabulary.
+
+    Raises:
+        LogprobMismatchError: They are not, or their semantics are unknown.
+    """
+    if semantics.temperature == temperature and not semantics.adjusted:
+        return
+    kind = {None: "of unknown kind", False: "raw", True: "processed"}[semantics.processed]
+    at = "an unknown temperature" if semantics.temperature is None else f"temperature {semantics.temperature}"
+    change = ", changed by a grammar, a penalty, top-k or similar" if semantics.adjusted else ""
+    raise LogprobMismatchError(
+        f"Law 11: {trainer} compares recorded logprobs with log_softmax(logits / {temperature}), but those of rollout "
+        f"{rollout} are {kind}, at {at}{change} (source: {semantics.source}). Sample and train at one temperature, on "
+        "an engine that reports such logprobs. Or pass logprobs='omit' to let the trainer compute its own, or "
+        "logprobs='as-recorded' to use them unchecked."
+    )
+
+
+def experts_of(sample: TrainingSample) -> npt.NDArray[np.generic] | None:
+    """Return the routed experts of every token but the last, whose logits no loss reads.
+
+    Returns:
+        Integers, shape (n - 1, layers, experts), or None if the engine reported none.
+
+    Raises:
+        ValueError: Some tokens have none, so that a replay would route them freely.
+    """
+    if sample.routed_experts is None:
+        return None
+    rows = sample.routed_experts[:-1]
+    missing = np.flatnonzero((rows == NO_EXPERT).any(axis=(1, 2)))
+    if len(missing):
+        raise ValueError(
+            f"Routed experts are missing for {len(missing)} of {len(sample) - 1} tokens, first at index {missing[0]}, "
+            f"in rollout {sample.identity.rollout_id}. Request them in every turn with "
+            "optional_outputs={'routed_experts': True}."
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptResponse:
+    """One prompt and one response. `response_ids`, `mask` and `logprobs` have one length, at least 1.
+
+    Attributes:
+        prompt_ids: The prompt.
+        response_ids: Sampled tokens and the tokens between them.
+        mask: 1 on trained tokens of the response.
+        logprobs: Logprobs of trained tokens, 0.0 on others; None with `logprobs="omit"`.
+        experts: Routed experts, shape (tokens - 1, layers, experts), or None.
+        truncated: Number of tokens cut from the end of the response.
+        images: The images of prompt and response, in order.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    mask: list[int]
+    logprobs: list[float] | None
+    experts: npt.NDArray[np.int16] | None
+    truncated: int
+    images: tuple[SampleImage, ...] = ()
+
+    def masked(self) -> PromptResponse:
+        """Return it without any trained token."""
+        return replace(self, mask=[0] * len(self.mask))
+
+
+def prompt_response_of(
+    sample: TrainingSample,
+    *,
+    trainer: str,
+    temperature: float,
+    logprobs: LogprobPolicy = "checked",
+    max_prompt_length: int | None = None,
+    max_response_length: int | None = None,
+    takes_images: bool = False,
+) -> PromptResponse:
+    """Split a sample into prompt and response.
+
+    If the rollout ended from outside, the mask is 0 everywhere: its reward does not measure the policy.
+
+    Args:
+        sample: The sample.
+        trainer: The trainer's name, for errors.
+        temperature: The trainer's logit temperature.
+        logprobs: See `LogprobPolicy`.
+        max_prompt_length: Longest prompt. The rest of a longer one moves to the start of the response, untrained; an
+            image moves whole.
+        max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.
+        takes_images: Whether the trainer trains with the images.
+
+    Raises:
+        ImagesNotSupportedError: The sample has images, and the trainer takes none, or the response begins with an image
+            that is longer than a response may be.
+        SampledPlaceholderError: The policy sampled the placeholder of images: they would be put in other places.
+        LogprobMismatchError: The logprobs are not the quantity that the trainer computes.
+        ValueError: The engine reported experts for some tokens only.
+    """
+    if not takes_images:
+        refuse_images(sample.images, trainer, sample.identity.rollout_id)
+    values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs)
+    start = sample.prompt_length if max_prompt_length is None else min(sample.prompt_length, max_prompt_length)
+    start = whole_images(sample.images, start)
+    stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
+    stop = whole_images(sample.images, stop)
+    if stop <= start and sample.images:
+        raise ImagesNotSupportedError(
+            f"The response of rollout {sample.identity.rollout_id} would begin with an image that does not fit into "
+            f"{max_response_length} tokens. Raise max_response_length or max_prompt_length."
+        )
+    images = tuple(each for each in sample.images if each.stop <= stop)
+    if takes_images:
+        refuse_stray_placeholders(
+            sample.token_ids[:stop], images, sample.media_ids, trainer, sample.identity.rollout_id
+        )
+    truncated = len(sample) - stop
+    if truncated:
+        logger.warning(
+            "rollout=<%s>, cut=<%d> | response cut: %s takes at most %d tokens, the rest is not trained",
+            sample.identity.rollout_id, truncated, trainer, stop - start,
+        )  # fmt: skip
+    experts = experts_of(sample)
+    mask = np.zeros(stop - start, np.int64) if sample.ended_outside else sample.loss_mask[start:stop]
+    return PromptResponse(
+        sample.token_ids[:start].tolist(),
+        sample.token_ids[start:stop].tolist(),
+        mask.tolist(),
+        None if values is None else values[start:stop].tolist(),
+        None if experts is None else experts[:stop].astype(np.int16),
+        truncated,
+        images,
+    )
+
+
+def empty_response(end_id: int, *, logprobs: bool = True) -> PromptResponse:
+    """Return a placeholder for a rollout without turns: one untrained end token as prompt and one as response."""
+    return PromptResponse([end_id], [end_id], [0], [0.0] if logprobs else None, None, 0)
+
+
+class TrainedTurn(NamedTuple):
+    """A turn and its prompt.
+
+    Attributes:
+        turn: The turn.
+        prompt_ids: The whole prompt of the turn, int32, shape (p,).
+    """
+
+    turn: Turn
+    prompt_ids: TokenIds
+
+
+def trained_turns(
+    rollout: Ledger,
+    *,
+    trainer: str,
+    temperature: float,
+    logprobs: LogprobPolicy = "checked",
+    train_constrained: bool = False,
+) -> Iterator[TrainedTurn]:
+    """Yield each trained turn once, path by path, so that each turn extends the one before it on its path.
+
+    Without `train_constrained`, turns under a grammar are skipped; their tokens are part of later prompts only.
+
+    Raises:
+        ImagesNotSupportedError: The rollout has images.
+        LogprobMismatchError: With `logprobs="checked"`: a turn's logprobs are not the quantity that the trainer
+            computes.
+    """
+    refuse_ledger_images(rollout, trainer)
+    for path, earlier in rollout.iter_paths():
+        for turn in path:
+            if turn.index in earlier or (turn.draft.constrained and not train_constrained):
+                continue
+            if logprobs == "checked":
+                semantics = turn.draft.engine.semantics
+                check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
+            whole = rollout.path_ids(turn.index)
+            yield TrainedTurn(turn, whole[: len(whole) - turn.draft.columns.output])
+
+
+class ImagesNotSupportedError(ValueError):
+    """A rollout has images, and the trainer would train it without them, or with them in other places."""
+
+
+class SampledPlaceholderError(ImagesNotSupportedError):
+    """The policy of one rollout sampled the placeholder of images. Other rollouts of the batch are not concerned."""
+
+
+class ImageGridError(ValueError):
+    """A processor makes another number of tokens of an image than the engine did."""
+
+
+def refuse_images(images: Iterable[object], trainer: str, rollout_id: str) -> None:
+    """Refuse a rollout with images, for a trainer whose input has no place for them.
+
+    Raises:
+        ImagesNotSupportedError: There are images.
+    """
+    count = sum(1 for _ in images)
+    if count:
+        raise ImagesNotSupportedError(
+            f"Rollout {rollout_id} has {count} images, and {trainer} has no place for them: its tokens would be "
+            "trained without them. From Python, call an exporter that takes images (verl.output_of, slime.fields_of "
+            "with processor=..., verifiers.trace_of), write `tito export --to parquet`, or leave such rollouts out."
+        )
+
+
+def refuse_ledger_images(rollout: Ledger, trainer: str) -> None:
+    """Refuse a rollout in which any turn has an image; see `refuse_images`."""
+    refuse_images((span for turn in rollout for span in turn.draft.media), trainer, rollout.uuid)
+
+
+def refuse_stray_placeholders(
+    token_ids: TokenIds, images: Sequence[SampleImage], media_ids: Collection[int], trainer: str, rollout_id: str
+) -> None:
+    """Refuse tokens with more placeholders than those of their images, for a trainer that puts images in their places.
+
+    Tokens without images too: trainers pack them with others, so that a neighbour's image would take the place.
+
+    Args:
+        token_ids: int32, shape (n,).
+        images: The images.
+        media_ids: Ids of the placeholders; see `TrainingSample.media_ids`.
+        trainer: The trainer's name, for the error.
+        rollout_id: The rollout, for the error.
+
+    Raises:
+        SampledPlaceholderError: The policy sampled a placeholder.
+    """
+    stray = stray_placeholders(token_ids, [(each.offset, each.length) for each in images], media_ids)
+    if stray:
+        raise SampledPlaceholderError(
+            f"Rollout {rollout_id} has {len(images)} images, and its policy sampled {stray} more placeholders, of the "
+            f"tokens {', '.join(map(str, media_ids))}: {trainer} would put images in other places than the engine did. "
+            "Leave such rollouts out, or ban the tokens in sampling, as docs/images.md shows."
+        )
+
+
+def pictures_of(images: Sequence[SampleImage]) -> list[Picture]:
+    """Return the images as Pillow's RGB pictures.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+    """
+    pillow = import_optional("PIL.Image", "images")
+    return [pillow.open(io.BytesIO(each.image.data)).convert("RGB") for each in images]
+
+
+def processed(images: Sequence[SampleImage], processor: Any) -> dict[str, Any]:
+    """Return what a processor makes of images: `pixel_values`, `image_grid_thw` and others, as PyTorch tensors.
+
+    Args:
+        images: At least one image.
+        processor: The model's processor of transformers (`AutoProcessor`), or its image processor.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+        ImageGridError: The number of tokens differs from the engine's.
+    """
+    image_processor = getattr(processor, "image_processor", processor)
+    tensors = dict(image_processor(images=pictures_of(images), return_tensors="pt"))
+    grid = tensors.get("image_grid_thw")
+    if grid is not None:
+        check_grid(images, np.asarray(grid), int(image_processor.merge_size))
+    return tensors
+
+
+def check_grid(images: Sequence[SampleImage], grid: npt.NDArray[Any], merge: int) -> None:
+    """Check that each image has as many placeholders as its grid has tokens: t * h * w / merge².
+
+    Args:
+        images: The images.
+        grid: Integers, shape (images, 3): frames, rows and columns of patches.
+        merge: Side of the square of patches that one token stands for.
+
+    Raises:
+        ImageGridError: A number differs: the trainer's processor is not that of the engine.
+    """
+    tokens = [int(row.prod()) // merge**2 for row in grid]
+    lengths = [each.length for each in images]
+    if tokens != lengths:
+        raise ImageGridError(
+            f"The processor makes {tokens} tokens of the images, the engine made {lengths}. Give the trainer the "
+            "processor of the engine's model, with the same limits of pixels (preprocessor_config.json)."
+        )
+
+
+def whole_images(images: Sequence[SampleImage], stop: int) -> int:
+    """Return the largest cut at or before `stop` that splits no image."""
+    return next((each.offset for each in images if each.offset < stop < each.stop), stop)
