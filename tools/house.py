@@ -36,7 +36,7 @@ from typing import Any
 import grimp
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("strands_tito", "tito_conformance", "tito_core", "tito_engines", "tito_sglang", "tito_vllm")
+PACKAGES = ("strands_tito", "tito_compat", "tito_conformance", "tito_core", "tito_engines", "tito_sglang", "tito_vllm")
 NEUTRAL = ("strands_tito", "tito_core")
 """Packages that must not name an engine."""
 ENGINES = re.compile("vllm|sglang", re.IGNORECASE)

@@ -13,11 +13,11 @@ from strands.types.exceptions import EventLoopException, StructuredOutputExcepti
 
 from support.names import client_of, named
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_compat.sglang_parsers import GLMToolParser, HermesToolParser, QwenXMLToolParser
 from tito_conformance.testing import Fault, always, first
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger import Ledger
 from tito_sglang import LoopLimiter, MaxToolIterationsReachedError, SGLangClientError, SGLangModel, SGLangThrottledError
-from tito_sglang.tool_parsers import GLMToolParser, HermesToolParser, QwenXMLToolParser
 from tito_vllm import VLLMModel, VLLMToolValidationHooks
 
 CALL = call("say", '{"text": "Hi."}')

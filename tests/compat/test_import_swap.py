@@ -9,14 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tito_sglang.sglang
 from pydantic import BaseModel
 from strands import Agent, tool
 from strands.types.exceptions import ContextWindowOverflowException
 
-import tito_sglang.sglang
 from strands_tito.export.sample import samples_of
 from support.names import client_of, named
 from support.scripted import BACKENDS, Says, call, engine_of, ids_of, tokenizer
+from tito_compat.sglang_client import SGLangTimeoutError
+from tito_compat.sglang_parsers import (
+    HermesToolParser,
+    ToolParser,
+    ToolParseResult,
+    get_tool_parser,
+    register_tool_parser,
+)
 from tito_conformance.testing import Fault, always, first
 from tito_core.hooks import LoopLimiter
 from tito_core.ledger import check_ledger
@@ -28,9 +36,6 @@ from tito_sglang import (
     SGLangModel,
     decode_routed_experts,
 )
-from tito_sglang.exceptions import SGLangTimeoutError
-from tito_sglang.tool_parsers.base import ToolParser, ToolParseResult, get_tool_parser, register_tool_parser
-from tito_sglang.tool_parsers.hermes import HermesToolParser
 from tito_vllm import VLLMModel
 
 by_kind = pytest.mark.parametrize("kind", BACKENDS)

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 from strands import Agent
 
-from strands_tito.compat.shared_policies import SharedPolicies
 from support.names import named
 from support.scripted import BACKENDS, Says, model_of
+from tito_compat.model import SharedPolicies
 from tito_core import store
 from tito_core.ledger import check_ledger
 

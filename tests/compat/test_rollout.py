@@ -18,9 +18,9 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_tito.compat.rollout import Rollout, Token, TokenManager, decode_routed_experts
 from support.names import named
 from support.scripted import BACKENDS, Says, call
+from tito_compat.rollout import Rollout, Token, TokenManager, decode_routed_experts
 from tito_core.ledger import Trajectory
 from tito_core.model import SeveralTrajectoriesError
 

@@ -12,6 +12,7 @@ import pytest
 
 from support.names import client_of
 from support.scripted import Says, engine_of, ids_of, tokenizer
+from tito_compat.sglang_client import slime_connections
 from tito_conformance.testing import Fault, ScriptedServer, always, first
 from tito_core.backend.errors import BackendError, ContextLengthError, EngineConnectionError, ThrottledError
 from tito_sglang import (
@@ -26,7 +27,6 @@ from tito_sglang import (
     get_client_from_slime_args,
     get_tokenizer,
 )
-from tito_sglang.client import slime_connections
 
 STATUSES: list[tuple[int, type[BackendError], type[BackendError]]] = [
     (400, SGLangHTTPError, BackendError),

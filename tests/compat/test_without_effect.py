@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from strands import Agent, tool
 
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_compat.sglang_parsers import HermesToolParser, ToolParser, ToolParseResult, get_tool_parser
 from tito_conformance.testing import InProcessTransport, always
 from tito_conformance.testing import engine as planted
 from tito_core import Policy, TITOModel
 from tito_core.backend.values import InvalidValueError
 from tito_core.chat.messages import sampled_id
 from tito_sglang import SGLangClient, SGLangClientError, SGLangModel
-from tito_sglang.tool_parsers import HermesToolParser, ToolParser, ToolParseResult, get_tool_parser
 from tito_vllm import VLLMModel, VLLMTokenRecorder
 
 

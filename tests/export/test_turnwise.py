@@ -16,8 +16,8 @@ from strands_tito.export import LogprobMismatchError
 from strands_tito.export.batch import trained_turns
 from support.rollout_forests import HOT, chain, rollouts
 from support.trainer_packages import run
+from tito_compat.spans import emit_spans
 from tito_core.ledger import Ledger
-from tito_vllm.spans import emit_spans
 
 
 @settings(max_examples=25)
