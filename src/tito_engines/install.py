@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -224,16 +224,16 @@ class PipProgress:
     """Folder of pip's temporary files, including the archives that it downloads."""
     site: Path
     """The environment's `lib` folder."""
-    seen: set[int] = field(default_factory=set)
+    fetched: int = 0
     current: str = ""
     before: frozenset[str] | None = None
     """Packages that existed when pip began to install; None while it downloads."""
 
     def take(self, line: str) -> None:
         """Process one line of pip's output."""
-        if found := _LINE_OF_LOCK.match(line):
-            self.seen.add(int(found[2]))
-            self.current = re.split(r"==|-(?=\d)", Path(found[1]).name)[0]
+        if line.startswith(("Collecting ", "Processing ")):
+            self.fetched += 1
+            self.current = re.split(r"==|-(?=\d)", Path(line.split()[1]).name)[0]
         elif line.startswith("Installing collected packages"):
             self.before = self._present()
 
@@ -245,15 +245,12 @@ class PipProgress:
             return
         here = megabytes_below(self.downloads)
         of = f" of about {self.total_megabytes:.0f}" if self.total_megabytes else ""
-        part = here / self.total_megabytes if self.total_megabytes else len(self.seen) / self.packages
-        packages = f"{len(self.seen)} of {self.packages}"
-        report(f"{self.name}: fetching package {packages}, {here:.0f}{of} MB ({self.current})", min(part, 1.0))
+        part = here / self.total_megabytes if self.total_megabytes else self.fetched / self.packages
+        text = f"fetching package {self.fetched} of {self.packages}, {here:.0f}{of} MB ({self.current})"
+        report(f"{self.name}: {text}", min(part, 1.0))
 
     def _present(self) -> frozenset[str]:
         return frozenset(path.name for path in self.site.glob("*/site-packages/*.dist-info"))
-
-
-_LINE_OF_LOCK = re.compile(r"^(?:Collecting|Processing) (\S+).*\(line (\d+)\)")
 
 
 def megabytes_below(folder: Path) -> float:
