@@ -136,7 +136,7 @@ def test_the_page_on_migrating_registers_our_package_under_the_others_name(monke
         monkeypatch.setitem(sys.modules, name, None)
     names: dict[str, Any] = {}
     exec(snippets("docs/migrating.md")[4], names)
-    assert names["SGLangModel"].__module__ == "tito_sglang.sglang"
+    assert names["SGLangModel"].__module__ == "tito_compat.sglang"
     assert sys.modules["strands_sglang.tool_parsers.base"] is sys.modules["tito_sglang.tool_parsers.base"]
 
 

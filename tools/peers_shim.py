@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pkgutil
 import sys
 from collections.abc import AsyncIterator, Mapping
 from types import ModuleType, SimpleNamespace
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
 
+import tito_compat
 from tito_core.backend.http.client import HttpResponse
 from tito_core.backend.id_text import Pieces
 
@@ -30,10 +30,9 @@ def _install() -> None:
     for theirs, ours in ALIASES.items():
         package = importlib.import_module(ours)
         sys.modules[theirs] = package
-        for module in pkgutil.walk_packages(package.__path__, f"{ours}."):
-            if not module.name.startswith((f"{ours}.engine", f"{ours}.standins")):
-                name = module.name.removeprefix(ours)
-                sys.modules[f"{theirs}{name}"] = importlib.import_module(module.name)
+        for alias in tito_compat.ALIASES:
+            if alias.startswith(f"{ours}."):
+                sys.modules[alias.replace(ours, theirs, 1)] = importlib.import_module(alias)
     if os.environ.get("TITO_PEERS_ALONE") != "1":
         _stand_in("limiter", LoopLimiter=_limiter())
         _stand_in("client", SGLangClient=_client())
@@ -76,11 +75,11 @@ def _limiter() -> type:
 
 
 def _client() -> type:
+    from tito_compat.sglang_client import as_sglang_error
     from tito_core.backend.errors import BackendError
     from tito_core.backend.http.errors import error_from_status
     from tito_core.backend.retries import is_transient
     from tito_sglang import SGLangClient, SGLangHTTPError
-    from tito_sglang.exceptions import as_sglang_error
 
     class Sent(SGLangClient):
         """Sends through a session that a test puts in the place of `_get_session`."""

@@ -13,8 +13,7 @@ from filelock import FileLock
 
 from tito_engines import install as installation
 from tito_engines import process
-from tito_engines import process as state
-from tito_engines.errors import EngineError, StartFailed
+from tito_engines.errors import EngineError, ModelUnavailable, StartFailed
 from tito_engines.install import choose
 from tito_engines.process import RunningEngine, bring_up, find_model
 from tito_engines.spec import EngineSpec, find, installed, logs_dir, names, state_dir
@@ -40,11 +39,7 @@ def _progress() -> Iterator[ProgressCallback]:
     try:
         with on_console() as report:
             yield report
-    except RuntimeError as error:
-        from tito_engines.errors import ModelUnavailable
-
-        if not isinstance(error, EngineError | ModelUnavailable):
-            raise
+    except (EngineError, ModelUnavailable) as error:
         typer.echo(visible(f"Error: {error}"), err=True)
         raise typer.Exit(1) from None
 
@@ -81,15 +76,15 @@ def start(
         spec = find(name)
         state_dir().mkdir(parents=True, exist_ok=True)
         with FileLock(state_dir() / f".{name}.lock"):
-            engine = state.load(name)
+            engine = process.load(name)
             if engine is None:
-                if (ended := state.ended(name)) is not None:
+                if (ended := process.ended(name)) is not None:
                     typer.echo(f"The last server {_how_it_ended(ended)}", err=True)
                 engine = bring_up(
                     spec, model, port=port, torch_index=torch_index, timeout_s=timeout, dev_mode=dev_mode,
                     server_args=arg or (), detached=True, on_progress=report,
                 )  # fmt: skip
-                state.save(engine)
+                process.save(engine)
             elif differences := _differences(engine, model, port, dev_mode, arg):
                 raise StartFailed(
                     f"{name} is already running with {engine.model} at {engine.url} (pid {engine.pid}), with "
@@ -104,11 +99,11 @@ def stop(name: Name) -> None:
     """Stop a server and all its processes."""
     with _progress():
         find(name)
-        engine = state.load(name)
+        engine = process.load(name)
         if engine is not None:
             process.stop(engine)
-        ended = state.ended(name)
-        state.forget(name)
+        ended = process.ended(name)
+        process.forget(name)
     if engine is not None:
         typer.echo(f"{name} (pid {engine.pid}) is stopped.")
     else:
@@ -125,14 +120,14 @@ def status(
     with _progress():
         specs = [find(name)] if name is not None else list(installed().values())
     for spec in specs:
-        engine = state.load(spec.name)
-        ended = state.ended(spec.name)
+        engine = process.load(spec.name)
+        ended = process.ended(spec.name)
         typer.echo(f"{spec.name}: {_describe(engine) if engine else 'not running'}; {_installation(spec)}")
         if ended is not None:
             typer.echo(f"    The last server {_how_it_ended(ended)}")
         if engine:
             typer.echo(f"    {_example(engine)}")
-    if name is not None and state.load(name) is None:
+    if name is not None and process.load(name) is None:
         raise typer.Exit(1)
 
 
@@ -145,7 +140,7 @@ def logs(
     """Show the log of the running server, or of the last one."""
     with _progress():
         find(name)
-        engine = state.load(name)
+        engine = process.load(name)
         log = engine.log if engine else _latest_log(name)
     written = log.read_bytes()
     for line in written.decode(errors="replace").splitlines()[-lines:]:

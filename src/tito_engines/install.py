@@ -1,4 +1,4 @@
-"""Install an engine into an environment of its own, once for each lock."""
+"""Install an engine into an environment of its own, once for each lock, with the venv and pip of a suitable Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import queue
 import re
 import shutil
 import subprocess
@@ -14,341 +13,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from filelock import FileLock, Timeout
 
+from tito_engines import child_process
 from tito_engines.errors import ANY_SERVER, Cancelled, CannotInstall, InstallFailed
 from tito_engines.spec import RECIPE, EngineSpec, engines_dir, megabytes, pins, standin_files
 from tito_engines.terminal import ProgressCallback, silent
-
-_PROBE = (
-    "import json, sys, sysconfig, importlib.util as u;"
-    "print(json.dumps([sys.implementation.name, '%d.%d' % sys.version_info[:2],"
-    "bool(sysconfig.get_config_var('Py_GIL_DISABLED')), bool(u.find_spec('venv') and u.find_spec('ensurepip'))]))"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Interpreter:
-    """A suitable interpreter."""
-
-    path: Path
-    minor: str
-    """`"3.11"`."""
-
-
-def choose(spec: EngineSpec, requested: Path | None = None) -> Interpreter:
-    """Return `requested`, else the running interpreter, else the first suitable one on the PATH, of pyenv or of uv.
-
-    Raises:
-        CannotInstall: The engine does not support this machine, or no interpreter is suitable.
-    """
-    check_machine(spec)
-    if requested is not None:
-        found, why_not = _inspect(requested, spec)
-        if found is None:
-            raise CannotInstall(f"Cannot install {spec.title} with {requested}: {why_not}. {_requirements(spec)}")
-        return found
-    seen = []
-    for path in _candidates(spec):
-        found, why_not = _inspect(path, spec)
-        if found is not None:
-            return found
-        seen.append(f"{path}: {why_not}")
-    tried = "; ".join(seen[:4])
-    raise CannotInstall(
-        f"{spec.title} needs {_versions(spec)} for its environment; none was found ({tried}). "
-        f"Install one, or give its path with --python. {ANY_SERVER}"
-    )
-
-
-def check_machine(spec: EngineSpec) -> None:
-    """Check that the engine supports this system, processor and C library.
-
-    Raises:
-        CannotInstall: It does not.
-    """
-    system, machine = platform.system(), platform.machine()
-    runs_on = " or ".join(f"{s} on {m}" for s, m in sorted(spec.systems))
-    here = f"{system} on {machine}"
-    if (system, machine) in spec.systems:
-        if system != "Linux" or platform.libc_ver()[0] == "glibc":
-            return
-        here += " without glibc"
-    raise CannotInstall(f"{spec.title} can be installed on {runs_on}; this is {here}. {ANY_SERVER}")
-
-
-def _versions(spec: EngineSpec) -> str:
-    return "Python " + " or ".join(sorted(spec.locks))
-
-
-def _requirements(spec: EngineSpec) -> str:
-    return f"Use {_versions(spec)} with the venv module. {ANY_SERVER}"
-
-
-def _candidates(spec: EngineSpec) -> Iterator[Path]:
-    yield Path(sys.executable)
-    for minor in sorted(spec.locks):
-        on_path = shutil.which(f"python{minor}")
-        if on_path:
-            yield Path(on_path)
-        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-        uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
-        yield from sorted(pyenv.glob(f"versions/{minor}.*/bin/python{minor}"))
-        yield from sorted(uv.glob(f"cpython-{minor}.*/bin/python{minor}"))
-
-
-def _inspect(path: Path, spec: EngineSpec) -> tuple[Interpreter | None, str]:
-    """Return the interpreter, or None and the reason why it is not suitable."""
-    try:
-        answer = subprocess.run([path, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"it does not run ({error})"
-    try:
-        implementation, minor, free_threaded, has_venv = json.loads(answer.stdout)
-    except ValueError:
-        return None, "it does not run"  # for example a version manager's shim for a version that is not selected
-    if implementation != "cpython" or free_threaded:
-        return None, f"it is a {'free-threaded ' if free_threaded else ''}{implementation}"
-    if minor not in spec.locks:
-        return None, f"it is Python {minor}"
-    if not has_venv:
-        return None, f"its venv module is missing (Debian, Ubuntu: apt install python{minor}-venv)"
-    return Interpreter(path, minor), ""
-
-
-SCRIPT = Path(__file__).with_name("supervisor.py")
-
-NOT_INHERITED = frozenset(
-    {
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "PYTHONSTARTUP",
-        "PYTHONDONTWRITEBYTECODE",
-        "PYTHONPYCACHEPREFIX",
-        "VIRTUAL_ENV",
-        "__PYVENV_LAUNCHER__",
-    }
-)
-"""Variables of this process's Python that would break or slow down the Python of another environment."""
-
-
-def environment(python: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment variables, adapted to another environment's Python and updated by `extra`."""
-    env = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
-    for name in ("NO_PROXY", "no_proxy"):  # engines send requests to themselves while they start
-        env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1", "localhost"]))
-    env["PYTHONSAFEPATH"] = "1"  # so that a folder in the working directory does not shadow a package
-    return env | dict(extra)
-
-
-def popen(
-    argv: Sequence[str], env: Mapping[str, str], out: IO[bytes] | int, *, detached: bool = False, grace_s: float = 5.0
-) -> subprocess.Popen[bytes]:
-    """Run `argv` under a supervisor (see supervisor.py); standard output and error go to `out`.
-
-    The returned process is the supervisor; its exit status is the command's. SIGTERM to it ends the command and all its
-    descendants: SIGTERM first, SIGKILL after `grace_s` seconds. Unless `detached`, the end of this process does too.
-    """
-    # -P keeps the script's folder off sys.path, where our module names would shadow others.
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(SCRIPT)],
-        stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    order = {"argv": list(argv), "env": dict(env), "detached": detached, "grace_s": grace_s}
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the supervisor ended at once; its status and output say why
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-    if detached:
-        process.stdin.close()
-    return process
-
-
-def run(argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None], cancel: threading.Event) -> int:
-    """Run `argv` to its end and return its exit status. The command ends with this process.
-
-    Args:
-        argv: The command.
-        env: Its environment variables.
-        on_line: Called with each line of output, and with "" after each half second without output.
-        cancel: Set it from another thread to end the command.
-
-    Raises:
-        Cancelled: `cancel` was set.
-    """
-    process = popen(argv, env, subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    output: queue.Queue[bytes | None] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(process.stdout, output), daemon=True)
-    reader.start()
-    try:
-        for line in _lines(output):
-            if cancel.is_set():
-                raise Cancelled(f"`{' '.join(argv[:4])} ...` was cancelled.")
-            on_line(line)
-        return process.wait()
-    finally:
-        process.terminate()
-        process.wait()
-        reader.join()
-        process.stdin.close()
-        process.stdout.close()
-
-
-def _read(stream: IO[bytes], output: queue.Queue[bytes | None]) -> None:
-    for line in stream:
-        output.put(line)
-    output.put(None)
-
-
-def _lines(output: queue.Queue[bytes | None]) -> Iterator[str]:
-    while True:
-        try:
-            line = output.get(timeout=0.5)
-        except queue.Empty:
-            yield ""
-            continue
-        if line is None:
-            return
-        yield line.decode(errors="replace").rstrip()
-
-
-_LINE_OF_LOCK = re.compile(r"^(?:Collecting|Processing) (\S+).*\(line (\d+)\)")
-
-HINTS = (
-    (r"No space left on device", "Free some disk space, then try again; `TITO_CACHE_DIR` moves the cache elsewhere."),
-    (
-        # The last alternative is pip's message if its configuration constrains torch.
-        r"(?:No matching distribution found for|Could not find a version that satisfies the requirement"
-        r"|Cannot install) torch\b",
-        "The configured package indexes have no CPU build of torch for this Python, but PyTorch's index of CPU wheels "
-        "has. Give its URL with --torch-index URL, TITO_TORCH_INDEX=URL, or `make demo TORCH_INDEX=URL`.",
-    ),
-    (
-        r"ConnectionError|ReadTimeout|Connection broken|Temporary failure in name resolution|NewConnectionError",
-        "The package index could not be reached: check the network and pip's proxy settings. pip keeps what it has "
-        "already downloaded.",
-    ),
-    (
-        r"No matching distribution found",
-        "The configured package indexes lack a pinned package: check pip's index settings.",
-    ),
-)
-
-
-@dataclass
-class PipProgress:
-    """Progress of pip, from its output and the folders that it fills."""
-
-    name: str
-    packages: int
-    total_megabytes: float | None
-    downloads: Path
-    """Folder of pip's temporary files, including the archives that it downloads."""
-    site: Path
-    """The environment's `lib` folder."""
-    seen: set[int] = field(default_factory=set)
-    local_megabytes: float = 0.0
-    current: str = ""
-    before: frozenset[str] | None = None
-    """Packages that existed when pip began to install; None while it downloads."""
-
-    def take(self, line: str) -> None:
-        """Process one line of pip's output."""
-        if found := _LINE_OF_LOCK.match(line):
-            self.seen.add(int(found[2]))
-            self.current = re.split(r"==|-(?=\d)", Path(found[1]).name)[0]
-            if Path(found[1]).is_file():  # pip does not copy files of a local folder
-                self.local_megabytes += Path(found[1]).stat().st_size / 1e6
-        elif line.startswith("Installing collected packages"):
-            self.before = self._present()
-
-    def report(self, report: ProgressCallback) -> None:
-        """Report the current progress."""
-        if self.before is not None:
-            done = len(self._present() - self.before)
-            report(f"{self.name}: installing package {done} of {self.packages}", done / self.packages)
-            return
-        here = self.local_megabytes + megabytes_below(self.downloads)
-        of = f" of about {self.total_megabytes:.0f}" if self.total_megabytes else ""
-        part = here / self.total_megabytes if self.total_megabytes else len(self.seen) / self.packages
-        packages = f"{len(self.seen)} of {self.packages}"
-        report(f"{self.name}: fetching package {packages}, {here:.0f}{of} MB ({self.current})", min(part, 1.0))
-
-    def _present(self) -> frozenset[str]:
-        return frozenset(path.name for path in self.site.glob("*/site-packages/*.dist-info"))
-
-
-def install(
-    spec: EngineSpec,
-    python: Path,
-    requirements: Path,
-    index: str | None,
-    report: ProgressCallback,
-    cancel: threading.Event,
-    minor: str,
-) -> None:
-    """Write the lock to `requirements`, at the root of `python`'s environment, and `pip install --no-deps -r` it.
-
-    Raises:
-        InstallFailed: pip failed; has its last lines of output.
-        Cancelled: `cancel` was set.
-    """
-    pinned = pins(spec.locks[minor])
-    if not pinned:
-        return
-    # torch first: an index without its CPU build is then noticed at once, not after the other downloads.
-    pinned.sort(key=lambda pin: not pin.startswith("torch=="))
-    requirements.write_text("\n".join(pinned) + "\n", encoding="utf-8")
-    # Not compiled: a server imports a third of the installed modules, and pip would compile all of them.
-    argv = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check",
-            "--no-compile", "--progress-bar", "off", "-r", str(requirements)]  # fmt: skip
-    if index:
-        argv += ["--extra-index-url", index]
-    downloads = requirements.parent / "downloads"
-    downloads.mkdir()
-    progress = PipProgress(
-        spec.name, len(pinned), megabytes(spec.locks[minor], "download"), downloads, requirements.parent / "lib"
-    )
-    last: deque[str] = deque(maxlen=200)
-
-    def on_line(line: str) -> None:
-        if line:
-            last.append(line)
-            progress.take(line)
-        progress.report(report)
-
-    env = environment(python, {"TMPDIR": str(downloads)})
-    status = run(argv, env, on_line, cancel)
-    if status != 0:
-        raise InstallFailed(explain(spec, status, list(last)))
-    shutil.rmtree(downloads, ignore_errors=True)
-
-
-def megabytes_below(folder: Path) -> float:
-    """Return the size of all files below a folder in MB; 0 if it does not exist."""
-    total = 0
-    for directory, _, names in os.walk(folder):  # unlike rglob, tolerates folders that disappear meanwhile
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.stat(os.path.join(directory, name)).st_size
-    return total / 1e6
-
-
-def explain(spec: EngineSpec, status: int, lines: list[str]) -> str:
-    """Return the error message of a failed installation: status, hint and pip's last lines."""
-    text = "\n".join(lines)
-    hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), "Try again; pip keeps its downloads.")
-    shown = "\n".join([f"  {line}" for line in lines if not line.startswith("WARNING")][-12:])
-    return f"pip could not install {spec.title} (exit status {status}). {hint} Last lines of output:\n{shown}"
-
 
 MARKER = "tito_engine.json"
 """Written last: an environment without this file is unfinished."""
@@ -380,7 +54,7 @@ def ensure(
 
     Args:
         spec: The engine.
-        python: The interpreter for the environment; see `interpreters.choose`.
+        python: The interpreter for the environment; see `choose`.
         torch_index: URL of a package index with CPU builds of torch, if the configured indexes have none. The
             environment variable `TITO_TORCH_INDEX` sets it too.
         progress: Called with the current step.
@@ -493,14 +167,231 @@ def _add_standins(spec: EngineSpec, root: Path, minor: str) -> None:
     pth.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def install(
+    spec: EngineSpec,
+    python: Path,
+    requirements: Path,
+    index: str | None,
+    report: ProgressCallback,
+    cancel: threading.Event,
+    minor: str,
+) -> None:
+    """Write the lock to `requirements`, at the root of `python`'s environment, and `pip install --no-deps -r` it.
+
+    Raises:
+        InstallFailed: pip failed; has its last lines of output.
+        Cancelled: `cancel` was set.
+    """
+    pinned = pins(spec.locks[minor])
+    if not pinned:
+        return
+    # torch first: an index without its CPU build is then noticed at once, not after the other downloads.
+    pinned.sort(key=lambda pin: not pin.startswith("torch=="))
+    requirements.write_text("\n".join(pinned) + "\n", encoding="utf-8")
+    # Not compiled: a server imports a third of the installed modules, and pip would compile all of them.
+    argv = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check",
+            "--no-compile", "--progress-bar", "off", "-r", str(requirements)]  # fmt: skip
+    if index:
+        argv += ["--extra-index-url", index]
+    downloads = requirements.parent / "downloads"
+    downloads.mkdir()
+    progress = PipProgress(
+        spec.name, len(pinned), megabytes(spec.locks[minor], "download"), downloads, requirements.parent / "lib"
+    )
+    last: deque[str] = deque(maxlen=200)
+
+    def on_line(line: str) -> None:
+        if line:
+            last.append(line)
+            progress.take(line)
+        progress.report(report)
+
+    env = child_process.environment(python, {"TMPDIR": str(downloads)})
+    status = child_process.run(argv, env, on_line, cancel)
+    if status != 0:
+        raise InstallFailed(explain(spec, status, list(last)))
+    shutil.rmtree(downloads, ignore_errors=True)
+
+
+@dataclass
+class PipProgress:
+    """Progress of pip, from its output and the folders that it fills."""
+
+    name: str
+    packages: int
+    total_megabytes: float | None
+    downloads: Path
+    """Folder of pip's temporary files, including the archives that it downloads."""
+    site: Path
+    """The environment's `lib` folder."""
+    fetched: int = 0
+    current: str = ""
+    before: frozenset[str] | None = None
+    """Packages that existed when pip began to install; None while it downloads."""
+
+    def take(self, line: str) -> None:
+        """Process one line of pip's output."""
+        if line.startswith(("Collecting ", "Processing ")):
+            self.fetched += 1
+            self.current = re.split(r"==|-(?=\d)", Path(line.split()[1]).name)[0]
+        elif line.startswith("Installing collected packages"):
+            self.before = self._present()
+
+    def report(self, report: ProgressCallback) -> None:
+        """Report the current progress."""
+        if self.before is not None:
+            done = len(self._present() - self.before)
+            report(f"{self.name}: installing package {done} of {self.packages}", done / self.packages)
+            return
+        here = megabytes_below(self.downloads)
+        of = f" of about {self.total_megabytes:.0f}" if self.total_megabytes else ""
+        part = here / self.total_megabytes if self.total_megabytes else self.fetched / self.packages
+        text = f"fetching package {self.fetched} of {self.packages}, {here:.0f}{of} MB ({self.current})"
+        report(f"{self.name}: {text}", min(part, 1.0))
+
+    def _present(self) -> frozenset[str]:
+        return frozenset(path.name for path in self.site.glob("*/site-packages/*.dist-info"))
+
+
+def megabytes_below(folder: Path) -> float:
+    """Return the size of all files below a folder in MB; 0 if it does not exist."""
+    total = 0
+    for directory, _, names in os.walk(folder):  # unlike rglob, tolerates folders that disappear meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(directory, name)).st_size
+    return total / 1e6
+
+
+HINTS = (
+    (r"No space left on device", "Free some disk space, then try again; `TITO_CACHE_DIR` moves the cache elsewhere."),
+    (
+        # The last alternative is pip's message if its configuration constrains torch.
+        r"(?:No matching distribution found for|Could not find a version that satisfies the requirement"
+        r"|Cannot install) torch\b",
+        "The configured package indexes have no CPU build of torch for this Python, but PyTorch's index of CPU wheels "
+        "has. Give its URL with --torch-index URL, TITO_TORCH_INDEX=URL, or `make demo TORCH_INDEX=URL`.",
+    ),
+    (
+        r"ConnectionError|ReadTimeout|Connection broken|Temporary failure in name resolution|NewConnectionError",
+        "The package index could not be reached: check the network and pip's proxy settings. pip keeps what it has "
+        "already downloaded.",
+    ),
+    (
+        r"No matching distribution found",
+        "The configured package indexes lack a pinned package: check pip's index settings.",
+    ),
+)
+
+
+def explain(spec: EngineSpec, status: int, lines: list[str]) -> str:
+    """Return the error message of a failed installation: status, hint and pip's last lines."""
+    text = "\n".join(lines)
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), "Try again; pip keeps its downloads.")
+    shown = "\n".join([f"  {line}" for line in lines if not line.startswith("WARNING")][-12:])
+    return f"pip could not install {spec.title} (exit status {status}). {hint} Last lines of output:\n{shown}"
+
+
 def _run(
     spec: EngineSpec, argv: list[str], python: Path, extra: Mapping[str, str], cancel: threading.Event, aim: str
 ) -> None:
     output: list[str] = []
-    status = run(argv, environment(python, extra), output.append, cancel)
+    status = child_process.run(argv, child_process.environment(python, extra), output.append, cancel)
     if status != 0:
         shown = "\n".join([f"  {line}" for line in output if line][-15:])
         raise InstallFailed(
             f"Installing {spec.title} failed: could not {aim} ({argv[0]} exited with status {status}). "
             f"Last lines of output:\n{shown}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A suitable interpreter."""
+
+    path: Path
+    minor: str
+    """`"3.11"`."""
+
+
+def choose(spec: EngineSpec, requested: Path | None = None) -> Interpreter:
+    """Return `requested`, else the running interpreter, else the first suitable one on the PATH, of pyenv or of uv.
+
+    Raises:
+        CannotInstall: The engine does not support this machine, or no interpreter is suitable.
+    """
+    check_machine(spec)
+    versions = "Python " + " or ".join(sorted(spec.locks))
+    if requested is not None:
+        found, why_not = _inspect(requested, spec)
+        if found is None:
+            raise CannotInstall(
+                f"Cannot install {spec.title} with {requested}: {why_not}. Use {versions} with the venv module. "
+                f"{ANY_SERVER}"
+            )
+        return found
+    seen = []
+    for path in _candidates(spec):
+        found, why_not = _inspect(path, spec)
+        if found is not None:
+            return found
+        seen.append(f"{path}: {why_not}")
+    tried = "; ".join(seen[:4])
+    raise CannotInstall(
+        f"{spec.title} needs {versions} for its environment; none was found ({tried}). "
+        f"Install one, or give its path with --python. {ANY_SERVER}"
+    )
+
+
+def check_machine(spec: EngineSpec) -> None:
+    """Check that the engine supports this system, processor and C library.
+
+    Raises:
+        CannotInstall: It does not.
+    """
+    system, machine = platform.system(), platform.machine()
+    runs_on = " or ".join(f"{s} on {m}" for s, m in sorted(spec.systems))
+    here = f"{system} on {machine}"
+    if (system, machine) in spec.systems:
+        if system != "Linux" or platform.libc_ver()[0] == "glibc":
+            return
+        here += " without glibc"
+    raise CannotInstall(f"{spec.title} can be installed on {runs_on}; this is {here}. {ANY_SERVER}")
+
+
+_PROBE = (
+    "import json, sys, sysconfig, importlib.util as u;"
+    "print(json.dumps([sys.implementation.name, '%d.%d' % sys.version_info[:2],"
+    "bool(sysconfig.get_config_var('Py_GIL_DISABLED')), bool(u.find_spec('venv') and u.find_spec('ensurepip'))]))"
+)
+
+
+def _inspect(path: Path, spec: EngineSpec) -> tuple[Interpreter | None, str]:
+    """Return the interpreter, or None and the reason why it is not suitable."""
+    try:
+        answer = subprocess.run([path, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"it does not run ({error})"
+    try:
+        implementation, minor, free_threaded, has_venv = json.loads(answer.stdout)
+    except ValueError:
+        return None, "it does not run"  # for example a version manager's shim for a version that is not selected
+    if implementation != "cpython" or free_threaded:
+        return None, f"it is a {'free-threaded ' if free_threaded else ''}{implementation}"
+    if minor not in spec.locks:
+        return None, f"it is Python {minor}"
+    if not has_venv:
+        return None, f"its venv module is missing (Debian, Ubuntu: apt install python{minor}-venv)"
+    return Interpreter(path, minor), ""
+
+
+def _candidates(spec: EngineSpec) -> Iterator[Path]:
+    yield Path(sys.executable)
+    for minor in sorted(spec.locks):
+        on_path = shutil.which(f"python{minor}")
+        if on_path:
+            yield Path(on_path)
+        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+        uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
+        yield from sorted(pyenv.glob(f"versions/{minor}.*/bin/python{minor}"))
+        yield from sorted(uv.glob(f"cpython-{minor}.*/bin/python{minor}"))

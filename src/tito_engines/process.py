@@ -1,4 +1,4 @@
-"""Start a server, wait until it is healthy, and stop it with everything it started."""
+"""Start a server, wait until it is healthy, and stop it with everything it started; and remember it in a file."""
 
 from __future__ import annotations
 
@@ -23,31 +23,19 @@ from typing import TypedDict, TypeVar, Unpack
 import httpx
 import psutil
 
-from tito_engines import install
-from tito_engines import install as child_process
+from tito_engines import child_process, install
 from tito_engines.errors import Cancelled, StartFailed
 from tito_engines.install import EngineEnv
 from tito_engines.spec import EngineSpec, Launch, find, logs_dir, state_dir
 from tito_engines.terminal import ProgressCallback, silent
 
+_T = TypeVar("_T")
 HOST = "127.0.0.1"
 PORTS = range(10_000, 21_000)
 """Below Linux's ephemeral ports and below those that SGLang uses for its processes (22,000 and up)."""
-TAKEN = r"[Aa]ddress already in use"
 KEPT_LOGS = 20
 MARK = "TITO_ENGINE_MARK"
 """Environment variable with a value unique to each start. Identifies a server's processes after their parents died."""
-
-HINTS = (
-    (TAKEN, "The port is in use: choose another with --port, or leave it out for a free one."),
-    (r"No space left on device", "Free some disk space, then try again."),
-    (r"MemoryError|Cannot allocate memory|DefaultCPUAllocator", "Too little free memory: stop other programs."),
-    (r"unrecognized arguments|invalid choice", "This version does not know one of the server arguments: check --arg."),
-    (
-        r"config\.json|Repo id must be|not a valid model|Unrecognized model|no such file.*model",
-        "The model could not be loaded: --model takes a built-in name or a folder in Hugging Face layout.",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,293 +63,6 @@ class RunningEngine:
     dev_mode: bool = False
     """Whether the endpoints that pause the server and load weights are enabled."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
-
-
-def start(
-    env: EngineEnv,
-    model_path: Path,
-    *,
-    model_name: str | None = None,
-    port: int | None = None,
-    server_args: Sequence[str] = (),
-    dev_mode: bool = False,
-    timeout_s: float | None = None,
-    detached: bool = False,
-    progress: ProgressCallback | None = None,
-    cancel: threading.Event | None = None,
-) -> RunningEngine:
-    """Start the server on 127.0.0.1 and return when its health check succeeds.
-
-    Args:
-        env: The engine's environment.
-        model_path: The model's folder.
-        model_name: The model's name on the server; the folder's name when None.
-        port: The port; a free one when None.
-        server_args: Extra arguments for the server.
-        dev_mode: Enable the endpoints that pause the server and load weights.
-        timeout_s: Seconds to wait until the server is healthy; the engine's own limit when None.
-        detached: Keep the server running when this process ends.
-        progress: Called with the current step.
-        cancel: Set it from another thread to cancel the start.
-
-    Raises:
-        StartFailed: The server did not become healthy; has the last lines of its log. No process is left.
-        Cancelled: `cancel` was set. No process is left.
-    """
-    begin = functools.partial(
-        _start_on, env, model_path, model_name=model_name, server_args=server_args, dev_mode=dev_mode,
-        timeout_s=timeout_s, detached=detached, report=progress or silent, cancel=cancel or threading.Event(),
-    )  # fmt: skip
-    if port is not None:
-        return begin(_check_port(env.spec.name, port))
-    try:
-        return begin(free_port())
-    except StartFailed as error:
-        if re.search(TAKEN, str(error)) is None:
-            raise
-    return begin(free_port())  # another process took the port before the server did
-
-
-def _start_on(
-    env: EngineEnv,
-    model_path: Path,
-    port: int,
-    *,
-    model_name: str | None,
-    server_args: Sequence[str],
-    dev_mode: bool,
-    timeout_s: float | None,
-    detached: bool,
-    report: ProgressCallback,
-    cancel: threading.Event,
-) -> RunningEngine:
-    spec = env.spec
-    launch = Launch(env.python, model_path, model_name or model_path.name, HOST, port, tuple(server_args), dev_mode)
-    log, mark = _new_log(spec.name, launch), uuid.uuid4().hex
-    with log.open("wb") as out:
-        variables = child_process.environment(env.python, {**spec.env(launch), MARK: mark})
-        process = child_process.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
-    engine = RunningEngine(
-        spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
-        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark,
-        str(model_path) if launch.model_name == model_path.name else launch.model_name, tuple(server_args), dev_mode,
-        process,
-    )  # fmt: skip
-    try:
-        warm_up = spec.warm_up(launch) if spec.warm_up else None
-        _wait_until_ready(engine, spec.health_path, warm_up, timeout_s or spec.ready_timeout_s, report, cancel)
-    except BaseException:
-        stop(engine)
-        raise
-    if detached:
-        process.returncode = 0  # the process outlives this object; suppresses Popen's ResourceWarning
-        return replace(engine, _process=None)
-    return engine
-
-
-def stop(engine: RunningEngine) -> bool:
-    """Stop the server and wait until none of its processes is left. Return False if it had already ended."""
-    root = find_process(engine.pid, engine.created)
-    if root is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root.terminate()  # the supervisor stops the rest: SIGTERM first, then SIGKILL
-    _, hung = psutil.wait_procs([root] if root else [], timeout=engine.grace_s + 6)
-    left = hung + _marked(engine.mark)  # empty unless the supervisor was killed or hangs
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left, timeout=5)
-    if engine._process is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine._process.wait(timeout=5)
-        if engine._process.stdin is not None:
-            engine._process.stdin.close()
-    return root is not None or bool(left)
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    """Return the live processes of one start, wherever they are in the process tree."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
-def is_running(engine: RunningEngine) -> bool:
-    """Return whether the server's supervisor is alive."""
-    return find_process(engine.pid, engine.created) is not None
-
-
-def find_process(pid: int, created: float) -> psutil.Process | None:
-    """Return the live process with this pid if its start time matches, since pids are reused; else None."""
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return None
-    return process if same else None
-
-
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 on which nothing listens, outside the system's ephemeral ports if possible.
-
-    SGLang binds its port about 20 s after its start; by then its own processes have taken many ephemeral ports.
-    """
-    for port in random.SystemRandom().sample(PORTS, 64):
-        if _is_free(port):
-            return port
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = int(probe.getsockname()[1])
-        return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def tail(log: Path, lines: int = 30) -> str:
-    """Return the log's last lines, indented, or "(nothing)"."""
-    try:
-        found = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-    except FileNotFoundError:
-        found = []
-    return "\n".join(f"  {line}" for line in found) or "  (nothing)"
-
-
-def _check_port(name: str, port: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise StartFailed(
-                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): choose another port, or leave it out for "
-                "a free one."
-            ) from None
-    return port
-
-
-def _new_log(name: str, launch: Launch) -> Path:
-    folder = logs_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder.glob(f"{name}-*.log"), key=_written_at)[:-KEPT_LOGS]:
-        old.unlink(missing_ok=True)
-    model = re.sub(r"[^\w.-]+", "-", launch.model_name)
-    return folder / f"{name}-{model}-{launch.port}-{time.strftime('%Y%m%d-%H%M%S')}.log"
-
-
-def _written_at(log: Path) -> float:
-    try:
-        return log.stat().st_mtime
-    except FileNotFoundError:  # another start has removed it
-        return 0.0
-
-
-def _wait_until_ready(
-    engine: RunningEngine,
-    health_path: str,
-    warm_up: tuple[str, Mapping[str, object]] | None,
-    limit: float,
-    report: ProgressCallback,
-    cancel: threading.Event,
-) -> None:
-    began = time.monotonic()
-    assert engine._process is not None
-    with httpx.Client(trust_env=False, timeout=2.0) as client:  # no proxy for this machine
-        while True:
-            elapsed = time.monotonic() - began
-            status = engine._process.poll()
-            if status is not None:
-                raise StartFailed(_explain(engine, f"its process ended with {_status(status)} after {elapsed:.0f} s"))
-            if cancel.is_set():
-                raise Cancelled(f"Starting {engine.name} was cancelled after {elapsed:.0f} s.")
-            if elapsed > limit:
-                raise StartFailed(_explain(engine, f"it was not healthy after {limit:.0f} s and was stopped"))
-            if _answers(client, "GET", engine.url + health_path, None, 2.0):
-                break
-            report(
-                f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit
-            )
-            cancel.wait(0.3)
-        if warm_up is not None:
-            _answers(client, "POST", engine.url + warm_up[0], warm_up[1], max(limit - elapsed, 10.0))
-    report(f"{engine.name}: ready after {time.monotonic() - began:.0f} s at {engine.url}", 1.0)
-
-
-def _answers(client: httpx.Client, method: str, url: str, body: Mapping[str, object] | None, timeout_s: float) -> bool:
-    try:
-        return client.request(method, url, json=body, timeout=timeout_s).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def _status(status: int) -> str:
-    if status <= 128:
-        return f"status {status}"
-    return f"signal {status - 128}" + (
-        " (killed, perhaps because the machine is out of memory)" if status == 137 else ""
-    )
-
-
-def _explain(engine: RunningEngine, what: str) -> str:
-    shown = tail(engine.log)
-    general = "Read the whole log. If the environment is damaged, remove it to have it installed again."
-    hint = next((hint for pattern, hint in HINTS if re.search(pattern, shown)), general)
-    return f"{engine.name} did not start: {what}. {hint} Last lines of {engine.log}:\n{shown}"
-
-
-_T = TypeVar("_T")
-
-
-def bring_up(
-    engine: str | EngineSpec,
-    model: str | Path = "smollm2",
-    *,
-    port: int | None = None,
-    torch_index: str | None = None,
-    timeout_s: float | None = None,
-    server_args: Sequence[str] = (),
-    dev_mode: bool = False,
-    detached: bool = False,
-    on_progress: ProgressCallback | None = None,
-    cancel: threading.Event | None = None,
-) -> RunningEngine:
-    """Install the engine and the model if necessary, and start the server. Blocks; options as `start`.
-
-    Args:
-        engine: The engine or its name.
-        model: A name that `tito_engines.models.ensure` takes, or a folder.
-
-    Raises:
-        EngineError: The engine cannot be installed or started.
-        ModelUnavailable: The model cannot be fetched or built.
-    """
-    spec = engine if isinstance(engine, EngineSpec) else find(engine)
-    report = on_progress or silent
-    env = install.ensure(spec, torch_index=torch_index, progress=report, cancel=cancel)
-    path, name = find_model(model, env.python, report)
-    return start(
-        env, path, model_name=name, port=port, server_args=server_args, dev_mode=dev_mode,
-        timeout_s=timeout_s, detached=detached, progress=report, cancel=cancel,
-    )  # fmt: skip
-
-
-def find_model(model: str | Path, python: Path, report: ProgressCallback) -> tuple[Path, str]:
-    """Return the model's folder and its name on the server."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve(), path.resolve().name
-    from tito_engines import models  # loads transformers, which a folder does not need
-
-    return models.ensure(str(model), python, progress=report), str(model)
 
 
 @asynccontextmanager
@@ -425,19 +126,127 @@ def running_sync(name: str | EngineSpec, *, model: str | Path = "smollm2", **opt
         stop(engine)
 
 
-async def _in_thread(work: Callable[[], _T], cancel: threading.Event | None = None) -> _T:
-    """Run blocking work in a thread. On cancellation, set `cancel` and wait for the work to end."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+def bring_up(
+    engine: str | EngineSpec,
+    model: str | Path = "smollm2",
+    *,
+    port: int | None = None,
+    torch_index: str | None = None,
+    timeout_s: float | None = None,
+    server_args: Sequence[str] = (),
+    dev_mode: bool = False,
+    detached: bool = False,
+    on_progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> RunningEngine:
+    """Install the engine and the model if necessary, and start the server. Blocks; options as `start`.
+
+    Args:
+        engine: The engine or its name.
+        model: A name that `tito_engines.models.ensure` takes, or a folder.
+
+    Raises:
+        EngineError: The engine cannot be installed or started.
+        ModelUnavailable: The model cannot be fetched or built.
+    """
+    spec = engine if isinstance(engine, EngineSpec) else find(engine)
+    report = on_progress or silent
+    env = install.ensure(spec, torch_index=torch_index, progress=report, cancel=cancel)
+    path, name = find_model(model, env.python, report)
+    return start(
+        env, path, model_name=name, port=port, server_args=server_args, dev_mode=dev_mode,
+        timeout_s=timeout_s, detached=detached, progress=report, cancel=cancel,
+    )  # fmt: skip
+
+
+def find_model(model: str | Path, python: Path, report: ProgressCallback) -> tuple[Path, str]:
+    """Return the model's folder and its name on the server."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve(), path.resolve().name
+    from tito_engines import models  # loads transformers, which a folder does not need
+
+    return models.ensure(str(model), python, progress=report), str(model)
+
+
+def start(
+    env: EngineEnv,
+    model_path: Path,
+    *,
+    model_name: str | None = None,
+    port: int | None = None,
+    server_args: Sequence[str] = (),
+    dev_mode: bool = False,
+    timeout_s: float | None = None,
+    detached: bool = False,
+    progress: ProgressCallback | None = None,
+    cancel: threading.Event | None = None,
+) -> RunningEngine:
+    """Start the server on 127.0.0.1 and return when its health check succeeds.
+
+    Args:
+        env: The engine's environment.
+        model_path: The model's folder.
+        model_name: The model's name on the server; the folder's name when None.
+        port: The port; a free one when None.
+        server_args: Extra arguments for the server.
+        dev_mode: Enable the endpoints that pause the server and load weights.
+        timeout_s: Seconds to wait until the server is healthy; the engine's own limit when None.
+        detached: Keep the server running when this process ends.
+        progress: Called with the current step.
+        cancel: Set it from another thread to cancel the start.
+
+    Raises:
+        StartFailed: The server did not become healthy; has the last lines of its log. No process is left.
+        Cancelled: `cancel` was set. No process is left.
+    """
+    begin = functools.partial(
+        _start_on, env, model_path, model_name=model_name, server_args=server_args, dev_mode=dev_mode,
+        timeout_s=timeout_s, detached=detached, report=progress or silent, cancel=cancel or threading.Event(),
+    )  # fmt: skip
+    if port is not None:
+        return begin(_check_port(env.spec.name, port))
     try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if cancel is not None:
-            cancel.set()
-        with contextlib.suppress(Exception):
-            result = await task
-            if isinstance(result, RunningEngine):  # the server was healthy before the work saw `cancel`
-                await asyncio.to_thread(stop, result)
-        raise
+        return begin(free_port())
+    except StartFailed as error:
+        if re.search(TAKEN, str(error)) is None:
+            raise
+    return begin(free_port())  # another process took the port before the server did
+
+
+def stop(engine: RunningEngine) -> bool:
+    """Stop the server and wait until none of its processes is left. Return False if it had already ended."""
+    root = find_process(engine.pid, engine.created)
+    if root is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root.terminate()  # the supervisor stops the rest: SIGTERM first, then SIGKILL
+    _, hung = psutil.wait_procs([root] if root else [], timeout=engine.grace_s + 6)
+    left = hung + _marked(engine.mark)  # empty unless the supervisor was killed or hangs
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
+    if engine._process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine._process.wait(timeout=5)
+        if engine._process.stdin is not None:
+            engine._process.stdin.close()
+    return root is not None or bool(left)
+
+
+def is_running(engine: RunningEngine) -> bool:
+    """Return whether the server's supervisor is alive."""
+    return find_process(engine.pid, engine.created) is not None
+
+
+def find_process(pid: int, created: float) -> psutil.Process | None:
+    """Return the live process with this pid if its start time matches, since pids are reused; else None."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    return process if same else None
 
 
 def save(engine: RunningEngine) -> None:
@@ -463,6 +272,203 @@ def ended(name: str) -> RunningEngine | None:
     return engine if has_ended else None
 
 
+def forget(name: str) -> None:
+    """Delete an engine's state file."""
+    _path(name).unlink(missing_ok=True)
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    """Return the log's last lines, indented, or "(nothing)"."""
+    try:
+        found = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        found = []
+    return "\n".join(f"  {line}" for line in found) or "  (nothing)"
+
+
+async def _in_thread(work: Callable[[], _T], cancel: threading.Event | None = None) -> _T:
+    """Run blocking work in a thread. On cancellation, set `cancel` and wait for the work to end."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if cancel is not None:
+            cancel.set()
+        with contextlib.suppress(Exception):
+            result = await task
+            if isinstance(result, RunningEngine):  # the server was healthy before the work saw `cancel`
+                await asyncio.to_thread(stop, result)
+        raise
+
+
+def _start_on(
+    env: EngineEnv,
+    model_path: Path,
+    port: int,
+    *,
+    model_name: str | None,
+    server_args: Sequence[str],
+    dev_mode: bool,
+    timeout_s: float | None,
+    detached: bool,
+    report: ProgressCallback,
+    cancel: threading.Event,
+) -> RunningEngine:
+    spec = env.spec
+    launch = Launch(env.python, model_path, model_name or model_path.name, HOST, port, tuple(server_args), dev_mode)
+    log, mark = _new_log(spec.name, launch), uuid.uuid4().hex
+    with log.open("wb") as out:
+        variables = child_process.environment(env.python, {**spec.env(launch), MARK: mark})
+        process = child_process.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
+    engine = RunningEngine(
+        spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
+        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark,
+        str(model_path) if launch.model_name == model_path.name else launch.model_name, tuple(server_args), dev_mode,
+        process,
+    )  # fmt: skip
+    try:
+        warm_up = spec.warm_up(launch) if spec.warm_up else None
+        _wait_until_ready(engine, spec.health_path, warm_up, timeout_s or spec.ready_timeout_s, report, cancel)
+    except BaseException:
+        stop(engine)
+        raise
+    if detached:
+        process.returncode = 0  # the process outlives this object; suppresses Popen's ResourceWarning
+        return replace(engine, _process=None)
+    return engine
+
+
+def _wait_until_ready(
+    engine: RunningEngine,
+    health_path: str,
+    warm_up: tuple[str, Mapping[str, object]] | None,
+    limit: float,
+    report: ProgressCallback,
+    cancel: threading.Event,
+) -> None:
+    began = time.monotonic()
+    assert engine._process is not None
+    with httpx.Client(trust_env=False, timeout=2.0) as client:  # no proxy for this machine
+        while True:
+            elapsed = time.monotonic() - began
+            status = engine._process.poll()
+            if status is not None:
+                raise StartFailed(_explain(engine, f"its process ended with {_status(status)} after {elapsed:.0f} s"))
+            if cancel.is_set():
+                raise Cancelled(f"Starting {engine.name} was cancelled after {elapsed:.0f} s.")
+            if elapsed > limit:
+                raise StartFailed(_explain(engine, f"it was not healthy after {limit:.0f} s and was stopped"))
+            if _answers(client, "GET", engine.url + health_path, None, 2.0):
+                break
+            report(
+                f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit
+            )
+            cancel.wait(0.3)
+        if warm_up is not None:
+            _answers(client, "POST", engine.url + warm_up[0], warm_up[1], max(limit - elapsed, 10.0))
+    report(f"{engine.name}: ready after {time.monotonic() - began:.0f} s at {engine.url}", 1.0)
+
+
+def _answers(client: httpx.Client, method: str, url: str, body: Mapping[str, object] | None, timeout_s: float) -> bool:
+    try:
+        return client.request(method, url, json=body, timeout=timeout_s).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+TAKEN = r"[Aa]ddress already in use"
+HINTS = (
+    (TAKEN, "The port is in use: choose another with --port, or leave it out for a free one."),
+    (r"No space left on device", "Free some disk space, then try again."),
+    (r"MemoryError|Cannot allocate memory|DefaultCPUAllocator", "Too little free memory: stop other programs."),
+    (r"unrecognized arguments|invalid choice", "This version does not know one of the server arguments: check --arg."),
+    (
+        r"config\.json|Repo id must be|not a valid model|Unrecognized model|no such file.*model",
+        "The model could not be loaded: --model takes a built-in name or a folder in Hugging Face layout.",
+    ),
+)
+
+
+def _explain(engine: RunningEngine, what: str) -> str:
+    shown = tail(engine.log)
+    general = "Read the whole log. If the environment is damaged, remove it to have it installed again."
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, shown)), general)
+    return f"{engine.name} did not start: {what}. {hint} Last lines of {engine.log}:\n{shown}"
+
+
+def _status(status: int) -> str:
+    if status <= 128:
+        return f"status {status}"
+    return f"signal {status - 128}" + (
+        " (killed, perhaps because the machine is out of memory)" if status == 137 else ""
+    )
+
+
+def _new_log(name: str, launch: Launch) -> Path:
+    folder = logs_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.glob(f"{name}-*.log"), key=_written_at)[:-KEPT_LOGS]:
+        old.unlink(missing_ok=True)
+    model = re.sub(r"[^\w.-]+", "-", launch.model_name)
+    return folder / f"{name}-{model}-{launch.port}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+
+
+def _written_at(log: Path) -> float:
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:  # another start has removed it
+        return 0.0
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 on which nothing listens, outside the system's ephemeral ports if possible.
+
+    SGLang binds its port about 20 s after its start; by then its own processes have taken many ephemeral ports.
+    """
+    for port in random.SystemRandom().sample(PORTS, 64):
+        if _is_free(port):
+            return port
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = int(probe.getsockname()[1])
+        return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _check_port(name: str, port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise StartFailed(
+                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): choose another port, or leave it out for "
+                "a free one."
+            ) from None
+    return port
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Return the live processes of one start, wherever they are in the process tree."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+_FIELDS = ("name", "url", "model", "port", "pid", "created", "grace_s", "mark", "tokenizer", "server_args", "dev_mode")
+
+
 def _write(engine: RunningEngine, *, has_ended: bool) -> None:
     path = _path(engine.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -480,14 +486,6 @@ def _read(name: str) -> tuple[RunningEngine | None, bool]:
         return RunningEngine(**record), has_ended
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or of another version of this package
         return None, False
-
-
-def forget(name: str) -> None:
-    """Delete an engine's state file."""
-    _path(name).unlink(missing_ok=True)
-
-
-_FIELDS = ("name", "url", "model", "port", "pid", "created", "grace_s", "mark", "tokenizer", "server_args", "dev_mode")
 
 
 def _path(name: str) -> Path:

@@ -1,6 +1,6 @@
 """How SGLang is installed and started on a CPU. Measured with `sglang` 0.5.23.
 
-The wheel imports CUDA-only packages; `standins/README.md` explains their replacements.
+The wheel imports CUDA-only packages; `sglang_standins/README.md` explains their replacements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print untrusted text from files and servers: control characters are shown, not executed by the terminal."""
+"""Texts and progress in a terminal. Control characters of files and servers are shown, and not executed."""
 
 from __future__ import annotations
 

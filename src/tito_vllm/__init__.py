@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import tito_compat as _aliases  # noqa: F401  # older modules, such as `tito_vllm.token`
+
 if TYPE_CHECKING:
-    from tito_vllm.recorder import VLLMTokenRecorder
-    from tito_vllm.token import Token, TokenManager
-    from tito_vllm.tool_validation import VLLMToolValidationHooks
-    from tito_vllm.vllm import VLLMModel, VLLMModelConfig, make_vllm_openai_model
+    from tito_compat.rollout import Token, TokenManager
+    from tito_compat.spans import VLLMTokenRecorder
+    from tito_compat.vllm import VLLMModel, VLLMModelConfig, VLLMToolValidationHooks, make_vllm_openai_model
 
 __all__ = [
     "Token",
@@ -21,19 +22,14 @@ __all__ = [
     "make_vllm_openai_model",
 ]
 
-_MODULES = {
-    "Token": "token",
-    "TokenManager": "token",
-    "VLLMTokenRecorder": "recorder",
-    "VLLMToolValidationHooks": "tool_validation",
-}
+_MODULES = {"Token": "rollout", "TokenManager": "rollout", "VLLMTokenRecorder": "spans"}
 
 
 def __getattr__(name: str) -> object:
     """Import a name when it is first used, so that importing the package alone is cheap."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'vllm')}"), name)
+    return getattr(import_module(f"tito_compat.{_MODULES.get(name, 'vllm')}"), name)
 
 
 def __dir__() -> list[str]:

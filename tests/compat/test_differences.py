@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.types.exceptions import EventLoopException, StructuredOutputException
+from strands.types.exceptions import StructuredOutputException
 
 from support.names import client_of, named
 from support.scripted import Says, call, engine_of, tokenizer
-from tito_conformance.testing import Fault, always, first
+from tito_compat.sglang_parsers import GLMToolParser, HermesToolParser, QwenXMLToolParser
+from tito_conformance.testing import Fault, always
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger import Ledger
-from tito_sglang import LoopLimiter, MaxToolIterationsReachedError, SGLangClientError, SGLangModel, SGLangThrottledError
-from tito_sglang.tool_parsers import GLMToolParser, HermesToolParser, QwenXMLToolParser
-from tito_vllm import VLLMModel, VLLMToolValidationHooks
+from tito_sglang import SGLangModel, SGLangThrottledError
+from tito_vllm import VLLMModel
 
 CALL = call("say", '{"text": "Hi."}')
 
@@ -101,13 +100,6 @@ async def test_an_answer_without_the_schema_is_strands_error() -> None:
         [event async for event in model.structured_output(Total, [{"role": "user", "content": [{"text": "Hi"}]}])]
 
 
-async def test_sampled_tokens_have_logprobs_without_return_logprob() -> None:
-    model = named("sglang", Says("Hi."), return_logprob=False)
-    await agent_of(model).invoke_async("Hi")
-    rollout = model.rollout
-    assert [value is None for value in rollout.logprobs] == [not mask for mask in rollout.loss_mask]
-
-
 def test_reset_returns_the_ledger_and_no_parser_means_detection() -> None:
     model = SGLangModel(client=client_of(engine_of("sglang", Says("Hi."))), tokenizer=tokenizer())
     assert isinstance(model.reset(), Ledger)
@@ -118,25 +110,11 @@ def test_reset_returns_the_ledger_and_no_parser_means_detection() -> None:
         assert not hasattr(VLLMModel, name)
 
 
-@pytest.mark.parametrize("config", [{"banana": 1}, {"sampling_params": {"banana": 1}}, {"sampling_params": {"n": 2}}])
-def test_unknown_configuration_and_several_samples_are_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"banana|n=2"):
-        named("sglang", Says("Hi."), **config)
-
-
 def test_parameters_that_are_not_given_are_sent() -> None:
     script = Says("Hi.")
     agent_of(named("sglang", script))("Hi")
     (request,) = script.requests
     assert (request.temperature, request.max_new_tokens) == (1.0, 1024)
-
-
-@pytest.mark.parametrize("status", [400, 409, 422])
-async def test_a_4xx_is_sent_once(status: int) -> None:
-    engine = engine_of("sglang", Says("Hi."), fault=first(1, Fault(status=status)))
-    with pytest.raises(SGLangClientError):
-        await client_of(engine, retry_delay=0.0).generate([1, 2])
-    assert len(engine.exchanges) == 1
 
 
 async def test_strands_does_not_retry_a_throttled_server() -> None:
@@ -147,15 +125,6 @@ async def test_strands_does_not_retry_a_throttled_server() -> None:
     with pytest.raises(SGLangThrottledError):
         await asyncio.wait_for(agent_of(model).invoke_async("Hi"), 5)
     assert len(engine.exchanges) == before + 2
-
-
-async def test_a_limit_error_is_what_leaves_the_agent() -> None:
-    agent = agent_of(named("sglang", Says(CALL)), hooks=[LoopLimiter(max_tool_iters=1)])
-    with pytest.raises(MaxToolIterationsReachedError) as caught:
-        await agent.invoke_async("Hi")
-    assert isinstance(caught.value, EventLoopException)
-    assert isinstance(caught.value.__cause__, MaxToolIterationsReachedError)
-    assert str(caught.value).startswith("Max tool iterations (1) reached")
 
 
 def test_format_messages_has_calls_and_tool_names() -> None:
@@ -201,17 +170,6 @@ def test_tool_results_are_sorted_by_number() -> None:
     first_message, answered = SGLangModel.sort_tool_results(messages)
     assert first_message is messages[0]
     assert [block["toolResult"]["toolUseId"][-2:] for block in answered["content"]] == [":1", ":2", "10"]
-
-
-def test_validation_hooks_check_types() -> None:
-    event: Any = SimpleNamespace(
-        tool_use={"toolUseId": "t", "name": "say", "input": {"text": 1}},
-        selected_tool=say,
-        agent=SimpleNamespace(tool_names=["say"]),
-        cancel_tool=False,
-    )
-    VLLMToolValidationHooks().before_tool_call(event)
-    assert event.cancel_tool
 
 
 async def test_usage_counts_cached_tokens() -> None:

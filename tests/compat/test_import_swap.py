@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
+import tito_sglang.sglang
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.types.exceptions import ContextWindowOverflowException
+from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
-import tito_sglang.sglang
 from strands_tito.export.sample import samples_of
 from support.names import client_of, named
 from support.scripted import BACKENDS, Says, call, engine_of, ids_of, tokenizer
+from tito_compat.sglang_client import SGLangTimeoutError
+from tito_compat.sglang_parsers import (
+    HermesToolParser,
+    ToolParser,
+    ToolParseResult,
+    get_tool_parser,
+    register_tool_parser,
+)
 from tito_conformance.testing import Fault, always, first
 from tito_core.hooks import LoopLimiter
 from tito_core.ledger import check_ledger
@@ -28,9 +35,6 @@ from tito_sglang import (
     SGLangModel,
     decode_routed_experts,
 )
-from tito_sglang.exceptions import SGLangTimeoutError
-from tito_sglang.tool_parsers.base import ToolParser, ToolParseResult, get_tool_parser, register_tool_parser
-from tito_sglang.tool_parsers.hermes import HermesToolParser
 from tito_vllm import VLLMModel
 
 by_kind = pytest.mark.parametrize("kind", BACKENDS)
@@ -120,6 +124,8 @@ async def test_routed_experts_are_flat_until_the_shape_is_known() -> None:
     assert decoded.shape == (tokens - 1, 3, 2)
     assert np.array_equal(decoded, shaped.trajectory.column("routed_experts", 255)[: tokens - 1])
     assert flat.routed_experts == shaped.routed_experts
+    assert len(shaped.rollout.routed_experts) == 2, "one a turn"
+    assert np.array_equal(shaped.rollout.decode_routed_experts(3, 2), decoded)
     assert flat.trajectory.column("routed_experts", 255).shape == (tokens, 6)
     with pytest.raises(ValueError, match=r"routed_experts=\(layers"):
         samples_of(flat.ledger)
@@ -138,6 +144,8 @@ async def test_a_limit_error_has_the_peers_error_as_its_cause(limit: dict[str, i
     cause = caught.value.__cause__
     assert type(cause) is type(caught.value)
     assert isinstance(cause, tito_sglang.LoopLimitReachedError)
+    assert isinstance(caught.value, EventLoopException)
+    assert str(caught.value).startswith("Max ")
     assert cause.__cause__ is None, "a chain that ends"
 
 
@@ -171,6 +179,7 @@ async def test_a_transient_answer_is_retried(fault: Fault) -> None:
     engine = engine_of("sglang", Says("Five."), fault=first(2, fault))
     answer = await client_of(engine, retry_delay=0.0).generate(ids_of("Hello"), **GENERATE)
     assert answer["output_ids"] == ids_of("Five.<|im_end|>")
+    assert answer["meta_info"]["finish_reason"]["type"] == "stop"
     assert sum(exchange.path == "/generate" for exchange in engine.exchanges) == 3
 
 
@@ -196,7 +205,7 @@ async def test_a_late_answer_is_aborted_and_retried() -> None:
     assert [exchange.path for exchange in engine.exchanges] == ["/abort_request", "/generate"]
 
 
-@pytest.mark.parametrize("status", [400, 404, 409])
+@pytest.mark.parametrize("status", [400, 404, 409, 422])
 async def test_another_4xx_is_not_retried(status: int) -> None:
     engine = engine_of("sglang", Says("Five."), fault=always(Fault(status=status)))
     with pytest.raises(SGLangHTTPError):
@@ -394,8 +403,6 @@ def test_configuration_types_are_attributes_of_the_models() -> None:
     config: SGLangModel.SGLangConfig = {"sampling_params": {"temperature": 0.5}}
     assert SGLangModel(tokenizer(), base_url="http://localhost:30000", **config).config == config
     assert {"model_id", "params"} <= VLLMModel.OpenAIConfig.__annotations__.keys()
-    for name in ("glm", "kimi_k2", "qwen_xml"):
-        assert importlib.import_module(f"tito_sglang.tool_parsers.{name}")
 
 
 def test_an_empty_extra_body_is_not_shown() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import pytest
 from strands import Agent
 
 from support.names import client_of
@@ -14,7 +13,6 @@ from support.seeing import NAME, PAD, shape
 from support.vision import image
 from tito_conformance.testing import HashPolicy, scripted_engine
 from tito_conformance.testing.pictures import picture
-from tito_core.chat.messages import UnsupportedContentError
 from tito_sglang import SGLangModel
 
 
@@ -43,10 +41,3 @@ async def test_pictures_reach_the_server_and_the_rollout_has_the_ids_that_it_rea
         assert token != PAD or (logprob is None and not mask), "inside an image there is no logprob"
     model.reset()
     assert model.rollout.image_data == []
-
-
-def test_a_picture_for_a_model_of_text_is_the_key_error_of_strands_sglang() -> None:
-    with pytest.raises(KeyError) as caught:
-        SGLangModel.format_content_block(image(picture(1)), is_multimodal=False)
-    assert isinstance(caught.value, UnsupportedContentError)
-    assert str(caught.value).startswith("A 'image' block cannot be formatted with is_multimodal=False.")

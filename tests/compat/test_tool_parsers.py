@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.scripted import call
-from tito_sglang.tool_parsers import (
+from tito_compat.sglang_parsers import (
     GLMToolParser,
     HermesToolParser,
     KimiK2ToolParser,

@@ -7,17 +7,16 @@ import re
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from strands import Agent, tool
 
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_compat.sglang_parsers import HermesToolParser, ToolParser, ToolParseResult, get_tool_parser
 from tito_conformance.testing import InProcessTransport, always
 from tito_conformance.testing import engine as planted
 from tito_core import Policy, TITOModel
 from tito_core.backend.values import InvalidValueError
 from tito_core.chat.messages import sampled_id
 from tito_sglang import SGLangClient, SGLangClientError, SGLangModel
-from tito_sglang.tool_parsers import HermesToolParser, ToolParser, ToolParseResult, get_tool_parser
 from tito_vllm import VLLMModel, VLLMTokenRecorder
 
 
@@ -26,10 +25,6 @@ class Shouted(ToolParser):
 
     def parse(self, text: str) -> list[ToolParseResult]:
         return [ToolParseResult("call", "look", {})] if "LOOK" in text else []
-
-
-class Answer(BaseModel):
-    number: int
 
 
 def client_of(*answers: str, of: type[SGLangClient] = SGLangClient, **options: Any) -> SGLangClient:
@@ -181,16 +176,6 @@ def test_the_number_of_retries_can_be_changed() -> None:
     with pytest.raises(ValueError, match="max_retries"):
         client.max_retries = -1
     assert client.max_retries == 1
-
-
-def test_the_one_event_of_a_structured_output_is_the_output() -> None:
-    model = SGLangModel(client=client_of('{"number": 3}'), tokenizer=tokenizer(), tool_parser="hermes")
-
-    async def events() -> list[Any]:
-        prompt: Any = [{"role": "user", "content": [{"text": "Hi"}]}]
-        return [event async for event in model.structured_output(Answer, prompt)]
-
-    assert asyncio.run(events()) == [{"output": Answer(number=3)}]
 
 
 @pytest.mark.parametrize(

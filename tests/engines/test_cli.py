@@ -123,15 +123,6 @@ def test_logs_are_followed_until_the_server_ends(model: Path) -> None:
     assert followed.output.count("serving tiny-model") == 1
 
 
-def test_a_server_that_died_is_not_shown_as_running(model: Path) -> None:
-    tito("start", "fake", "--model", model)
-    engine = state.load("fake")
-    assert engine is not None
-    cli.process.stop(engine)
-    assert tito("status", "fake").exit_code == 1
-    assert state.load("fake") is None
-
-
 def test_installing_says_where(cache: Path) -> None:
     done = tito("install", "fake")
     assert done.exit_code == 0

@@ -106,10 +106,6 @@ def test_each_sglang_has_a_rendezvous_of_its_own_in_a_file() -> None:
     assert len(set(methods)) == 2
 
 
-def test_an_idle_sglang_sleeps() -> None:
-    assert "--sleep-on-idle" in tito_engines.sglang.SPEC.command(LAUNCH)
-
-
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """With a torch that takes notes: (namespace, operator) of each declaration."""

@@ -26,9 +26,9 @@ from strands_tito.export.verifiers import STOP, trace_of
 from strands_tito.export.verl import output_of
 from support.rollout_forests import HOT, chain, grow, rollouts
 from support.trainer_packages import run
+from tito_compat.spans import emit_spans
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
-from tito_vllm.spans import emit_spans
 
 SKYRL: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "as-recorded"}
 

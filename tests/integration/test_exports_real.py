@@ -27,10 +27,10 @@ from strands_tito.integrations.trl import columns_of
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
+from tito_compat.spans import emit_spans
 from tito_core.backend.generate import score
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.termination import record_termination, termination_of
-from tito_vllm.spans import emit_spans
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROLLOUTS, PAD = 12, 0

@@ -20,10 +20,10 @@ import pytest
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from calculator import calculator, evaluate, make_agent
-from strands_tito.compat.lazy_model import LazyModel
 from strands_tito.inspect.verify import rescore
 from support.real import Served
 from support.scripted import tokenizer
+from tito_compat.model import LazyModel
 from tito_core.backend.generate import score
 from tito_core.ledger import check_ledger
 from tito_sglang import SGLangClient, SGLangModel

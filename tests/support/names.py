@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from strands_tito.compat.lazy_model import LazyModel
 from support.scripted import engine_of, tokenizer
+from tito_compat.model import LazyModel
 from tito_conformance.testing import InProcessTransport, ScriptedEngine
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel

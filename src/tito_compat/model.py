@@ -1,32 +1,42 @@
-"""A `TITOModel` that is made without a server and connects at its first turn, as the models of other providers do."""
+"""A `TITOModel` that is made without a server and connects at its first turn, as the models of other providers do.
+
+`LazyModel` is what `SGLangModel` and `VLLMModel` share: it shows the rollout as lists, and its configuration is a live
+dict. Models of one server share a policy (`SharedPolicies`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
-from strands_tito.compat.live_config import LiveConfig
-from strands_tito.compat.parse_errors import ParseErrors
-from strands_tito.compat.rollout import Rollout
+from tito_compat.rollout import Rollout
 from tito_core.backend.errors import BackendError
+from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.model import Policy, SeveralTrajectoriesError, TITOModel
 from tito_core.policy import bind
 from tito_core.settings import Settings, TITOConfig
+from tito_core.turn.answer import ParseReport
 from tito_core.turn.history import STATE_KEY
 
 M = TypeVar("M", bound=BaseModel)
+UNKNOWN_TOOL_NAME = "unknown_tool"
+"""The key of calls that do not name a tool for certain."""
 _SET_ON_CONNECT = frozenset({"_policy", "_settings", "_recording"})
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_TEXT_ONLY = frozenset(("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"))
+"""Options of the response's text, which is not used: only ids are read."""
 
 
 class LazyModel(TITOModel):
@@ -37,7 +47,25 @@ class LazyModel(TITOModel):
     Args:
         connect: Returns the policy. It blocks until the server has answered.
         settings: The rollout's checked settings.
+
+    Attributes:
+        never_called: Methods that the other provider calls at each turn, and no turn calls here.
     """
+
+    never_called: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse to override a method that a turn does not call.
+
+        Raises:
+            TypeError: The subclass has such a method.
+        """
+        super().__init_subclass__(**options)
+        if found := [name for name in getattr(super(cls, cls), "never_called", ()) if name in vars(cls)]:
+            raise TypeError(
+                f"{cls.__name__} overrides {', '.join(found)}, which a turn does not call, so the override has no "
+                "effect. Change the messages and tools in a hook of the agent, or the tokenizer's chat template."
+            )
 
     def __init__(self, connect: Callable[[], Policy], settings: Settings) -> None:
         self._connect = connect
@@ -48,9 +76,9 @@ class LazyModel(TITOModel):
         self._rollout_turns = 0  # turns that it holds
         self._rollout_tokens = 0  # tokens of those turns
         self._is_rollout_shared = False  # the user has a reference to it, so it grows with each turn
-        self._parse_errors = ParseErrors()
+        self._parse_errors = _ParseErrors()
         self._standalone: set[int] = set()  # turns of `structured_output`, which are not part of `rollout`
-        self._live_config = LiveConfig()
+        self._live_config = _LiveConfig()
         self.rollout_history: list[Rollout] = []
 
     if not TYPE_CHECKING:
@@ -306,30 +334,6 @@ class LazyModel(TITOModel):
             )
 
 
-def _rollouts(ledger: Ledger) -> list[Rollout]:
-    return [Rollout.of(trajectory) for trajectory in ledger.iter_trajectories()]
-
-
-def _path_rollout(ledger: Ledger, leaf: int) -> Rollout:
-    rollout = Rollout()
-    for turn in ledger.path(leaf):
-        rollout.add_turn(turn, ledger.images)
-    return rollout
-
-
-def refuse_overrides(model: type, names: Iterable[str]) -> None:
-    """Refuse methods of a model's subclass that the other provider calls at each turn, and no turn calls here.
-
-    Raises:
-        TypeError: The subclass has such a method.
-    """
-    if found := [name for name in names if name in vars(model)]:
-        raise TypeError(
-            f"{model.__name__} overrides {', '.join(found)}, which a turn does not call, so the override has no "
-            "effect. Change the messages and tools in a hook of the agent, or the tokenizer's chat template."
-        )
-
-
 def check_tokenizer(tokenizer: Any, parser: str, template_arguments: dict[str, Any]) -> None:
     """Certify the chat template of a loaded tokenizer, so that an unsound template fails when the model is made.
 
@@ -345,3 +349,150 @@ def check_tokenizer(tokenizer: Any, parser: str, template_arguments: dict[str, A
 
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         bind(tokenizer, parser, template_arguments=template_arguments)
+
+
+def neutral_sampling(
+    params: Mapping[str, Any],
+    *,
+    renamed: Mapping[str, str],
+    ignored: Collection[str] = (),
+    passed: Collection[str] = ("logit_bias",),
+) -> dict[str, Any]:
+    """Return the parameters as arguments of `SamplingParams`, which refuses names that are still unknown.
+
+    Args:
+        params: Parameters as the user wrote them. None means not set.
+        renamed: Neutral names by the provider's names.
+        ignored: Names that have no effect on sampling.
+        passed: Names that are passed to the engine unchanged.
+
+    Raises:
+        ValueError: `n` or `beam_width` is not 1.
+    """
+    fields: dict[str, Any] = {}
+    extra: dict[str, Any] = dict(params.get("extra") or {})
+    for name, value in params.items():
+        name = renamed.get(name, name)
+        if value is None or name == "extra" or name in _TEXT_ONLY or name in ignored:
+            continue
+        if name in ("n", "beam_width"):
+            if value != 1:
+                raise ValueError(f"{name}={value!r} is not supported: a turn has one sample. Make n rollouts instead.")
+        elif name in _GRAMMARS:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            fields["grammar"] = {"kind": name, "value": text}
+        elif name == "stop" and isinstance(value, str):
+            fields["stop"] = (value,)
+        elif name in passed and name not in SamplingParams.model_fields:
+            extra[name] = value
+        else:
+            fields[name] = value
+    return {**fields, "extra": extra} if extra else fields
+
+
+class SharedPolicies:
+    """Policies by the arguments they were made with. Thread-safe. A failed attempt is not remembered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._policies: dict[Hashable, Policy] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Policy]) -> Policy:
+        """Return the policy of a key. The first caller makes it while other callers of the key wait.
+
+        Args:
+            key: All arguments that the policy depends on.
+            make: Makes the policy. It blocks until the server has answered.
+        """
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._policies:
+                self._policies[key] = make()
+            return self._policies[key]
+
+
+class _LiveConfig:
+    """A dict that a user may change, and the values that were last applied. Thread-safe.
+
+    Attributes:
+        values: The dict. Nested dicts in it stay the same objects while their content does not change.
+        lock: Held while changes are applied.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.values: dict[str, Any] = {}
+        self._applied: dict[str, Any] = {}
+
+    def changes(self) -> dict[str, Any]:
+        """Return the values that differ from the applied ones; None for those that were deleted."""
+        with self.lock:
+            live, applied = self.values, self._applied
+            if live == applied:
+                return {}
+            changed = {name: value for name, value in live.items() if name not in applied or value != applied[name]}
+            return {**changed, **dict.fromkeys(applied.keys() - live.keys())}
+
+    def publish(self, values: Mapping[str, Any]) -> None:
+        """Set the applied values, in the dict too."""
+        with self.lock:
+            self._applied = _copied(values)
+            for name in self.values.keys() - values.keys():
+                del self.values[name]
+            for name, value in values.items():
+                if name not in self.values or self.values[name] != value:  # else keep a dict that the user holds
+                    self.values[name] = value
+
+
+class _ParseErrors:
+    """A dict of counts by tool, to which new errors are added. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self.is_shared = False
+
+    def add(self, report: ParseReport) -> None:
+        """Add the errors of a rollout's report that earlier reports did not have."""
+        with self._lock:
+            for tool, calls in report.tools.items():
+                name, total = tool or UNKNOWN_TOOL_NAME, sum(calls.malformed.values())
+                if new := total - self._seen.get(name, 0):
+                    self._counts[name] = self._counts.get(name, 0) + new
+                    self._seen[name] = total
+
+    def share(self) -> dict[str, int]:
+        """Return the dict; from now on the user may hold it."""
+        self.is_shared = True
+        return self._counts
+
+    def replace(self, counts: dict[str, int]) -> None:
+        """Continue in another dict."""
+        with self._lock:
+            self._counts, self.is_shared = counts, True
+
+    def reset(self) -> None:
+        """Start a new rollout with a new dict."""
+        with self._lock:
+            self._counts, self._seen, self.is_shared = {}, {}, False
+
+
+def _copied(value: Any) -> Any:
+    """Copy dicts and lists, so that later changes of the original can be found."""
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _rollouts(ledger: Ledger) -> list[Rollout]:
+    return [Rollout.of(trajectory) for trajectory in ledger.iter_trajectories()]
+
+
+def _path_rollout(ledger: Ledger, leaf: int) -> Rollout:
+    rollout = Rollout()
+    for turn in ledger.path(leaf):
+        rollout.add_turn(turn, ledger.images)
+    return rollout

@@ -1,39 +1,107 @@
-"""`SGLangModel`: a `TITOModel` by the name and with the arguments that users of strands-sglang know."""
+"""`SGLangModel`: a `TITOModel` by the name and with the arguments that users of strands-sglang know.
+
+Also its message formats and the older names of rollouts and limits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
-from strands.types.tools import ToolSpec
+from strands.types.content import ContentBlock, Message, Messages
+from strands.types.tools import ToolResultContent, ToolSpec
 
-from strands_tito.compat.lazy_model import LazyModel, check_tokenizer, refuse_overrides
-from strands_tito.compat.sampling_names import neutral_sampling
+from tito_compat.model import LazyModel, check_tokenizer, neutral_sampling
+from tito_compat.rollout import Rollout, Token, decode_routed_experts
+from tito_compat.sglang_client import (
+    SGLangClient,
+    SGLangClientError,
+    SGLangConnectionError,
+    SGLangContextLengthError,
+    SGLangDecodingError,
+    SGLangHTTPError,
+    SGLangThrottledError,
+    as_sglang_error,
+    get_client,
+    get_client_from_slime_args,
+    get_tokenizer,
+)
+from tito_compat.sglang_parsers import (
+    UNKNOWN_TOOL_NAME,
+    HermesToolCallParser,
+    ToolCallParser,
+    ToolCallParseResult,
+    ToolParser,
+    get_tool_parser,
+    resolve,
+    with_text_parser,
+)
 from tito_core.backend.errors import BackendError
 from tito_core.backend.protocol import OptionalOutputs
 from tito_core.backend.values import refuse_unknown
-from tito_core.chat.messages import template_tools
+from tito_core.chat.messages import UnsupportedContentError, template_messages, template_tools
+from tito_core.hooks import (
+    LoopLimiter,
+    LoopLimitReachedError,
+    MaxMessagesReachedError,
+    MaxToolCallsReachedError,
+    MaxToolIterationsReachedError,
+)
 from tito_core.model import Policy
 from tito_core.policy import run_blocking
 from tito_core.settings import RolloutOptions, Settings
-from tito_sglang import message_format
-from tito_sglang.client import SGLangClient
-from tito_sglang.exceptions import as_sglang_error
-from tito_sglang.text_calls import resolve, with_text_parser
-from tito_sglang.tool_parsers import ToolParser
-from tito_sglang.utils import get_client
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+__all__ = [
+    "DEFAULT_BASE_URL",
+    "UNKNOWN_TOOL_NAME",
+    "HermesToolCallParser",
+    "LoopLimitReachedError",
+    "LoopLimiter",
+    "MaxMessagesReachedError",
+    "MaxToolCallsReachedError",
+    "MaxToolIterationsReachedError",
+    "Rollout",
+    "SGLangClient",
+    "SGLangClientError",
+    "SGLangConfig",
+    "SGLangConnectionError",
+    "SGLangContextLengthError",
+    "SGLangDecodingError",
+    "SGLangHTTPError",
+    "SGLangModel",
+    "SGLangThrottledError",
+    "Token",
+    "TokenManager",
+    "ToolCallParseResult",
+    "ToolCallParser",
+    "ToolIterationLimiter",
+    "ToolLimiter",
+    "UnsupportedBlockError",
+    "collect_image_data",
+    "decode_routed_experts",
+    "format_content_block",
+    "format_messages",
+    "get_client",
+    "get_client_from_slime_args",
+    "get_tokenizer",
+    "get_tool_parser",
+    "sort_tool_results",
+]
+
+TokenManager = Rollout
+ToolLimiter = LoopLimiter
+
+
+Part = dict[str, Any]
 DEFAULT_BASE_URL = "http://localhost:30000"
 _RENAMED = {"sampling_seed": "seed"}
 _PASSED = ("logit_bias", "custom_params", "stop_regex", "stream_interval", "choice")
-_NEVER_CALLED = (
-    *("format_messages", "format_request_messages", "format_tool_specs", "format_content_block"),
-    *("sort_tool_results", "collect_image_data", "tokenize_prompt_messages", "message_separator"),
-)
-"""Methods that strands-sglang calls at each turn, and `SGLangModel` does not."""
 
 
 class SGLangConfig(RolloutOptions, total=False):
@@ -64,6 +132,68 @@ class SGLangConfig(RolloutOptions, total=False):
 _Config = SGLangConfig
 
 
+class UnsupportedBlockError(UnsupportedContentError, KeyError):
+    """A block cannot be formatted. strands-sglang raises `KeyError`."""
+
+    __str__ = Exception.__str__  # that of KeyError quotes the sentence
+
+
+def format_content_block(block: ContentBlock | ToolResultContent, is_multimodal: bool = False) -> Part | str:
+    """Return a text, JSON or image block as a part of a template's content, or as text if not `is_multimodal`.
+
+    Raises:
+        UnsupportedBlockError: Another block; or an image, if not `is_multimodal`.
+    """
+    content: Mapping[str, Any] = block
+    if "text" in content or "json" in content:
+        text = content["text"] if "text" in content else json.dumps(content["json"])
+        return {"type": "text", "text": text} if is_multimodal else str(text)
+    if "image" in content and is_multimodal:
+        data = base64.b64encode(content["image"]["source"]["bytes"]).decode("ascii")
+        return {"type": "image", "image": f"data:image/{content['image']['format']};base64,{data}"}
+    raise UnsupportedBlockError(
+        f"A {next(iter(content), 'empty')!r} block cannot be formatted with is_multimodal={is_multimodal}. Use text "
+        "and JSON blocks, and image blocks with is_multimodal=True."
+    )
+
+
+def format_messages(
+    messages: Messages, system_prompt: str | None = None, is_multimodal: bool = False
+) -> list[dict[str, Any]]:
+    """Return a history as chat templates read it; each tool result is a message of the role "tool".
+
+    Args:
+        messages: Strands messages.
+        system_prompt: The system prompt, or None.
+        is_multimodal: Whether contents are lists of parts, which may be images, and not text.
+
+    Raises:
+        UnsupportedBlockError: A block cannot be formatted.
+    """
+    if not is_multimodal:
+        return [dict(message) for message in template_messages(messages, system_prompt)]
+    formatted = [each for message in messages for each in _multimodal(message)]
+    if not system_prompt:
+        return formatted
+    return [{"role": "system", "content": [format_content_block({"text": system_prompt}, True)]}, *formatted]
+
+
+def sort_tool_results(messages: Messages) -> Messages:
+    """Return messages in which the tool results of a message are sorted by the numbers in their ids."""
+    return [
+        {**message, "content": sorted(message["content"], key=_number)} if _has_results(message) else message
+        for message in messages
+    ]
+
+
+def collect_image_data(messages: Messages, is_multimodal: bool = False) -> list[str]:
+    """Return the images of a history as data URLs, in order; none if not `is_multimodal`."""
+    if not is_multimodal:
+        return []
+    parts = (part for message in format_messages(messages, is_multimodal=True) for part in message["content"])
+    return [part["image"] for part in parts if part["type"] == "image"]
+
+
 class SGLangModel(LazyModel):
     """A Strands model over one SGLang server, which it connects to at the first turn.
 
@@ -87,14 +217,10 @@ class SGLangModel(LazyModel):
 
     SGLangConfig: TypeAlias = _Config
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse to override methods that a turn does not call.
-
-        Raises:
-            TypeError: The subclass has such a method.
-        """
-        super().__init_subclass__(**options)
-        refuse_overrides(cls, _NEVER_CALLED)
+    never_called = (
+        *("format_messages", "format_request_messages", "format_tool_specs", "format_content_block"),
+        *("sort_tool_results", "collect_image_data", "tokenize_prompt_messages", "message_separator"),
+    )
 
     def __init__(
         self,
@@ -149,11 +275,11 @@ class SGLangModel(LazyModel):
         """
         return self.rollout.joined_routed_experts()
 
-    format_messages = staticmethod(message_format.format_messages)
+    format_messages = staticmethod(format_messages)
     format_request_messages = format_messages
-    format_content_block = staticmethod(message_format.format_content_block)
-    sort_tool_results = staticmethod(message_format.sort_tool_results)
-    collect_image_data = staticmethod(message_format.collect_image_data)
+    format_content_block = staticmethod(format_content_block)
+    sort_tool_results = staticmethod(sort_tool_results)
+    collect_image_data = staticmethod(collect_image_data)
 
     @staticmethod
     def format_tool_specs(tool_specs: list[ToolSpec]) -> list[dict[str, Any]]:
@@ -182,6 +308,30 @@ class SGLangModel(LazyModel):
         return as_sglang_error(error)
 
 
+class ToolIterationLimiter(LoopLimiter):
+    """Limit tool iterations only, by the oldest name, which slime's example imports.
+
+    Args:
+        max_iterations: See `max_tool_iters` of `LoopLimiter`.
+    """
+
+    def __init__(self, max_iterations: int | None = None) -> None:
+        super().__init__(max_tool_iters=max_iterations)
+
+    @property
+    def iteration_count(self) -> int:
+        """Tool iterations so far."""
+        return self.tool_iter_count
+
+
+def _client(client: SGLangClient | None, base_url: str | None, timeout: float | None) -> SGLangClient:
+    if client is None:
+        return get_client((base_url or DEFAULT_BASE_URL).rstrip("/"), timeout=timeout)
+    if base_url is not None and base_url.rstrip("/") != client.base_url:
+        raise ValueError(f"base_url={base_url!r} is not the client's address {client.base_url!r}. Pass one of the two.")
+    return client
+
+
 def _check_generate(client: SGLangClient) -> None:
     """Refuse a client whose `generate` is the user's: it would not be called.
 
@@ -193,14 +343,6 @@ def _check_generate(client: SGLangClient) -> None:
             "SGLangModel does not call client.generate, so a generate of your own has no effect. To see or change "
             "requests, pass SGLangClient(..., http_transport=...); to answer them, use tito_conformance.testing."
         )
-
-
-def _client(client: SGLangClient | None, base_url: str | None, timeout: float | None) -> SGLangClient:
-    if client is None:
-        return get_client((base_url or DEFAULT_BASE_URL).rstrip("/"), timeout=timeout)
-    if base_url is not None and base_url.rstrip("/") != client.base_url:
-        raise ValueError(f"base_url={base_url!r} is not the client's address {client.base_url!r}. Pass one of the two.")
-    return client
 
 
 def _settings(config: Mapping[str, Any]) -> Settings:
@@ -226,3 +368,27 @@ def _settings(config: Mapping[str, Any]) -> Settings:
         **OptionalOutputs.of(config.get("optional_outputs")).model_dump(exclude_unset=True),
     }
     return Settings.of(**{**choices, "optional_outputs": optional_outputs})
+
+
+def _multimodal(message: Message) -> Iterator[dict[str, Any]]:
+    if message["role"] == "assistant":
+        (formatted,) = map(dict, template_messages([message]))
+        text: Any = formatted["content"]
+        yield {**formatted, "content": [format_content_block({"text": text}, True)] if text else []}
+        return
+    results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
+    for result in results:
+        parts = [format_content_block(each, True) for each in result["content"]]
+        yield {"role": "tool", "tool_call_id": result["toolUseId"], "content": parts}
+    if rest := [block for block in message["content"] if "toolResult" not in block]:
+        yield {"role": message["role"], "content": [format_content_block(each, True) for each in rest]}
+
+
+def _has_results(message: Message) -> bool:
+    return bool(message["content"]) and all("toolResult" in block for block in message["content"])
+
+
+def _number(block: ContentBlock) -> list[tuple[int, str]]:
+    """Return a key that sorts "call_10" after "call_2"."""
+    parts = re.split(r"(\d+)", block["toolResult"]["toolUseId"])
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
