@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tito_conformance.player import _cancel
+from tito_conformance.player import _cancelled_answer
 from tito_conformance.testing import moves as m
 
 
@@ -32,7 +32,7 @@ def test_a_run_that_is_stopped_during_a_cancel_stops(how: Literal["task", "close
 
         after_s = 600.0 if when.startswith("before") else 0.0
         signal = threading.Event()
-        move = asyncio.create_task(_cancel(stream(), signal, m.Cancel(how=how, after_s=after_s)))
+        move = asyncio.create_task(_cancelled_answer(stream(), signal, m.Cancel(how=how, after_s=after_s)))
         await begun.wait()
         if when.startswith("before") or how == "signal":  # nobody reads the signal here, so the stream waits on
             for _ in range(5):

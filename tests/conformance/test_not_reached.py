@@ -10,10 +10,10 @@ import pytest
 from conformance.defects.answer_views import View
 from conformance.defects.defect import SOUND, plant
 from support.scripted import tokenizer
-from tito_conformance import fixed as aborting
 from tito_conformance import suite
 from tito_conformance.checks import PROFILES, Tally
 from tito_conformance.final_checks import NOT_REPORTED
+from tito_conformance.fixed import check_abort
 from tito_conformance.target import Target, connect
 from tito_conformance.testing import ScriptedRequest
 from tito_conformance.testing.moves import Ask
@@ -29,7 +29,7 @@ def test_an_abort_that_came_too_late_is_not_judged(latency: float, judged: bool)
         transport = plant(replace(SOUND, options={"latency": lambda _: latency}), "vllm", tokenizer(), end())
         server = await connect(Target("vllm", "http://scripted", tokenizer(), transport=transport))
         tally = Tally()
-        await aborting.check(server, tally)
+        await check_abort(server, tally)
         await server.policy.backend.aclose()
         return tally
 

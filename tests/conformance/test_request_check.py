@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from support.scripted import tokenizer
-from tito_conformance.rendering import CallReader, compare_calls, compare_sampling, compare_semantics
+from tito_conformance.oracle import compare_sampling, compare_semantics
+from tito_conformance.rendering import CallReader, compare_calls
 from tito_core.ledger.turn import Semantics
 
 TEXT = (
