@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from conformance.defects.answer_views import View, view_of
-from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
+from conformance.defects.views import EXPERTS, VIEWS, View
 from tito_conformance.fixed import ABORTED_TOKENS
 from tito_conformance.target import TransportFactory
 from tito_conformance.testing import (
@@ -81,7 +80,7 @@ class Defect:
                     if self.events is not None and len(answer) > MIN_EVENTS:
                         self.events(answer)
                 elif self.edit is not None:
-                    self.edit(view_of(wire, answer), request)
+                    self.edit(VIEWS[wire](answer), request)
 
             return Fault(edit=change)
 
