@@ -280,6 +280,52 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
     parameters = {"max_new_tokens": ABORTED_TOKENS, "temperature": 1.0, "ignore_eos": True}
     sampling = server.sampling(**parameters)
     set_place(sampling=parameters, streamed=True)
+    abort = await _abort_one_of_two(server, prompt, sampling)
+    received = len(abort.other.output_ids)
+    problem = f"another request was aborted, and this one got {received} of {ABORTED_TOKENS} tokens."
+    tally.require("aborted", received == ABORTED_TOKENS, problem, 0)
+    sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
+    tally.require("aborted", abort.early or server.log is None or bool(sent), "the client sent no abort.", 0)
+    output = abort.aborted.output_ids
+    if sent and sent[-1] != 200:
+        tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
+        return
+    if abort.early or (len(output) == ABORTED_TOKENS and abort.seconds < SOON_S):
+        tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
+        return
+    ended = abort.aborted.finish == Finish.ABORT and len(output) < ABORTED_TOKENS
+    problem = f"a request went on to {len(output)} tokens ({abort.aborted.finish}) although it was aborted."
+    tally.require("aborted", ended, problem)
+    late = len(output) - abort.known
+    problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE_TOKENS}."
+    tally.require("aborted", late <= LATE_TOKENS, problem)
+    if semantics_of(server.policy.info, sampling).comparable_with_scoring() and len(output):
+        scores = (await score(server.policy.backend, np.concatenate([prompt, output])))[len(prompt) :]
+        apart = float(np.max(np.abs(scores - abort.aborted.logprobs)))
+        problem = f"a token of an aborted answer is {apart:.4g} nats from the server's own score."
+        tally.require("rescored", apart <= server.tolerance_nats, problem, len(scores))
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Two streams, of which the first was aborted.
+
+    Attributes:
+        early: Whether the first was complete before its abort.
+        known: Tokens of the first that had arrived when its abort was confirmed.
+        seconds: From then to its end.
+        aborted: Its answer.
+        other: The answer of the second.
+    """
+
+    early: bool
+    known: int
+    seconds: float
+    aborted: TokenResponse
+    other: TokenResponse
+
+
+async def _abort_one_of_two(server: ConnectedServer, prompt: TokenIds, sampling: SamplingParams) -> Abort:
     names, counts, runs = [uuid.uuid4().hex for _ in range(2)], Counter[str](), [asyncio.Event() for _ in range(2)]
 
     async def one(name: str, begun: asyncio.Event) -> TokenResponse:
@@ -299,34 +345,11 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
         known = counts[names[0]]
         confirmed = time.monotonic()
         aborted = await tasks[0]
-        took, other = time.monotonic() - confirmed, await tasks[1]
+        return Abort(early, known, time.monotonic() - confirmed, aborted, await tasks[1])
     finally:
         for each in (*waits, *tasks):
             each.cancel()
         await asyncio.gather(*waits, *tasks, return_exceptions=True)
-    received = len(other.output_ids)
-    problem = f"another request was aborted, and this one got {received} of {ABORTED_TOKENS} tokens."
-    tally.require("aborted", received == ABORTED_TOKENS, problem, 0)
-    sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
-    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.", 0)
-    whole = len(aborted.output_ids) == ABORTED_TOKENS and took < SOON_S
-    if sent and sent[-1] != 200:
-        tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
-        return
-    if early or whole:
-        tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
-        return
-    ended = aborted.finish == Finish.ABORT and len(aborted.output_ids) < ABORTED_TOKENS
-    problem = f"a request went on to {len(aborted.output_ids)} tokens ({aborted.finish}) although it was aborted."
-    tally.require("aborted", ended, problem)
-    late = len(aborted.output_ids) - known
-    problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE_TOKENS}."
-    tally.require("aborted", late <= LATE_TOKENS, problem)
-    if semantics_of(server.policy.info, sampling).comparable_with_scoring() and len(aborted.output_ids):
-        scores = (await score(server.policy.backend, np.concatenate([prompt, aborted.output_ids])))[len(prompt) :]
-        apart = float(np.max(np.abs(scores - aborted.logprobs)))
-        problem = f"a token of an aborted answer is {apart:.4g} nats from the server's own score."
-        tally.require("rescored", apart <= server.tolerance_nats, problem, len(scores))
 
 
 PICTURE_SEEDS = (101, 102, 103)

@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_conformance import wire as wire_reading
 from tito_conformance.agents import TOOLS
 from tito_conformance.checks import set_place
 from tito_conformance.testing.wire import WireKit, find_wire, installed_wires
-from tito_conformance.wire import WireGeneration
+from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BackendError, BadRequestError
 from tito_core.backend.generate import generate
@@ -193,13 +192,11 @@ class ConnectedServer:
         """Return the generations since a position: from the wire if it can be read, else from raw responses."""
         if self.wire is not None and self.log is not None:
             for exchange in self.log.exchanges[since.exchanges :]:
-                if (
-                    exchange.whole and exchange not in self._read
-                ):  # a conversation asks for all of its answers each turn
-                    self._read[exchange] = wire_reading.generations(self.wire.read, [exchange])
+                if exchange.whole and exchange not in self._read:  # a conversation reads all of its answers each turn
+                    self._read[exchange] = generations(self.wire.read, [exchange])
             found = (self._read.get(exchange, ()) for exchange in self.log.exchanges[since.exchanges :])
             return [generation for each in found for generation in each]
-        return generations(self.recorder.recorded[since.recorded :])
+        return recorded_generations(self.recorder.recorded[since.recorded :])
 
     def truncate_logs(self, since: LogPosition) -> None:
         """Drop everything that was logged since a position."""
@@ -360,7 +357,7 @@ class Recorder:
         self.on_request()
 
 
-def generations(recorded: Iterable[Recorded]) -> list[WireGeneration]:
+def recorded_generations(recorded: Iterable[Recorded]) -> list[WireGeneration]:
     """Convert raw responses to what the oracle reads."""
     return [_generation(request, raw) for request, raw in recorded]
 
