@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_tito.inspect.verify import rescore
-from tito_conformance import fixed as routing
 from tito_conformance import oracle
-from tito_conformance import target as precision
+from tito_conformance.bets import center
 from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
 from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
+from tito_conformance.target import ConnectedServer
 from tito_conformance.wire import WireGeneration
 from tito_core import store
 from tito_core.backend import OptionalOutputs
+from tito_core.backend.errors import ContextLengthError
+from tito_core.backend.generate import generate
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
 
 RESPONSE_CHECKS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
@@ -33,13 +39,22 @@ REPORTED: Mapping[str, Callable[[WireGeneration], bool]] = {
 """Whether an answer reports what a check is about; if not, only the ledger's None was compared."""
 NOT_REPORTED = "The answer does not report it."
 UNREPORTED = "The backend declares that its server does not report it."
+UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 TRAINING_CHECKS = ("trajectory", "mask", "alignment")
 """Checks of what a trainer gets."""
 LEAST_FOR_BIAS = 8
 """Tokens of an answer below which their mean difference says little."""
 ANSWER_BIAS = 0.3
 """Share of the tolerance that the mean and the median of one answer's differences may reach."""
-UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
+LEAST_SHARED = 0.5
+"""Share of a row's experts that must be equal at least: a near-tie of a router exchanges one or two of them."""
+MOST_CHANGED = {"float32": 0.001, "float16": 0.01}
+"""Share of all experts that may be others on a second read, by the server's dtype: how often a near-tie falls."""
+OTHERWISE_CHANGED = 0.05
+"""The same share for any other dtype, such as bfloat16: an allowance, since no rate of near-ties was measured."""
+ALWAYS_ALLOWED = 4
+"""Experts of a path that may be others, however short it is."""
+_MISSING = -1
 
 
 async def close(player: Player) -> None:
@@ -60,8 +75,14 @@ async def close(player: Player) -> None:
         _check_round_trip(ledger, tally)
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
-            await routing.check_second_read(ledger, player.optional_outputs, server, tally)
+            await _check_second_read(ledger, player.optional_outputs, server, tally)
     server.truncate_logs(player.log_start)
+
+
+def control_strings(tokenizer: Any) -> tuple[str, ...]:
+    """Return the tokenizer's control strings that random messages spell."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    return tuple(special[:64])
 
 
 def _require_all(player: Player, checks: Iterable[str], problems: Iterable[tuple[str, str, int]], cases: int) -> None:
@@ -101,21 +122,6 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
     tally.require("lost", len(lost) <= player.abandoned, problem)
 
 
-def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
-    decode, tally = player.server.policy.tokenizer.decode, player.tally
-    index_of = {turn.request_id: turn.index for turn in turns}
-    for each in generations:
-        for stop in each.sampling.get("stop") or ():
-            before = str(decode(each.output_ids[:-1]))
-            problem = f"the answer continued after the stop string {stop!r}: {before[-60:]!r}."
-            tally.require("stopped", stop not in before, problem, where=_where(player, index_of.get(each.request_id)))
-    for turn in turns:
-        if isinstance(turn.stop, str):
-            problem = f"the stop string {turn.stop!r} is reported, which the ids do not contain."
-            found = turn.stop in str(decode(turn.output_ids))
-            tally.require("stopped", found, problem, where=player.where(turn.index))
-
-
 def _check_text(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
     tokenizer, tally = player.server.policy.tokenizer, player.tally
     with_text = [each for each in generations if each.text is not None]
@@ -129,6 +135,21 @@ def _check_text(player: Player, generations: list[WireGeneration], turns: list[O
     for check, problem, request_id in oracle.check_text(known, lambda ids: str(tokenizer.decode(ids))):
         tally.require(check, False, problem, where=_where(player, index_of.get(request_id)))
     tally.require("text", True, "", len(known))
+
+
+def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
+    decode, tally = player.server.policy.tokenizer.decode, player.tally
+    index_of = {turn.request_id: turn.index for turn in turns}
+    for each in generations:
+        for stop in each.sampling.get("stop") or ():
+            before = str(decode(each.output_ids[:-1]))
+            problem = f"the answer continued after the stop string {stop!r}: {before[-60:]!r}."
+            tally.require("stopped", stop not in before, problem, where=_where(player, index_of.get(each.request_id)))
+    for turn in turns:
+        if isinstance(turn.stop, str):
+            problem = f"the stop string {turn.stop!r} is reported, which the ids do not contain."
+            found = turn.stop in str(decode(turn.output_ids))
+            tally.require("stopped", found, problem, where=player.where(turn.index))
 
 
 def _where(player: Player, index: int | None) -> Where:
@@ -172,15 +193,15 @@ async def _check_scores(player: Player) -> None:
         if not len(signed):
             continue
         at = int(np.argmax(np.abs(signed)))
-        worst, center = float(np.abs(signed[at])), precision.center(signed)
+        worst, middle = float(np.abs(signed[at])), center(signed)
         problem = f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}."
         where = player.where(index, int(positions[at]))
         tally.require("rescored", worst <= tolerance, problem, len(signed), where)
         problem = (
-            f"the logprobs of {len(signed)} tokens are {center:+.4g} nats from the server's own scores in the mean or "
+            f"the logprobs of {len(signed)} tokens are {middle:+.4g} nats from the server's own scores in the mean or "
             f"median, more than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
         )
-        biased = len(signed) >= LEAST_FOR_BIAS and abs(center) > ANSWER_BIAS * tolerance
+        biased = len(signed) >= LEAST_FOR_BIAS and abs(middle) > ANSWER_BIAS * tolerance
         tally.require("rescored", not biased, problem, 0, player.where(index))
     if len(result.prompt_differences):
         worst = float(np.max(result.prompt_differences))
@@ -195,10 +216,57 @@ async def _check_scores(player: Player) -> None:
         tally.skip("rescored", reason, result.not_comparable)
 
 
-def control_strings(tokenizer: Any) -> tuple[str, ...]:
-    """Return the tokenizer's control strings that random messages spell."""
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
-    return tuple(special[:64])
+async def _check_second_read(
+    ledger: Ledger, optional_outputs: OptionalOutputs, server: ConnectedServer, tally: Tally
+) -> None:
+    """Send every path as one prompt, and compare its experts with the rows that arrived turn by turn."""
+    if server.live_version is not None:
+        tally.skip("routed", "The weights changed, and rows do not say which weights routed them.")
+        return
+    requested = OptionalOutputs(routed_experts=optional_outputs.routed_experts)
+    sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
+    for trajectory in ledger.trajectories:
+        ids = trajectory.token_ids
+        set_place(turn=trajectory.path[-1].index)
+        columns = [turn.draft.extras["routed_experts"] for turn in trajectory.path if turn.draft.extras]
+        by_turn = np.full((len(ids), *columns[0].shape[1:]), _MISSING, np.int64)
+        for column in columns:
+            by_turn[column.start : column.start + column.rows] = column.values
+        try:
+            request = TokenRequest(ids, sampling, uuid.uuid4().hex, optional_outputs=requested)
+            response = await generate(server.policy.backend, request)
+        except ContextLengthError:
+            tally.skip("routed", "The path leaves no room for one more token.")
+            continue
+        at_once = response.columns["routed_experts"].values[: len(ids)].astype(np.int64)
+        rows = slice(0, len(ids) - 1)  # the last token was not routed yet
+        missing = np.flatnonzero((by_turn[rows] == _MISSING).any(axis=(1, 2)))
+        problem = f"token {missing[0] if len(missing) else 0} of a path has no experts."
+        tally.require("routed", by_turn.shape == at_once.shape and not len(missing), problem)
+        _check_rows(by_turn[rows], at_once[rows], server, tally)
+
+
+def _check_rows(by_turn: NDArray[np.int64], at_once: NDArray[np.int64], server: ConnectedServer, tally: Tally) -> None:
+    """Compare the experts of each token, shape (n, layers, experts)."""
+    if not len(by_turn):
+        return
+    ordered = np.sort(by_turn, -1)
+    twice = np.flatnonzero((ordered[..., 1:] == ordered[..., :-1]).any(axis=(1, 2)))
+    problem = f"token {int(twice[0]) if len(twice) else 0} of a path lists an expert twice in one layer."
+    tally.require("routed", not len(twice), problem)
+    shared = (by_turn[..., :, None] == at_once[..., None, :]).any(-1).mean(axis=(1, 2))
+    worst = int(np.argmin(shared))
+    problem = (
+        f"token {worst} of {len(shared)} of a path shares {shared[worst]:.0%} of its experts with those that it has "
+        f"when the path is sent as one prompt, less than {LEAST_SHARED:.0%}."
+    )
+    tally.require("routed", bool(shared[worst] >= LEAST_SHARED), problem, len(shared))
+    changed, most = 1 - float(shared.mean()), MOST_CHANGED.get(server.dtype, OTHERWISE_CHANGED)
+    problem = (
+        f"{changed:.2%} of the experts of {len(shared)} tokens of a path are others when the path is sent as one "
+        f"prompt, more than {most:.2%}: near-ties of a router are rarer."
+    )
+    tally.require("routed", changed * by_turn.size <= max(ALWAYS_ALLOWED, most * by_turn.size), problem)
 
 
 def _oracle_turns(ledger: Ledger, outputs: OptionalOutputs) -> list[OracleTurn]:
@@ -206,17 +274,6 @@ def _oracle_turns(ledger: Ledger, outputs: OptionalOutputs) -> list[OracleTurn]:
     names = ["top_ids", "top_logprobs"] if outputs.top_logprobs else []
     names += [name for name in ("prompt_logprobs", "routed_experts", "sampling_mask") if getattr(outputs, name)]
     return [_oracle_turn(turn, names) for turn in ledger]
-
-
-def _oracle_trajectories(ledger: Ledger) -> Iterable[OracleTrajectory]:
-    """Convert every trajectory to what the oracle reads."""
-    for path in ledger.iter_trajectories():
-        yield OracleTrajectory(
-            path.token_ids.tolist(),
-            path.loss_mask.tolist(),
-            path.logprobs.tolist(),
-            [turn.index for turn in path.path],
-        )
 
 
 def _oracle_turn(turn: Turn, outputs: list[str]) -> OracleTurn:
@@ -239,3 +296,14 @@ def _oracle_turn(turn: Turn, outputs: list[str]) -> OracleTurn:
         columns={name: (column.start, column.values.tolist()) for name, column in draft.extras.items()},
         images=[OracleImage(span.offset, span.length, span.sha256.hex()) for span in draft.media],
     )
+
+
+def _oracle_trajectories(ledger: Ledger) -> Iterable[OracleTrajectory]:
+    """Convert every trajectory to what the oracle reads."""
+    for path in ledger.iter_trajectories():
+        yield OracleTrajectory(
+            path.token_ids.tolist(),
+            path.loss_mask.tolist(),
+            path.logprobs.tolist(),
+            [turn.index for turn in path.path],
+        )

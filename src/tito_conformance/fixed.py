@@ -1,4 +1,4 @@
-"""Checks with fixed prompts: repeated and concurrent requests, seeds, sampling parameters, and logprob semantics."""
+"""Checks with fixed requests: repeated and concurrent ones, seeds, sampling parameters, aborts and pictures."""
 
 from __future__ import annotations
 
@@ -11,115 +11,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_conformance.checks import BrokenLawError, Tally, Where, set_place
-from tito_conformance.rendering import compare_sampling
+from tito_conformance.oracle import compare_sampling
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_conformance.testing.pictures import picture, same_pixels
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BadRequestError, ContextLengthError
+from tito_core.backend.errors import BadRequestError
 from tito_core.backend.generate import generate, score
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
-from tito_core.ledger import Finish, Ledger
+from tito_core.ledger import Finish
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Image
 
-LAST_TOKENS = 4
-"""Other tokens that replace a prompt's last one."""
-MAX_CHANGED_SHARE = 0.5
-"""A row may change with this share of those tokens, though they come later: a router's near-tie falls now and then."""
-LEAST_SHARED = 0.5
-"""Share of a row's experts that must be equal at least: a near-tie of a router exchanges one or two of them."""
-MOST_CHANGED = {"float32": 0.001, "float16": 0.01}
-"""Share of all experts that may be others on a second read, by the server's dtype: how often a near-tie falls."""
-ALWAYS_ALLOWED = 4
-"""Experts of a path that may be others, however short it is."""
-OTHERWISE_CHANGED = 0.05
-"""The same share for any other dtype, such as bfloat16: an allowance, since no rate of near-ties was measured."""
-_MISSING = -1
-
-
-async def check_causality(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
-    """Replace a prompt's last token: only its own row may change, and must change for at least one replacement."""
-    info, shape = server.policy.info, server.target.experts
-    if not info.capabilities.routed_experts or (info.capabilities.expert_shape is not True and shape is None):
-        return
-    sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
-    others = [token for token in dict.fromkeys(prompt.tolist()) if token != prompt[-1]][:LAST_TOKENS]
-    rows = []
-    for last in (int(prompt[-1]), *others):
-        ids = prompt.copy()
-        ids[-1] = last
-        request = TokenRequest(
-            ids, sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(routed_experts=shape or True)
-        )
-        response = await generate(server.policy.backend, request)
-        rows.append(np.sort(response.columns["routed_experts"].values[: len(ids)], -1))
-    changes = np.mean([(row != rows[0]).any(axis=(1, 2)) for row in rows[1:]], axis=0)
-    worst = int(np.argmax(changes[:-1]))
-    problem = f"the experts of token {worst} change with a later token, number {len(prompt) - 1}."
-    tally.require("routed", float(changes[worst]) <= MAX_CHANGED_SHARE, problem, len(others))
-    problem = f"the experts of token {len(prompt) - 1} are the same for {len(rows)} different tokens."
-    tally.require("routed", changes[-1] > 0, problem)
-
-
-async def check_second_read(
-    ledger: Ledger, optional_outputs: OptionalOutputs, server: ConnectedServer, tally: Tally
-) -> None:
-    """Send every path as one prompt, and compare its experts with the rows that arrived turn by turn."""
-    if server.live_version is not None:
-        tally.skip("routed", "The weights changed, and rows do not say which weights routed them.")
-        return
-    requested = OptionalOutputs(routed_experts=optional_outputs.routed_experts)
-    sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
-    for trajectory in ledger.trajectories:
-        ids = trajectory.token_ids
-        set_place(turn=trajectory.path[-1].index)
-        columns = [turn.draft.extras["routed_experts"] for turn in trajectory.path if turn.draft.extras]
-        by_turn = np.full((len(ids), *columns[0].shape[1:]), _MISSING, np.int64)
-        for column in columns:
-            by_turn[column.start : column.start + column.rows] = column.values
-        try:
-            request = TokenRequest(ids, sampling, uuid.uuid4().hex, optional_outputs=requested)
-            response = await generate(server.policy.backend, request)
-        except ContextLengthError:
-            tally.skip("routed", "The path leaves no room for one more token.")
-            continue
-        at_once = response.columns["routed_experts"].values[: len(ids)].astype(np.int64)
-        rows = slice(0, len(ids) - 1)  # the last token was not routed yet
-        missing = np.flatnonzero((by_turn[rows] == _MISSING).any(axis=(1, 2)))
-        problem = f"token {missing[0] if len(missing) else 0} of a path has no experts."
-        tally.require("routed", by_turn.shape == at_once.shape and not len(missing), problem)
-        _check_rows(by_turn[rows], at_once[rows], server, tally)
-
-
-def _check_rows(by_turn: NDArray[np.int64], at_once: NDArray[np.int64], server: ConnectedServer, tally: Tally) -> None:
-    """Compare the experts of each token, shape (n, layers, experts)."""
-    if not len(by_turn):
-        return
-    ordered = np.sort(by_turn, -1)
-    twice = np.flatnonzero((ordered[..., 1:] == ordered[..., :-1]).any(axis=(1, 2)))
-    problem = f"token {int(twice[0]) if len(twice) else 0} of a path lists an expert twice in one layer."
-    tally.require("routed", not len(twice), problem)
-    shared = (by_turn[..., :, None] == at_once[..., None, :]).any(-1).mean(axis=(1, 2))
-    worst = int(np.argmin(shared))
-    problem = (
-        f"token {worst} of {len(shared)} of a path shares {shared[worst]:.0%} of its experts with those that it has "
-        f"when the path is sent as one prompt, less than {LEAST_SHARED:.0%}."
-    )
-    tally.require("routed", bool(shared[worst] >= LEAST_SHARED), problem, len(shared))
-    changed, most = 1 - float(shared.mean()), MOST_CHANGED.get(server.dtype, OTHERWISE_CHANGED)
-    problem = (
-        f"{changed:.2%} of the experts of {len(shared)} tokens of a path are others when the path is sent as one "
-        f"prompt, more than {most:.2%}: near-ties of a router are rarer."
-    )
-    tally.require("routed", changed * by_turn.size <= max(ALWAYS_ALLOWED, most * by_turn.size), problem)
-
-
+PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
+ABSENT = "\N{SNOWMAN} \N{SNOWMAN}"
+"""A second stop string, which no answer contains: a server must look for every one."""
 MAX_TOKENS = 24
 LEAST_TOKENS = 4
 """`min_new_tokens` of an answer whose first token would end it."""
@@ -127,9 +37,6 @@ MAX_TOP = 4
 """Largest `top_logprobs` that is requested."""
 NEAR_TIE_NATS = 0.02
 """Two tokens this close are a near-tie: either may be sampled. Twice the tolerance counts if it is larger."""
-PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
-ABSENT = "\N{SNOWMAN} \N{SNOWMAN}"
-"""A second stop string, which no answer contains: a server must look for every one."""
 OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.5, "seed": 1},
@@ -137,6 +44,10 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0},
 ) * 2
 """Sampling parameters of other requests that run while one is checked: a server must not mix them up."""
+LAST_TOKENS = 4
+"""Other tokens that replace a prompt's last one."""
+MAX_CHANGED_SHARE = 0.5
+"""A row may change with this share of those tokens, though they come later: a router's near-tie falls now and then."""
 
 
 async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: int) -> None:
@@ -148,7 +59,7 @@ async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: in
     for text in PROMPTS[:repeats]:
         prompt = server.policy.template.first_prompt([{"role": "user", "content": [{"text": text}]}], None, None).ids
         if text == PROMPTS[0]:
-            await check_causality(server, tally, prompt)
+            await _check_causality(server, tally, prompt)
         await _check_top_logprobs(server, tally, prompt)
         first = await _greedy(server, prompt)
         await _check_sampling_parameters(server, tally, prompt, first, text)
@@ -164,6 +75,28 @@ async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: in
             *(_sample(server, prompt[: len(prompt) - 1 - n % 3], **other) for n, other in enumerate(OTHERS)),
         )
         _compare(server, tally, "alone", first, watched, text)
+
+
+def _compare(
+    server: ConnectedServer, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, text: str
+) -> None:
+    """Require that two answers are equal up to the first near-tie."""
+    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+    n = min(len(one.output_ids), len(other.output_ids))
+    different = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
+    at = int(different[0]) if len(different) else n
+    drift = float(np.max(np.abs(one.logprobs[:at] - other.logprobs[:at]), initial=0.0))
+    if len(different):
+        margin = abs(float(one.logprobs[at] - other.logprobs[at]))
+        problem = f"{text!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
+        where = Where(None, at, int(other.output_ids[at]), streamed=False)
+        tally.require(check, margin <= near, problem, 1, where)
+        tally.notes.append(f"Near-tie: {problem}")
+    else:
+        lengths = [len(each.output_ids) for each in (one, other)]
+        problem = f"{text!r}: the answers have {lengths[0]} and {lengths[1]} tokens."
+        tally.require(check, lengths[0] == lengths[1], problem)
+    tally.require(check, drift <= near, f"{text!r}: the tokens are equal, but logprobs are {drift:.3g} nats apart.")
 
 
 async def _greedy(server: ConnectedServer, prompt: TokenIds) -> TokenResponse:
@@ -182,6 +115,12 @@ async def _sample(
             for check, problem, *_ in compare_sampling(requested, each.sampling, requested, params.max_new_tokens):
                 raise BrokenLawError(check, problem, Where(sampling=sampling, streamed=streamed))
     return response
+
+
+async def _scored(server: ConnectedServer, prompt: TokenIds, answer: TokenResponse) -> TokenResponse:
+    """Return an answer with the server's scores in place of its logprobs."""
+    scores = await score(server.policy.backend, np.concatenate([prompt, answer.output_ids]))
+    return replace(answer, logprobs=scores[len(prompt) :])
 
 
 async def _check_top_logprobs(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
@@ -266,6 +205,18 @@ async def _check_stop_ids(
             await _check_stop_at_the_limit(server, tally, prompt, ended)
 
 
+async def _check_stop_at_the_limit(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, ended: TokenResponse
+) -> None:
+    """Sample again with exactly as many tokens as an answer had: its last token still ends it, not the limit."""
+    stop = int(ended.output_ids[-1])
+    limit = len(ended.output_ids)
+    exact = await _sample(server, prompt, temperature=0.0, max_new_tokens=limit, stop_token_ids=(stop,))
+    if np.array_equal(exact.output_ids, ended.output_ids):
+        problem = f"the finish reason is {exact.finish}, but the last token {stop} is a stop id."
+        tally.require("finish", exact.finish == Finish.STOP, problem)
+
+
 async def _check_stop_string(server: ConnectedServer, tally: Tally, prompt: TokenIds, greedy: TokenResponse) -> None:
     """Sample again with a letter out of the middle of an answer as stop string, which must end it."""
     tokenizer, ids = server.policy.tokenizer, greedy.output_ids.tolist()
@@ -283,55 +234,39 @@ async def _check_stop_string(server: ConnectedServer, tally: Tally, prompt: Toke
     tally.require("stopped", stop not in before, f"an answer continued after the stop string {stop!r}: {before!r}.")
 
 
-async def _scored(server: ConnectedServer, prompt: TokenIds, answer: TokenResponse) -> TokenResponse:
-    """Return an answer with the server's scores in place of its logprobs."""
-    scores = await score(server.policy.backend, np.concatenate([prompt, answer.output_ids]))
-    return replace(answer, logprobs=scores[len(prompt) :])
+async def _check_causality(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
+    """Replace a prompt's last token: only its own row may change, and must change for at least one replacement."""
+    info, shape = server.policy.info, server.target.experts
+    if not info.capabilities.routed_experts or (info.capabilities.expert_shape is not True and shape is None):
+        return
+    sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
+    others = [token for token in dict.fromkeys(prompt.tolist()) if token != prompt[-1]][:LAST_TOKENS]
+    rows = []
+    for last in (int(prompt[-1]), *others):
+        ids = prompt.copy()
+        ids[-1] = last
+        request = TokenRequest(
+            ids, sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(routed_experts=shape or True)
+        )
+        response = await generate(server.policy.backend, request)
+        rows.append(np.sort(response.columns["routed_experts"].values[: len(ids)], -1))
+    changes = np.mean([(row != rows[0]).any(axis=(1, 2)) for row in rows[1:]], axis=0)
+    worst = int(np.argmax(changes[:-1]))
+    problem = f"the experts of token {worst} change with a later token, number {len(prompt) - 1}."
+    tally.require("routed", float(changes[worst]) <= MAX_CHANGED_SHARE, problem, len(others))
+    problem = f"the experts of token {len(prompt) - 1} are the same for {len(rows)} different tokens."
+    tally.require("routed", changes[-1] > 0, problem)
 
 
-async def _check_stop_at_the_limit(
-    server: ConnectedServer, tally: Tally, prompt: TokenIds, ended: TokenResponse
-) -> None:
-    """Sample again with exactly as many tokens as an answer had: its last token still ends it, not the limit."""
-    stop = int(ended.output_ids[-1])
-    limit = len(ended.output_ids)
-    exact = await _sample(server, prompt, temperature=0.0, max_new_tokens=limit, stop_token_ids=(stop,))
-    if np.array_equal(exact.output_ids, ended.output_ids):
-        problem = f"the finish reason is {exact.finish}, but the last token {stop} is a stop id."
-        tally.require("finish", exact.finish == Finish.STOP, problem)
-
-
-def _compare(
-    server: ConnectedServer, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, text: str
-) -> None:
-    """Require that two answers are equal up to the first near-tie."""
-    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
-    n = min(len(one.output_ids), len(other.output_ids))
-    different = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
-    at = int(different[0]) if len(different) else n
-    drift = float(np.max(np.abs(one.logprobs[:at] - other.logprobs[:at]), initial=0.0))
-    if len(different):
-        margin = abs(float(one.logprobs[at] - other.logprobs[at]))
-        problem = f"{text!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
-        where = Where(None, at, int(other.output_ids[at]), streamed=False)
-        tally.require(check, margin <= near, problem, 1, where)
-        tally.notes.append(f"Near-tie: {problem}")
-    else:
-        lengths = [len(each.output_ids) for each in (one, other)]
-        problem = f"{text!r}: the answers have {lengths[0]} and {lengths[1]} tokens."
-        tally.require(check, lengths[0] == lengths[1], problem)
-    tally.require(check, drift <= near, f"{text!r}: the tokens are equal, but logprobs are {drift:.3g} nats apart.")
-
-
-LATE = 48
-"""Tokens that may come after an abort is confirmed: those of the steps in progress, and those in transfer."""
-SOON = 0.2
-"""Seconds within which the rest of an answer may come after its abort is confirmed: it was sampled before."""
-TOKENS = 180
+ABORTED_TOKENS = 180
 """Tokens of each answer, enough for an abort to arrive before the last one."""
+LATE_TOKENS = 48
+"""Tokens that may come after an abort is confirmed: those of the steps in progress, and those in transfer."""
+SOON_S = 0.2
+"""Seconds within which the rest of an answer may come after its abort is confirmed: it was sampled before."""
 
 
-async def check(server: ConnectedServer, tally: Tally) -> None:
+async def check_abort(server: ConnectedServer, tally: Tally) -> None:
     """Start two streams, abort the first after its first token, and wait for both."""
     if not can_stream(server.backend):
         tally.skip("aborted", "The backend does not stream, so the start of a request is unknown.")
@@ -339,12 +274,58 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
     limit = server.policy.info.max_model_len
     messages: list[Any] = [{"role": "user", "content": [{"text": "Count for ever."}]}]
     prompt = server.policy.template.first_prompt(messages, None, None).ids
-    if limit is not None and len(prompt) + TOKENS > limit:
-        tally.skip("aborted", f"An answer of {TOKENS} tokens does not fit into the context of {limit}.")
+    if limit is not None and len(prompt) + ABORTED_TOKENS > limit:
+        tally.skip("aborted", f"An answer of {ABORTED_TOKENS} tokens does not fit into the context of {limit}.")
         return
-    parameters = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
+    parameters = {"max_new_tokens": ABORTED_TOKENS, "temperature": 1.0, "ignore_eos": True}
     sampling = server.sampling(**parameters)
     set_place(sampling=parameters, streamed=True)
+    abort = await _abort_one_of_two(server, prompt, sampling)
+    received = len(abort.other.output_ids)
+    problem = f"another request was aborted, and this one got {received} of {ABORTED_TOKENS} tokens."
+    tally.require("aborted", received == ABORTED_TOKENS, problem, 0)
+    sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
+    tally.require("aborted", abort.early or server.log is None or bool(sent), "the client sent no abort.", 0)
+    output = abort.aborted.output_ids
+    if sent and sent[-1] != 200:
+        tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
+        return
+    if abort.early or (len(output) == ABORTED_TOKENS and abort.seconds < SOON_S):
+        tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
+        return
+    ended = abort.aborted.finish == Finish.ABORT and len(output) < ABORTED_TOKENS
+    problem = f"a request went on to {len(output)} tokens ({abort.aborted.finish}) although it was aborted."
+    tally.require("aborted", ended, problem)
+    late = len(output) - abort.known
+    problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE_TOKENS}."
+    tally.require("aborted", late <= LATE_TOKENS, problem)
+    if semantics_of(server.policy.info, sampling).comparable_with_scoring() and len(output):
+        scores = (await score(server.policy.backend, np.concatenate([prompt, output])))[len(prompt) :]
+        apart = float(np.max(np.abs(scores - abort.aborted.logprobs)))
+        problem = f"a token of an aborted answer is {apart:.4g} nats from the server's own score."
+        tally.require("rescored", apart <= server.tolerance_nats, problem, len(scores))
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Two streams, of which the first was aborted.
+
+    Attributes:
+        early: Whether the first was complete before its abort.
+        known: Tokens of the first that had arrived when its abort was confirmed.
+        seconds: From then to its end.
+        aborted: Its answer.
+        other: The answer of the second.
+    """
+
+    early: bool
+    known: int
+    seconds: float
+    aborted: TokenResponse
+    other: TokenResponse
+
+
+async def _abort_one_of_two(server: ConnectedServer, prompt: TokenIds, sampling: SamplingParams) -> Abort:
     names, counts, runs = [uuid.uuid4().hex for _ in range(2)], Counter[str](), [asyncio.Event() for _ in range(2)]
 
     async def one(name: str, begun: asyncio.Event) -> TokenResponse:
@@ -364,71 +345,17 @@ async def check(server: ConnectedServer, tally: Tally) -> None:
         known = counts[names[0]]
         confirmed = time.monotonic()
         aborted = await tasks[0]
-        took, other = time.monotonic() - confirmed, await tasks[1]
+        return Abort(early, known, time.monotonic() - confirmed, aborted, await tasks[1])
     finally:
         for each in (*waits, *tasks):
             each.cancel()
         await asyncio.gather(*waits, *tasks, return_exceptions=True)
-    received = len(other.output_ids)
-    problem = f"another request was aborted, and this one got {received} of {TOKENS} tokens."
-    tally.require("aborted", received == TOKENS, problem, 0)
-    sent = [] if server.log is None else [each.status for each in server.log.exchanges if "abort" in each.path]
-    tally.require("aborted", early or server.log is None or bool(sent), "the client sent no abort.", 0)
-    whole = len(aborted.output_ids) == TOKENS and took < SOON
-    if sent and sent[-1] != 200:
-        tally.skip("aborted", f"The server answered an abort with status {sent[-1]}.")
-        return
-    if early or whole:
-        tally.skip("aborted", "The answer was complete before the abort, or within moments of it.")
-        return
-    ended = aborted.finish == Finish.ABORT and len(aborted.output_ids) < TOKENS
-    problem = f"a request went on to {len(aborted.output_ids)} tokens ({aborted.finish}) although it was aborted."
-    tally.require("aborted", ended, problem)
-    late = len(aborted.output_ids) - known
-    problem = f"{late} tokens of an aborted request arrived after its abort was confirmed, more than {LATE}."
-    tally.require("aborted", late <= LATE, problem)
-    if semantics_of(server.policy.info, sampling).comparable_with_scoring() and len(aborted.output_ids):
-        scores = (await score(server.policy.backend, np.concatenate([prompt, aborted.output_ids])))[len(prompt) :]
-        apart = float(np.max(np.abs(scores - aborted.logprobs)))
-        problem = f"a token of an aborted answer is {apart:.4g} nats from the server's own score."
-        tally.require("rescored", apart <= server.tolerance_nats, problem, len(scores))
 
 
-SEEDS = (101, 102, 103)
+PICTURE_SEEDS = (101, 102, 103)
 """Pictures of one size, which no conversation shows."""
-SIZE = 64
+PICTURE_SIZE = 64
 """Sides of the pictures, in pixels."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Scores of a prompt with two pictures.
-
-    Attributes:
-        between: Scores of the tokens between the pictures, which depend on the first alone.
-        after: Scores of the tokens after both.
-    """
-
-    between: Logprobs
-    after: Logprobs
-
-
-def image_of(seed: int, comment: str | None = None) -> Image:
-    """Return a picture, or with a comment another file of the same pixels."""
-    data = picture(seed, SIZE, SIZE)
-    return Image(data if comment is None else same_pixels(data, comment), "png", SIZE, SIZE)
-
-
-def prompt_of(server: ConnectedServer) -> TokenIds:
-    """Return a collapsed prompt with two pictures and texts between and after them."""
-    blank = {"image": {"format": "png", "source": {"bytes": b""}}}
-    blocks: Any = [
-        blank,
-        {"text": "This is one of two. The other one follows."},
-        blank,
-        {"text": "Compare both, please."},
-    ]
-    return server.policy.template.first_prompt([{"role": "user", "content": blocks}], None, None).ids
 
 
 async def check_pictures(server: ConnectedServer, tally: Tally) -> None:
@@ -437,7 +364,7 @@ async def check_pictures(server: ConnectedServer, tally: Tally) -> None:
     The tokens between two pictures depend on the first alone, so that a server which exchanges them, drops one or
     reads another one is noticed although its echo is right.
     """
-    one, other, third = map(image_of, SEEDS)
+    one, other, third = map(image_of, PICTURE_SEEDS)
     prompt = prompt_of(server)
     lengths = await _lengths(server, prompt, (one, other))
     scores = {
@@ -448,7 +375,7 @@ async def check_pictures(server: ConnectedServer, tally: Tally) -> None:
             "A, C": (one, third),
             "C, B": (third, other),
             "A, B again": (one, other),
-            "A, B as other files": (image_of(SEEDS[0], "one"), image_of(SEEDS[1], "other")),
+            "A, B as other files": (image_of(PICTURE_SEEDS[0], "one"), image_of(PICTURE_SEEDS[1], "other")),
         }.items()
     }
     first, tolerance = scores["A, B"], server.tolerance_nats
@@ -473,10 +400,10 @@ async def check_after_update(server: ConnectedServer, tally: Tally) -> None:
 
     The same pixels in files that the server has never seen cannot be in any cache.
     """
-    prompt, known = prompt_of(server), (image_of(SEEDS[0]), image_of(SEEDS[1]))
+    prompt, known = prompt_of(server), (image_of(PICTURE_SEEDS[0]), image_of(PICTURE_SEEDS[1]))
     lengths = await _lengths(server, prompt, known)
     version = str(server.live_version)
-    new = tuple(image_of(seed, f"{version} {uuid.uuid4().hex}") for seed in SEEDS[:2])
+    new = tuple(image_of(seed, f"{version} {uuid.uuid4().hex}") for seed in PICTURE_SEEDS[:2])
     old, fresh = [await _scores(server, prompt, images, lengths) for images in (known, (new[0], new[1]))]
     apart = max(float(np.max(np.abs(getattr(old, place) - getattr(fresh, place)))) for place in ("between", "after"))
     problem = (
@@ -484,6 +411,37 @@ async def check_after_update(server: ConnectedServer, tally: Tally) -> None:
         f"behind new files of the same pixels, by up to {apart:.4g} nats."
     )
     tally.require("fresh", apart <= server.tolerance_nats, problem)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of a prompt with two pictures.
+
+    Attributes:
+        between: Scores of the tokens between the pictures, which depend on the first alone.
+        after: Scores of the tokens after both.
+    """
+
+    between: Logprobs
+    after: Logprobs
+
+
+def image_of(seed: int, comment: str | None = None) -> Image:
+    """Return a picture, or with a comment another file of the same pixels."""
+    data = picture(seed, PICTURE_SIZE, PICTURE_SIZE)
+    return Image(data if comment is None else same_pixels(data, comment), "png", PICTURE_SIZE, PICTURE_SIZE)
+
+
+def prompt_of(server: ConnectedServer) -> TokenIds:
+    """Return a collapsed prompt with two pictures and texts between and after them."""
+    blank = {"image": {"format": "png", "source": {"bytes": b""}}}
+    blocks: Any = [
+        blank,
+        {"text": "This is one of two. The other one follows."},
+        blank,
+        {"text": "Compare both, please."},
+    ]
+    return server.policy.template.first_prompt([{"role": "user", "content": blocks}], None, None).ids
 
 
 async def _lengths(server: ConnectedServer, prompt: TokenIds, images: tuple[Image, ...]) -> tuple[int, ...]:

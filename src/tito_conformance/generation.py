@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tito_conformance import final_checks
+from tito_conformance.agents import TOOLS
 from tito_conformance.checks import BrokenLawError, Check, Profile, checked
 from tito_conformance.servers import Conversation, Servers, can_force
-from tito_conformance.target import TOOLS
 from tito_conformance.testing import strategies
 from tito_conformance.testing.moves import Call, Cancel, Look, Move, Opening, Sampling, Stream, Want
 from tito_core.interrupt import StoppableRunner

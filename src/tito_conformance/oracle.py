@@ -1,6 +1,6 @@
 """An independent judge of ledgers: slow, obvious, and without any code of `tito_core`.
 
-It rebuilds every path of a rollout from the requests and responses, as `wire_reading` reads them, and compares the
+It rebuilds every path of a rollout from the requests and responses, as `wire` reads them, and compares the
 result with the ledger, which it gets as plain lists.
 """
 
@@ -11,7 +11,7 @@ import base64
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -70,184 +70,6 @@ class OracleTurn:
     optional_outputs: list[str] = field(default_factory=list)
     columns: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
     images: list[OracleImage] = field(default_factory=list)
-
-
-def float32(value: float | None) -> float | None:
-    """Round to float32, the precision of the ledger."""
-    return None if value is None else struct.unpack("f", struct.pack("f", value))[0]
-
-
-MASKED = -9999.0
-"""A logprob at or below it is a sentinel: vLLM's of a masked token, and SGLang's, which is float32's lowest value."""
-
-MASS_SLACK = 1e-3
-"""How far probabilities may sum to more than 1, from float32 rounding."""
-
-
-def compare_columns(
-    turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
-) -> Iterator[Problem]:
-    """Compare a turn's optional columns with the wire.
-
-    Args:
-        turn: The turn.
-        answer: Its generation.
-        prompt: The path up to the end of the turn's prompt.
-        path_length: Tokens of the path before the turn's delta.
-    """
-    for name in turn.optional_outputs:
-        if name not in turn.columns and answer.output_ids:
-            yield _CHECKS[name], f"{name} was requested, but the turn does not have it."
-    if "top_ids" in turn.columns and "top_logprobs" in turn.columns:
-        yield from _compare_top(turn, answer, len(prompt))
-    if "prompt_logprobs" in turn.columns:
-        yield from _compare_prompt(turn, answer, prompt, path_length)
-    if "routed_experts" in turn.columns:
-        yield from _compare_experts(turn, answer, len(prompt), path_length)
-    if "sampling_mask" in turn.columns:
-        yield from _compare_masks(turn, answer, len(prompt))
-
-
-_CHECKS = {
-    "top_ids": "top",
-    "top_logprobs": "top",
-    "prompt_logprobs": "scored",
-    "routed_experts": "routed",
-    "sampling_mask": "left",
-}
-
-
-def _compare_top(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterator[Problem]:
-    ids_start, ids = turn.columns["top_ids"]
-    values_start, values = turn.columns["top_logprobs"]
-    count = len(answer.output_ids)
-    if (ids_start, values_start, len(ids)) != (first, first, count):
-        yield "top", f"top_logprobs cover {len(ids)} tokens from {ids_start}, expected {count} from {first}."
-        return
-    for place, (row, logprobs) in enumerate(zip(ids, values, strict=True)):
-        reported = (answer.top_logprobs or [])[place] if place < len(answer.top_logprobs or ()) else []
-        real = {token: value for token, value in reported if value is not None and value > MASKED}
-        best = sorted(real.items(), key=lambda pair: (-pair[1], pair[0]))[: len(row)]
-        expected = [(token, float32(value)) for token, value in best]
-        found = [pair for pair in zip(row, logprobs, strict=True) if pair[0] != -1]
-        if found != expected:
-            yield "top", f"output token {place} has the top logprobs {found}, the response has {expected}.", place
-        mass = sum(math.exp(value) for value in real.values())
-        if mass > 1 + MASS_SLACK:
-            yield "top", f"the top tokens of output token {place} have a total probability of {mass:.4g}.", place
-        sampled, own = answer.output_ids[place], answer.logprobs[place]
-        least = min((value for _, value in best), default=math.inf)
-        if sampled not in dict(best) and (own is None or own > least + 1e-4):
-            yield (
-                "top",
-                f"output token {place} has logprob {own}, but is missing in its top logprobs {expected}.",
-                place,
-            )
-
-
-def _compare_prompt(
-    turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
-) -> Iterator[Problem]:
-    """Compare prompt logprobs. Inside an image there are none: what a server writes there has no meaning."""
-    start, values = turn.columns["prompt_logprobs"]
-    first, end = max(path_length, 1), len(prompt)
-    if (start, len(values)) != (first, end - first):
-        yield "scored", f"prompt logprobs cover tokens {start} to {start + len(values)}, expected {first} to {end}."
-        return
-    inside = {at for image in turn.images for at in range(image.offset, image.offset + image.length)}
-    reported = answer.prompt_logprobs[len(answer.prompt_logprobs) - len(values) :] if values else []
-    places = [place for place in range(len(values)) if first + place not in inside]
-    if [reported[place][0] for place in places] != [prompt[first + place] for place in places]:
-        yield "scored", "the response's prompt logprobs belong to other tokens than the sent prompt."
-    if [float32(reported[place][1]) for place in places] != [values[place] for place in places]:
-        yield "scored", "the ledger's prompt logprobs differ from the response's."
-    if any(not math.isnan(values[place - first]) for place in inside if first <= place < end):
-        yield "scored", "a token of an image has a prompt logprob."
-
-
-def _compare_experts(
-    turn: OracleTurn, answer: WireGeneration, prompt_length: int, path_length: int
-) -> Iterator[Problem]:
-    start, rows = turn.columns["routed_experts"]
-    first = max(path_length - 1, 0)
-    end = prompt_length + len(answer.output_ids) - 1
-    if (start, start + len(rows)) != (first, end):
-        yield "routed", f"experts cover tokens {start} to {start + len(rows)}, expected {first} to {end}."
-        return
-    reported = _integers(answer.routed_experts or "")
-    own = [value for row in rows for layer in row for value in layer]
-    if len(own) == 0 or reported[len(reported) - len(own) :] != own:
-        yield "routed", "the ledger's experts differ from the response's."
-
-
-def _compare_masks(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterator[Problem]:
-    start, rows = turn.columns["sampling_mask"]
-    masks = [[token for token in row if token != -1] for row in rows]
-    if start != first or masks != (answer.sampling_masks or []):
-        yield "left", "the ledger's sampling mask differs from the response's."
-    for place, (token, mask) in enumerate(zip(answer.output_ids, masks, strict=False)):
-        if token not in mask:
-            yield "left", f"output token {place} is not in its sampling mask of {len(mask)} tokens.", place
-    top_k = int(answer.sampling.get("top_k") or 0)
-    largest = max(map(len, masks), default=0)
-    if 0 < top_k < largest:
-        yield "left", f"a sampling mask has {largest} tokens, but top_k was {top_k}."
-
-
-def _integers(text: str) -> list[int]:
-    """Decode base64 of a `.npy` file of integers, or of bare int32."""
-    raw = base64.b64decode(text)
-    kind = "i"
-    if raw.startswith(b"\x93NUMPY"):
-        size, begin = (2, 10) if raw[6] == 1 else (4, 12)
-        end = begin + int.from_bytes(raw[8 : 8 + size], "little")
-        kind = _KINDS[ast.literal_eval(raw[begin:end].decode().strip())["descr"][-2:]]
-        raw = raw[end:]
-    return [number for (number,) in struct.iter_unpack(f"<{kind}", raw)]
-
-
-_KINDS = {"u1": "B", "i1": "b", "u2": "H", "i2": "h", "u4": "I", "i4": "i", "u8": "Q", "i8": "q"}
-
-
-def collapsed(ids: Sequence[int], images: Sequence[OracleImage]) -> list[int]:
-    """Return a path with each image's placeholders replaced by the first one, as a prompt is sent."""
-    inside = {at for image in images for at in range(image.offset + 1, image.offset + image.length)}
-    return [token for at, token in enumerate(ids) if at not in inside]
-
-
-def compare_images(ids: Sequence[int], images: Sequence[OracleImage], answer: WireGeneration) -> Iterator[Problem]:
-    """Compare the images of a path with those of the request and with the server's own report.
-
-    Args:
-        ids: The path, up to the end of the turn's prompt, expanded.
-        images: The images of the path, in order.
-        answer: The turn's generation.
-    """
-    sent = [None if data is None else sha256(data).hexdigest() for data in answer.images]
-    digests = [image.sha256 for image in images]
-    if len(sent) != len(digests):
-        yield "images", f"{len(sent)} pictures were sent, the path has {len(digests)}."
-    for place, (found, name, digest) in enumerate(zip(sent, answer.image_names, digests, strict=False)):
-        if found is not None and found != digest:
-            yield "images", f"picture {place} has the digest {found[:12]}, the ledger has {digest[:12]}."
-        if (found is None or name is not None) and not str(name).endswith(digest):
-            yield "images", f"picture {place} was sent under the name {name!r}, its digest is {digest[:12]}."
-    spans = [(image.offset, image.length) for image in images]
-    if answer.image_spans is not None and answer.image_spans != spans:
-        yield "images", f"the server reports the placeholders {answer.image_spans}, the ledger has {spans}."
-    if answer.image_tokens is not None and answer.image_tokens != sum(length for _, length in spans):
-        yield "images", f"the server counted {answer.image_tokens} image tokens, the ledger has {spans}."
-    if not images:
-        return
-    if answer.image_spans is None and answer.image_tokens is None:
-        yield "images", "the server reports nothing about the pictures."
-    inside = {at for image in images for at in range(image.offset, image.offset + image.length)}
-    held = {ids[at] if at < len(ids) else None for at in inside}
-    if len(held) != 1 or not all(image.length > 0 for image in images):
-        yield "images", f"the spans {spans} of pictures hold the tokens {sorted(map(str, held))}, not one placeholder."
-    outside = [at for at, token in enumerate(ids) if token in held and at not in inside]
-    if outside:
-        yield "images", f"token {outside[0]} is a placeholder, but belongs to no picture."
 
 
 @dataclass
@@ -309,6 +131,164 @@ def compare(
             if version is not None and version != live:
                 replaced |= set() if live is None else {live}
                 live = version
+
+
+def check_trajectories(
+    turns: Sequence[OracleTurn], trajectories: Sequence[OracleTrajectory]
+) -> Iterator[tuple[str, str, int]]:
+    """Compare trajectories with the turns: each path is complete, and each sampled token is trained once.
+
+    Yield the check, the problem, and the turn's index.
+    """
+    paths: dict[int, list[int]] = {}
+    trained = {turn.index: 0 for turn in turns}
+    by_index = {turn.index: turn for turn in turns}
+    for turn in turns:
+        before = [] if turn.parent is None else paths[turn.parent]
+        paths[turn.index] = before + turn.delta_ids + turn.output_ids
+    for trajectory in trajectories:
+        leaf = trajectory.turns[-1]
+        if trajectory.ids != paths[leaf]:
+            at = _first_difference(trajectory.ids, paths[leaf])
+            yield "trajectory", f"the trajectory that ends in turn {leaf} differs at token {at}.", leaf
+            continue
+        start = 0
+        for index in trajectory.turns:
+            turn = by_index[index]
+            output, end = start + len(turn.delta_ids), start + len(turn.delta_ids) + len(turn.output_ids)
+            if any(trajectory.mask[start:output]):
+                yield "mask", f"a prompt token of turn {index} has loss mask 1.", index
+            if turn.constrained and any(trajectory.mask[output:end]):
+                yield "mask", f"a token of turn {index} has loss mask 1, but was sampled under a grammar.", index
+            if not all(math.isnan(value) for value in trajectory.logprobs[start:output]):
+                yield "alignment", f"a prompt token of turn {index} has a logprob.", index
+            if trajectory.logprobs[output:end] != turn.logprobs:
+                yield "alignment", f"the logprobs of turn {index} are not aligned with its tokens.", index
+            trained[index] += sum(trajectory.mask[output:end])
+            start = end
+    for index, count in trained.items():
+        expected = 0 if by_index[index].constrained else len(by_index[index].output_ids)
+        if count != expected:
+            yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each.", index
+
+
+def check_text(
+    generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]
+) -> Iterator[tuple[str, str, str]]:
+    """Compare the text that a server reports with its decoded ids. Yield the check, the problem, and the request."""
+    for generation in generations:
+        if generation.text is None:
+            continue
+        text, decoded = generation.text, decode(generation.output_ids)
+        # An aborted answer may end before its last tokens were decoded.
+        cut = generation.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))
+        if not cut and _shown(text) not in set(map(_shown, _texts(generation, decoded, decode))):
+            yield (
+                "text",
+                f"the ids decode to {decoded[-60:]!r}, the response's text is {text[-60:]!r}.",
+                generation.request_id,
+            )
+
+
+@dataclass
+class ParentOracle:
+    """Finds the parent that a turn must have.
+
+    Attributes:
+        histories: For each turn in commit order, its whole history with the answer last, one JSON text a message.
+    """
+
+    histories: list[list[str]] = field(default_factory=list)
+
+    def candidates(self, history: list[str], messages: list[Any]) -> list[int]:
+        """Return the turns that may be the parent of `history`.
+
+        These are the turns whose own history is the longest prefix of it, with no answer after that prefix.
+        """
+        matches: list[tuple[int, int]] = []
+        for index, own in enumerate(self.histories):
+            depth = len(own)
+            rest = messages[depth - 1 :]
+            if history[:depth] == own and all(message["role"] != "assistant" for message in rest):
+                matches.append((depth, index))
+        deepest = max(matches, default=(0, 0))[0]
+        return [index for depth, index in matches if depth == deepest]
+
+    def add(self, index: int, history: list[str]) -> None:
+        """Add a turn's history, its answer included. Turns are added in commit order."""
+        assert index == len(self.histories)
+        self.histories.append(history)
+
+
+ALIASES = {
+    "seed": ("seed", "sampling_seed"),
+    "min_new_tokens": ("min_tokens", "min_new_tokens"),
+}
+"""Names on the wires, of parameters whose names differ from ours."""
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "seed": None,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+}
+"""Parameters that are compared, each with its default."""
+LIMITS = ("max_tokens", "max_new_tokens")
+
+
+def compare_sampling(
+    requested: Mapping[str, Any], sent: Mapping[str, Any], recorded: Mapping[str, Any], limit: int
+) -> Iterator[Problem]:
+    """Compare sampling parameters.
+
+    Args:
+        requested: Parameters of the agent, under our names.
+        sent: Parameters on the wire.
+        recorded: Parameters in the ledger.
+        limit: The recorded limit of new tokens.
+    """
+    for name, default in DEFAULTS.items():
+        value = requested.get(name, default)
+        on_wire = next((sent[alias] for alias in ALIASES.get(name, (name,)) if sent.get(alias) is not None), default)
+        if not _same(name, value, on_wire):
+            yield "requested", f"{name}={value} was requested, but {on_wire} was sent."
+        if not _same(name, value, recorded.get(name, default)):
+            yield "requested", f"{name}={value} was requested, but the ledger has {recorded.get(name, default)}."
+    stops = set(sent.get("stop") or ())
+    if not set(requested.get("stop") or ()) <= stops:
+        yield "requested", f"the stop strings {requested.get('stop')} were requested, but {sorted(stops)} were sent."
+    most = next((sent[name] for name in LIMITS if sent.get(name) is not None), None)
+    if most != limit or limit > requested["max_new_tokens"]:
+        yield (
+            "requested",
+            f"max_new_tokens={requested['max_new_tokens']} was requested, but {most} was sent and {limit} recorded.",
+        )
+
+
+def _same(name: str, one: Any, other: Any) -> bool:
+    if name == "top_k":  # 0 and -1 both mean all tokens
+        one, other = (value if value and value > 0 else -1 for value in (one, other))
+    return bool(one == other)
+
+
+def compare_semantics(
+    requested: Mapping[str, Any], semantics: Any, processed: bool | None, grammar: bool
+) -> Iterator[Problem]:
+    """Compare the semantics of logprobs in the ledger with the measured ones and the requested parameters."""
+    temperature = requested.get("temperature", 1.0) or 1.0
+    if semantics.processed != processed:
+        yield "semantics", f"the ledger says processed={semantics.processed}, but {processed} was measured."
+    expected = {True: (temperature,), False: (1.0,), None: (None, 1.0)}[processed]
+    if semantics.temperature not in expected or (processed is None and temperature != 1.0 and semantics.temperature):
+        yield "semantics", f"the ledger says temperature={semantics.temperature}, expected {expected[0]}."
+    changes = bool(requested.get("presence_penalty") or requested.get("frequency_penalty"))
+    if (grammar or (changes and processed)) and not semantics.adjusted:
+        yield "semantics", "the ledger says that nothing else changed the distribution, but a grammar or penalty did."
 
 
 def _compare_turn(
@@ -389,61 +369,179 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
         yield "finish", f"the generation continued after the stop token at {early[0]}.", early[0]
 
 
-def check_trajectories(
-    turns: Sequence[OracleTurn], trajectories: Sequence[OracleTrajectory]
-) -> Iterator[tuple[str, str, int]]:
-    """Compare trajectories with the turns: each path is complete, and each sampled token is trained once.
+def collapsed(ids: Sequence[int], images: Sequence[OracleImage]) -> list[int]:
+    """Return a path with each image's placeholders replaced by the first one, as a prompt is sent."""
+    inside = {at for image in images for at in range(image.offset + 1, image.offset + image.length)}
+    return [token for at, token in enumerate(ids) if at not in inside]
 
-    Yield the check, the problem, and the turn's index.
+
+def compare_images(ids: Sequence[int], images: Sequence[OracleImage], answer: WireGeneration) -> Iterator[Problem]:
+    """Compare the images of a path with those of the request and with the server's own report.
+
+    Args:
+        ids: The path, up to the end of the turn's prompt, expanded.
+        images: The images of the path, in order.
+        answer: The turn's generation.
     """
-    paths: dict[int, list[int]] = {}
-    trained = {turn.index: 0 for turn in turns}
-    by_index = {turn.index: turn for turn in turns}
-    for turn in turns:
-        before = [] if turn.parent is None else paths[turn.parent]
-        paths[turn.index] = before + turn.delta_ids + turn.output_ids
-    for trajectory in trajectories:
-        leaf = trajectory.turns[-1]
-        if trajectory.ids != paths[leaf]:
-            at = _first_difference(trajectory.ids, paths[leaf])
-            yield "trajectory", f"the trajectory that ends in turn {leaf} differs at token {at}.", leaf
-            continue
-        start = 0
-        for index in trajectory.turns:
-            turn = by_index[index]
-            output, end = start + len(turn.delta_ids), start + len(turn.delta_ids) + len(turn.output_ids)
-            if any(trajectory.mask[start:output]):
-                yield "mask", f"a prompt token of turn {index} has loss mask 1.", index
-            if turn.constrained and any(trajectory.mask[output:end]):
-                yield "mask", f"a token of turn {index} has loss mask 1, but was sampled under a grammar.", index
-            if not all(math.isnan(value) for value in trajectory.logprobs[start:output]):
-                yield "alignment", f"a prompt token of turn {index} has a logprob.", index
-            if trajectory.logprobs[output:end] != turn.logprobs:
-                yield "alignment", f"the logprobs of turn {index} are not aligned with its tokens.", index
-            trained[index] += sum(trajectory.mask[output:end])
-            start = end
-    for index, count in trained.items():
-        expected = 0 if by_index[index].constrained else len(by_index[index].output_ids)
-        if count != expected:
-            yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each.", index
+    sent = [None if data is None else sha256(data).hexdigest() for data in answer.images]
+    digests = [image.sha256 for image in images]
+    if len(sent) != len(digests):
+        yield "images", f"{len(sent)} pictures were sent, the path has {len(digests)}."
+    for place, (found, name, digest) in enumerate(zip(sent, answer.image_names, digests, strict=False)):
+        if found is not None and found != digest:
+            yield "images", f"picture {place} has the digest {found[:12]}, the ledger has {digest[:12]}."
+        if (found is None or name is not None) and not str(name).endswith(digest):
+            yield "images", f"picture {place} was sent under the name {name!r}, its digest is {digest[:12]}."
+    spans = [(image.offset, image.length) for image in images]
+    if answer.image_spans is not None and answer.image_spans != spans:
+        yield "images", f"the server reports the placeholders {answer.image_spans}, the ledger has {spans}."
+    if answer.image_tokens is not None and answer.image_tokens != sum(length for _, length in spans):
+        yield "images", f"the server counted {answer.image_tokens} image tokens, the ledger has {spans}."
+    if not images:
+        return
+    if answer.image_spans is None and answer.image_tokens is None:
+        yield "images", "the server reports nothing about the pictures."
+    inside = {at for image in images for at in range(image.offset, image.offset + image.length)}
+    held = {ids[at] if at < len(ids) else None for at in inside}
+    if len(held) != 1 or not all(image.length > 0 for image in images):
+        yield "images", f"the spans {spans} of pictures hold the tokens {sorted(map(str, held))}, not one placeholder."
+    outside = [at for at, token in enumerate(ids) if token in held and at not in inside]
+    if outside:
+        yield "images", f"token {outside[0]} is a placeholder, but belongs to no picture."
 
 
-def check_text(
-    generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]
-) -> Iterator[tuple[str, str, str]]:
-    """Compare the text that a server reports with its decoded ids. Yield the check, the problem, and the request."""
-    for generation in generations:
-        if generation.text is None:
-            continue
-        text, decoded = generation.text, decode(generation.output_ids)
-        # An aborted answer may end before its last tokens were decoded.
-        cut = generation.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))
-        if not cut and _shown(text) not in set(map(_shown, _texts(generation, decoded, decode))):
+MASKED = -9999.0
+"""A logprob at or below it is a sentinel: vLLM's of a masked token, and SGLang's, which is float32's lowest value."""
+MASS_SLACK = 1e-3
+"""How far probabilities may sum to more than 1, from float32 rounding."""
+_CHECKS = {
+    "top_ids": "top",
+    "top_logprobs": "top",
+    "prompt_logprobs": "scored",
+    "routed_experts": "routed",
+    "sampling_mask": "left",
+}
+
+
+def compare_columns(
+    turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
+) -> Iterator[Problem]:
+    """Compare a turn's optional columns with the wire.
+
+    Args:
+        turn: The turn.
+        answer: Its generation.
+        prompt: The path up to the end of the turn's prompt.
+        path_length: Tokens of the path before the turn's delta.
+    """
+    for name in turn.optional_outputs:
+        if name not in turn.columns and answer.output_ids:
+            yield _CHECKS[name], f"{name} was requested, but the turn does not have it."
+    if "top_ids" in turn.columns and "top_logprobs" in turn.columns:
+        yield from _compare_top(turn, answer, len(prompt))
+    if "prompt_logprobs" in turn.columns:
+        yield from _compare_prompt(turn, answer, prompt, path_length)
+    if "routed_experts" in turn.columns:
+        yield from _compare_experts(turn, answer, len(prompt), path_length)
+    if "sampling_mask" in turn.columns:
+        yield from _compare_masks(turn, answer, len(prompt))
+
+
+def _compare_top(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterator[Problem]:
+    ids_start, ids = turn.columns["top_ids"]
+    values_start, values = turn.columns["top_logprobs"]
+    count = len(answer.output_ids)
+    if (ids_start, values_start, len(ids)) != (first, first, count):
+        yield "top", f"top_logprobs cover {len(ids)} tokens from {ids_start}, expected {count} from {first}."
+        return
+    for place, (row, logprobs) in enumerate(zip(ids, values, strict=True)):
+        reported = (answer.top_logprobs or [])[place] if place < len(answer.top_logprobs or ()) else []
+        real = {token: value for token, value in reported if value is not None and value > MASKED}
+        best = sorted(real.items(), key=lambda pair: (-pair[1], pair[0]))[: len(row)]
+        expected = [(token, float32(value)) for token, value in best]
+        found = [pair for pair in zip(row, logprobs, strict=True) if pair[0] != -1]
+        if found != expected:
+            yield "top", f"output token {place} has the top logprobs {found}, the response has {expected}.", place
+        mass = sum(math.exp(value) for value in real.values())
+        if mass > 1 + MASS_SLACK:
+            yield "top", f"the top tokens of output token {place} have a total probability of {mass:.4g}.", place
+        sampled, own = answer.output_ids[place], answer.logprobs[place]
+        least = min((value for _, value in best), default=math.inf)
+        if sampled not in dict(best) and (own is None or own > least + 1e-4):
             yield (
-                "text",
-                f"the ids decode to {decoded[-60:]!r}, the response's text is {text[-60:]!r}.",
-                generation.request_id,
+                "top",
+                f"output token {place} has logprob {own}, but is missing in its top logprobs {expected}.",
+                place,
             )
+
+
+def _compare_prompt(
+    turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
+) -> Iterator[Problem]:
+    """Compare prompt logprobs. Inside an image there are none: what a server writes there has no meaning."""
+    start, values = turn.columns["prompt_logprobs"]
+    first, end = max(path_length, 1), len(prompt)
+    if (start, len(values)) != (first, end - first):
+        yield "scored", f"prompt logprobs cover tokens {start} to {start + len(values)}, expected {first} to {end}."
+        return
+    inside = {at for image in turn.images for at in range(image.offset, image.offset + image.length)}
+    reported = answer.prompt_logprobs[len(answer.prompt_logprobs) - len(values) :] if values else []
+    places = [place for place in range(len(values)) if first + place not in inside]
+    if [reported[place][0] for place in places] != [prompt[first + place] for place in places]:
+        yield "scored", "the response's prompt logprobs belong to other tokens than the sent prompt."
+    if [float32(reported[place][1]) for place in places] != [values[place] for place in places]:
+        yield "scored", "the ledger's prompt logprobs differ from the response's."
+    if any(not math.isnan(values[place - first]) for place in inside if first <= place < end):
+        yield "scored", "a token of an image has a prompt logprob."
+
+
+def _compare_experts(
+    turn: OracleTurn, answer: WireGeneration, prompt_length: int, path_length: int
+) -> Iterator[Problem]:
+    start, rows = turn.columns["routed_experts"]
+    first = max(path_length - 1, 0)
+    end = prompt_length + len(answer.output_ids) - 1
+    if (start, start + len(rows)) != (first, end):
+        yield "routed", f"experts cover tokens {start} to {start + len(rows)}, expected {first} to {end}."
+        return
+    reported = _integers(answer.routed_experts or "")
+    own = [value for row in rows for layer in row for value in layer]
+    if len(own) == 0 or reported[len(reported) - len(own) :] != own:
+        yield "routed", "the ledger's experts differ from the response's."
+
+
+def _compare_masks(turn: OracleTurn, answer: WireGeneration, first: int) -> Iterator[Problem]:
+    start, rows = turn.columns["sampling_mask"]
+    masks = [[token for token in row if token != -1] for row in rows]
+    if start != first or masks != (answer.sampling_masks or []):
+        yield "left", "the ledger's sampling mask differs from the response's."
+    for place, (token, mask) in enumerate(zip(answer.output_ids, masks, strict=False)):
+        if token not in mask:
+            yield "left", f"output token {place} is not in its sampling mask of {len(mask)} tokens.", place
+    top_k = int(answer.sampling.get("top_k") or 0)
+    largest = max(map(len, masks), default=0)
+    if 0 < top_k < largest:
+        yield "left", f"a sampling mask has {largest} tokens, but top_k was {top_k}."
+
+
+_KINDS = {"u1": "B", "i1": "b", "u2": "H", "i2": "h", "u4": "I", "i4": "i", "u8": "Q", "i8": "q"}
+
+
+def _integers(text: str) -> list[int]:
+    """Decode base64 of a `.npy` file of integers, or of bare int32."""
+    raw = base64.b64decode(text)
+    kind = "i"
+    if raw.startswith(b"\x93NUMPY"):
+        size, begin = (2, 10) if raw[6] == 1 else (4, 12)
+        end = begin + int.from_bytes(raw[8 : 8 + size], "little")
+        kind = _KINDS[ast.literal_eval(raw[begin:end].decode().strip())["descr"][-2:]]
+        raw = raw[end:]
+    return [number for (number,) in struct.iter_unpack(f"<{kind}", raw)]
+
+
+def float32(value: float | None) -> float | None:
+    """Round to float32, the precision of the ledger."""
+    return None if value is None else struct.unpack("f", struct.pack("f", value))[0]
 
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -468,33 +566,3 @@ def _texts(generation: WireGeneration, decoded: str, decode: Callable[[list[int]
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-@dataclass
-class ParentOracle:
-    """Finds the parent that a turn must have.
-
-    Attributes:
-        histories: For each turn in commit order, its whole history with the answer last, one JSON text a message.
-    """
-
-    histories: list[list[str]] = field(default_factory=list)
-
-    def candidates(self, history: list[str], messages: list[Any]) -> list[int]:
-        """Return the turns that may be the parent of `history`.
-
-        These are the turns whose own history is the longest prefix of it, with no answer after that prefix.
-        """
-        matches: list[tuple[int, int]] = []
-        for index, own in enumerate(self.histories):
-            depth = len(own)
-            rest = messages[depth - 1 :]
-            if history[:depth] == own and all(message["role"] != "assistant" for message in rest):
-                matches.append((depth, index))
-        deepest = max(matches, default=(0, 0))[0]
-        return [index for depth, index in matches if depth == deepest]
-
-    def add(self, index: int, history: list[str]) -> None:
-        """Add a turn's history, its answer included. Turns are added in commit order."""
-        assert index == len(self.histories)
-        self.histories.append(history)

@@ -6,530 +6,48 @@ import asyncio
 import contextlib
 import json
 import threading
-import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import jsonschema
-import numpy as np
 from pydantic import BaseModel, Field
 from strands.types.exceptions import ContextWindowOverflowException
 
-from tito_conformance import lengths
+from tito_conformance.agents import CLEARED, SYSTEM_PROMPTS, TOOLS, Answer, SimulatedAgent, collect_answer, tool_uses
 from tito_conformance.checks import Tally, Where, set_place
 from tito_conformance.fixed import ABSENT
-from tito_conformance.oracle import OracleImage, ParentOracle, Problem, collapsed
-from tito_conformance.rendering import (
-    CallReader,
-    Renderer,
-    compare_calls,
-    compare_sampling,
-    compare_semantics,
-    differing_excerpts,
-)
-from tito_conformance.target import (
-    CLEARED,
-    FINITE_TOP_K,
-    SYSTEM_PROMPTS,
-    TOOLS,
-    Answer,
-    ConnectedServer,
-    LogPosition,
-    SimulatedAgent,
-    can_stream,
-    collect_answer,
-    tool_uses,
-)
+from tito_conformance.oracle import OracleImage, ParentOracle, Problem, collapsed, compare_sampling, compare_semantics
+from tito_conformance.rendering import CallReader, Renderer, compare_calls, differing_excerpts
+from tito_conformance.target import FINITE_TOP_K, ConnectedServer, LogPosition
 from tito_conformance.testing import moves as m
-from tito_core.backend import EngineAdmin, OptionalOutputs
+from tito_conformance.weights import RELOADED_TOKENS, check_live_version, update_weights
+from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import (
-    BackendError,
     BadRequestError,
     GenerationAbortedError,
     ServerError,
-    WeightsNotLoadedError,
 )
-from tito_core.backend.generate import generate, score
-from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
-from tito_core.backend.sampling import Grammar, SamplingParams
-from tito_core.backend.semantics import semantics_of
+from tito_core.backend.sampling import Grammar
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.ledger import Draft, Finish, Ledger, Provenance, Turn, VersionSpan
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger import Draft, Finish, Ledger, Provenance, Turn
 from tito_core.model import TITOModel
 from tito_core.parsing.completion import CallStatus
 from tito_core.turn.inputs import UnsupportedToolChoiceError
 
+MAX_TOKENS = 24
+"""Limit of an ordinary answer: enough to end in several ways, few enough for a small machine."""
+CALL_TOKENS = 96
+"""Limit of one of three ordinary answers: enough for two calls."""
 CANCELLED_TOKENS = 96
 """Limit of an answer that will be cancelled: enough that it is still in progress."""
-
-
-async def play_cancel(player: Player, agent: SimulatedAgent, move: m.Cancel) -> None:
-    """Cancel a turn. The ledger must be whole, whether or not the answer was complete by then."""
-    agent.add_input(move.text)
-    player.set_sampling(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
-    before, signal = len(player.model.ledger), threading.Event()
-    player.abandoned += 1
-    try:
-        answer = await _cancel(player.stream(agent, cancel_signal=signal), signal, move)
-    except ContextWindowOverflowException:
-        player.abandoned -= 1
-        agent.clear()
-        return
-    after = len(player.model.ledger)
-    completed = answer is not None and answer.stop_reason is not None
-    player.tally.require(
-        "cancelled",
-        after - before == int(completed),
-        f"a turn that was {'complete' if completed else 'cancelled'} left {after - before} turns in the ledger.",
-    )
-    if completed and answer is not None:
-        player.abandoned -= 1
-        player.keep_answer(agent, answer, after - 1)
-
-
-async def _cancel(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
-    task = asyncio.ensure_future(collect_answer(stream))
-    try:
-        await asyncio.sleep(move.after_s)
-        if move.how == "signal":
-            signal.set()
-        else:
-            task.cancel()
-        await asyncio.wait({task})  # unlike `await task`, this raises only if this coroutine itself is cancelled
-        return None if task.cancelled() else task.result()
-    finally:
-        if not task.cancelling():
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # leave no task behind
-        if move.how == "close":
-            with contextlib.suppress(RuntimeError):
-                await stream.aclose()
-
-
-def check_rendering(player: Player, agent: SimulatedAgent, turn: Turn) -> None:
-    """Compare a turn's delta with the template's own rendering of the whole history."""
-    tally, renderer = player.tally, player.renderer
-    if any(use["name"] == MALFORMED_CALL for use in agent.all_calls()):
-        tally.skip("rendering", "The history holds a malformed call, whose feedback the client writes.")
-        return
-    whole = renderer.text(agent.messages, agent.system, player.server.tools)
-    if whole is None:
-        tally.skip("rendering", "The template refuses the history.")
-        return
-    spans = [OracleImage(span.offset, span.length, "") for span in turn.draft.media]
-    start = turn.path_length - turn.own_length
-    ids = collapsed(turn.draft.prompt_ids.tolist(), [replace(span, offset=span.offset - start) for span in spans])
-    parent = turn.parent
-    delta = renderer.decode(ids)
-    before = None if parent is None else player.model.ledger[parent].draft
-    if not whole.endswith(delta) and not renderer.survives(agent.messages, agent.system):
-        tally.skip("rendering", "The tokenizer does not decode what it encodes.")
-        return
-    place = player.where(turn.index)
-    where = f"the delta {delta[-200:]!r}"
-    closer_id = player.server.policy.template.closer_id
-    if before is not None and (part := _truncated_part(before)) is not None:
-        closer = renderer.decode([closer_id])
-        tags = renderer.reasoning_tags(closer) if part == "reasoning" else renderer.call_tags(closer)
-        if tags is None:
-            tally.skip("rendering", f"The template does not show how it closes truncated {part}.")
-            return
-        if tags[2]:
-            tag_ids = [renderer.encode(tag) for tag in tags[:2]]
-            _check_still_open(before.output_ids.tolist(), tag_ids, f"{where} closes {part}", tally, place)
-        tally.require(
-            "rendering", delta.startswith(tags[2]), f"{where} does not close {part} with {tags[2]!r}.", 1, place
-        )
-        delta = delta.removeprefix(tags[2])  # the closed part belongs to the answer, which a template may hide
-    end = whole if before is None else whole[-len(delta) :]
-    own, expected = differing_excerpts(delta, end)
-    tally.require("rendering", end == delta, f"{where} has {own!r} where the template writes {expected!r}.", 1, place)
-    stem = whole[: len(whole) - len(delta)]
-    closed = ""
-    if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer_id:
-        closed = renderer.decode([closer_id])
-        tally.require(
-            "rendering", stem.endswith(closed), f"{where} does not continue where the answer ended.", 1, place
-        )
-    if renderer.is_plain(agent.messages, agent.system) and (closed or before is None):
-        expected_ids = renderer.encode(closed + delta)[-len(ids) :]
-        problem = f"{where} has the ids {ids}, but the tokenizer encodes it as {expected_ids}."
-        tally.require("tokens", expected_ids == ids, problem, 1, place)
-    else:
-        tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was truncated.")
-
-
-def check_order_of_pictures(player: Player, agent: SimulatedAgent, turn: Turn) -> None:
-    """Compare the pictures of a turn's path with those of the whole history, in the template's order."""
-    found = [span.sha256.hex() for each in player.model.ledger.path(turn.index) for span in each.draft.media]
-    expected = player.renderer.pictures(agent.messages, agent.system)
-    if found or expected:
-        short = [[digest[:12] for digest in digests] for digests in (found, expected)]
-        problem = f"the path has the pictures {short[0]}, the history {short[1]}."
-        player.tally.require("images", found == expected, problem, where=player.where(turn.index))
-
-
-def ended_in_reasoning(draft: Draft) -> bool:
-    """Return whether a stop token ended an answer inside its reasoning. A stop string counts as a truncation."""
-    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
-
-
-def _truncated_part(draft: Draft) -> str | None:
-    """Return the part of an answer that was truncated and that the client must close: reasoning, a call or None."""
-    if not (draft.finish.cut_off or isinstance(draft.stop, str)):
-        return None
-    if not draft.reasoning_closed:
-        return "reasoning"
-    return "a call" if draft.calls and draft.calls[-1].status == CallStatus.TRUNCATED else None
-
-
-def _check_still_open(output: list[int], tags: list[list[int]], closes: str, tally: Tally, where: Where) -> None:
-    """Check that the answer had not closed the part itself. Only possible where both tags are single tokens."""
-    if all(len(tag) == 1 for tag in tags):
-        (begin,), (end,) = tags
-        last = next((token for token in reversed(output) if token in (begin, end)), begin)
-        tally.require("rendering", last == begin, f"{closes}, which the answer had closed already.", 1, where)
-
-
 GRAMMAR_TOKENS = 200
 """Limit of an answer under a grammar, which ends by itself."""
+MAX_PICTURES = 8
+"""Most pictures of a history, where the server reports no limit."""
 REFUSALS = (ServerError, GenerationAbortedError)
 """XGrammar 0.2.7 and 0.2.8 sometimes refuse a control token that their own mask allowed. Both engines then answer 500,
 and SGLang ends a stream as aborted."""
-
-
-class Shaped(BaseModel):
-    """The structured output that is requested. Its name is part of the request."""
-
-    word: str = Field(pattern="^[a-z]{1,8}$")
-    count: int = Field(ge=0, le=99)
-
-
-async def play_forced_call(player: Player, agent: SimulatedAgent, move: m.Force) -> None:
-    """Force a call, and check it against the tool's schema."""
-    tally = player.tally
-    if not player.server.tools:
-        tally.skip("forced", "The context is too short for tools.")
-        return
-    agent.add_input(move.text)
-    tool = TOOLS[len(move.text) % len(TOOLS)]
-    choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
-    player.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
-    try:
-        answer = await player.run_turn(agent, tool_choice=choice)
-    except (UnsupportedToolChoiceError, BadRequestError) as error:
-        tally.skip("forced", _first_line(error))
-        agent.messages.pop()
-        return
-    except REFUSALS as error:
-        await _sample_without(player, agent, "forced", error)
-        return
-    if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
-        tally.skip("forced", "The call was longer than the token limit.")
-        return
-    uses = tool_uses(answer.message)
-    names = [each["name"] for each in TOOLS]
-    where = player.where(len(player.model.ledger) - 1)
-    problem = f"the turn was forced to call {choice}, but its content is {answer.message['content']}."
-    tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem, 1, where)
-    if move.named:
-        tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem, 1, where)
-    for use in uses:
-        schema = TOOLS[names.index(use["name"])]["inputSchema"]["json"]
-        valid = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
-        tally.require("forced", valid, problem, 1, where)
-
-
-async def play_calls(player: Player, agent: SimulatedAgent, move: m.Call) -> None:
-    """Make the policy write calls, some of them malformed; `Player.run_turn` checks the result.
-
-    The grammar is a sampling parameter here, so the client reads the answer like any other.
-    """
-    tags = player.calls.tags
-    agent.add_input(move.text)
-    if tags is None or not player.server.tools:
-        player.tally.skip("calls", "The format is not a JSON object between two tags, or there are no tools.")
-        await player.sample(agent)
-        return
-    added = player.server.policy.tokenizer.get_added_vocab()
-    elements: list[dict[str, Any]] = []
-    for call in move.calls:
-        parts = (tags[0], f"\n{call}\n", tags[1])
-        elements += [
-            {"type": "token", "token": added[part]} if part in added else {"type": "const_string", "value": part}
-            for part in parts
-        ]
-    form = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
-    grammar = Grammar(kind="structural_tag", value=json.dumps(form))
-    try:
-        await player.sample(agent, max_new_tokens=GRAMMAR_TOKENS, ignore_eos=False, grammar=grammar)
-    except (BadRequestError, *REFUSALS) as error:
-        await _sample_without(player, agent, "calls", error)
-
-
-async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.Shape) -> None:
-    """Request a structured output, and validate it."""
-    tally = player.tally
-    agent.add_input(move.text)
-    player.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
-    try:
-        answer = await player.run_turn(agent, structured_output_model=Shaped)
-    except BadRequestError as error:
-        tally.skip("shaped", _first_line(error))
-        agent.messages.pop()
-        return
-    except REFUSALS as error:
-        await _sample_without(player, agent, "shaped", error)
-        return
-    if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
-        tally.skip("shaped", "The answer was longer than the token limit.")
-        return
-    text = "".join(block.get("text", "") for block in answer.message["content"])
-    try:
-        Shaped.model_validate_json(text)
-        valid = True
-    except ValueError:
-        valid = False
-    problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
-    tally.require("shaped", valid, problem, 1, player.where(len(player.model.ledger) - 1))
-
-
-async def _sample_without(player: Player, agent: SimulatedAgent, check: str, error: Exception) -> None:
-    """Sample a turn without its grammar, and count the check as skipped. Raise again if the fault was another one."""
-    player.abandoned += isinstance(error, GenerationAbortedError)
-    await player.sample(agent)
-    player.tally.skip(check, _first_line(error))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-RELOADED_TOKENS = 160
-"""Length of an answer during which the weights change, in tokens."""
-LONGER = (4 * RELOADED_TOKENS, 10 * RELOADED_TOKENS)
-"""Lengths of further tries, for servers that send an answer in one burst, before the weights could change."""
-MIN_TOKENS_BEFORE = 4
-"""Tokens that arrive before the weights change."""
-TRANSFER_S = 0.2
-"""Tokens that arrive later than this after the update were sampled after it, in seconds."""
-KNOWN_TOKENS = 16
-"""Tokens of each answer to a prompt that two folders' weights read."""
-
-NO_VERSION = "The server reports no version with an answer."
-
-
-async def play_reload(player: Player, agent: SimulatedAgent, move: m.Reload) -> None:
-    """Change the weights during an agent's answer and a watched one."""
-    agent.add_input(move.text)
-    player.set_sampling(max_new_tokens=RELOADED_TOKENS, ignore_eos=True)
-    turn = asyncio.create_task(player.run_turn(agent))
-    try:
-        player.abandoned += await update_weights(player.server, player.tally)
-    finally:
-        await asyncio.wait([turn])
-    turn.result()
-
-
-@dataclass
-class WeightUpdate:
-    """One weight update during an answer.
-
-    Attributes:
-        old: The version before; None if the server never reported one.
-        new: The version after.
-        before: Tokens of the answer that had arrived when the update was requested.
-        after: Tokens that had arrived when the update was done, those in transfer included.
-        finished: Whether the answer was complete before the update was requested.
-    """
-
-    old: str | None
-    new: str
-    before: int = 0
-    after: int = 0
-    finished: bool = False
-
-
-class _ChunkCounter:
-    """Counts the tokens of an answer's chunks."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.enough = asyncio.Event()
-
-    def __call__(self, chunk: TokenChunk) -> None:
-        self.tokens += len(chunk.output_ids)
-        if self.tokens >= MIN_TOKENS_BEFORE:
-            self.enough.set()
-
-
-async def update_weights(server: ConnectedServer, tally: Tally) -> int:
-    """Change the weights during a streamed answer, and check the answer's version spans.
-
-    Returns:
-        Number of answers that were requested, which belong to no agent.
-    """
-    backend = server.backend
-    if not server.target.weights:
-        return 0
-    if not isinstance(backend, EngineAdmin) or not can_stream(backend):
-        tally.skip("changed", f"The backend {server.target.backend} cannot change weights.")
-        return 0
-    answers = 0
-    for tokens in (RELOADED_TOKENS, *LONGER):
-        sampling = server.sampling(max_new_tokens=tokens, ignore_eos=True)
-        prompt = server.policy.template.first_prompt(
-            [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
-        ).ids
-        counter, answers = _ChunkCounter(), answers + 1
-        request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
-        set_place(turn=None, sampling={"max_new_tokens": tokens, "ignore_eos": True}, streamed=True)
-        answer = asyncio.create_task(generate(server.policy.backend, request, counter))
-        waiting = asyncio.create_task(counter.enough.wait())
-        await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if not answer.done():
-            break
-    old, before, finished = server.live_version, counter.tokens, answer.done()
-    new = await _load(server, _other_folder(server))
-    await asyncio.sleep(TRANSFER_S)
-    update = WeightUpdate(old, new, before, counter.tokens, finished)
-    response = await answer
-    if [span.version for span in response.versions] == [None]:
-        server.live_version, server.reports_versions = None, False
-        tally.skip("changed", NO_VERSION)
-        tally.skip("live", NO_VERSION)
-        return answers
-    check_spans(update, response, tally)
-    if response.versions[-1].version == new:
-        ids = [*prompt.tolist(), *response.output_ids.tolist()]
-        await _check_scores(server, tally, ids, response.logprobs[boundary_of(response.versions, new) :], sampling)
-    return answers
-
-
-async def check_folders(server: ConnectedServer, tally: Tally) -> None:
-    """Load two folders in turn: the scores of a text and the answers to one prompt must follow the weights."""
-    if len(server.target.weights) < 2 or not isinstance(server.backend, EngineAdmin) or not can_stream(server.backend):
-        return
-    first, second = server.target.weights
-    longest = lengths.PROMPTS[0]  # fills pages of a prefix cache, in which old keys and values would be found
-    prompt = lengths.long_prompt(server, min(longest, (server.policy.info.max_model_len or longest) - lengths.ROOM))
-    text: list[int] = []
-    scores: list[Logprobs] = []
-    for folder in (first, second, first):
-        await _load(server, folder)
-        answer = await _first_answer(server, tally, prompt)
-        text = text or [*prompt.tolist(), *answer]
-        scores.append((await score(server.policy.backend, text))[1:])
-    set_place()
-    tolerance = server.tolerance_nats
-    apart, kept = (float(np.max(np.abs(scores[0] - each))) for each in scores[1:])
-    problem = (
-        f"the scores of a text by the weights in {second!r} differ by {apart:.4g} nats from those by the weights in "
-        f"{first!r}, not by more than {tolerance:g}: the reload changed nothing, or both folders hold the same weights."
-    )
-    tally.require("changed", apart > tolerance, problem, len(text) - 1)
-    problem = (
-        f"the scores of a text by the weights in {first!r} differ by {kept:.4g} nats before and after {second!r} was "
-        f"loaded, more than {tolerance:g}."
-    )
-    tally.require("changed", kept <= tolerance, problem, len(text) - 1)
-
-
-async def _first_answer(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> list[int]:
-    """Return the first answer after an update, which nothing of older weights may have a part in."""
-    sampling = server.sampling(max_new_tokens=KNOWN_TOKENS, temperature=1.0)
-    response = await generate(server.policy.backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
-    if server.live_version is not None:
-        check_live_version(response.versions, server.live_version, tally)
-    output: list[int] = response.output_ids.tolist()
-    await _check_scores(server, tally, [*prompt.tolist(), *output], response.logprobs, sampling)
-    cached = response.cached_tokens
-    problem = f"{cached} tokens of the first prompt after an update were cached, so older weights have computed them."
-    tally.require("changed", not cached, problem, int(cached is not None))
-    return output
-
-
-async def load_first_again(server: ConnectedServer) -> None:
-    """Leave the server with the weights of the first folder."""
-    if server.folder not in (None, *server.target.weights[:1]):
-        await _load(server, server.target.weights[0])
-
-
-def _other_folder(server: ConnectedServer) -> str:
-    """Return the folder to load next: the other one, if there are two."""
-    folders = server.target.weights
-    return next((each for each in reversed(folders) if each != server.folder), folders[0])
-
-
-async def _load(server: ConnectedServer, folder: str) -> str:
-    """Load weights, and return their new version.
-
-    Whether a server that takes images kept old features of them, `check_after_update` finds out.
-    """
-    backend: Any = server.backend
-    more = {"images_uncached": True} if server.policy.info.images.accepted else {}  # other backends may lack the option
-    server.weight_updates += 1
-    version = f"tito-{server.weight_updates}"
-    try:
-        await backend.load_weights(folder, version, **more)
-    except WeightsNotLoadedError:
-        with contextlib.suppress(BackendError):
-            await backend.resume()  # other clients' requests may be waiting
-        raise
-    server.folder, server.live_version = folder, version if server.reports_versions else None
-    return version
-
-
-def check_spans(update: WeightUpdate, response: TokenResponse, tally: Tally) -> None:
-    """Compare an answer's version spans with the number of tokens before and after the update."""
-    versions = [span.version for span in response.versions]
-    if update.finished:
-        tally.skip("changed", "The answer was complete before the weights changed.")
-        return
-    old, n = update.old, len(response.output_ids)
-    problem = (
-        f"weights {old!r} became {update.new!r} after {update.before} to {update.after} of {n} tokens, but the answer "
-        f"reports {[tuple(span) for span in response.versions]}."
-    )
-    tally.require("changed", versions[-1] == update.new or update.after >= n, problem)
-    tally.require("changed", len(versions) <= 2 and update.new not in versions[:-1], problem)
-    if old is not None:
-        tally.require("changed", all(version in (old, update.new) for version in versions), problem)
-    boundary = boundary_of(response.versions, update.new)
-    tally.require("changed", update.before <= boundary <= max(update.before, update.after), problem)
-
-
-def boundary_of(spans: Sequence[VersionSpan], new: str) -> int:
-    """Return the position of the first token of the new weights."""
-    return next((span.start for span in spans if span.version == new), spans[-1].stop)
-
-
-async def _check_scores(
-    server: ConnectedServer, tally: Tally, ids: list[int], own: Logprobs, sampling: SamplingParams
-) -> None:
-    """Let the live weights score the last tokens of a sequence, which they sampled with these logprobs."""
-    if not semantics_of(server.policy.info, sampling).comparable_with_scoring() or not len(own):
-        return
-    apart = float(np.max(np.abs((await score(server.policy.backend, ids))[len(ids) - len(own) :] - own)))
-    tolerance = server.tolerance_nats
-    problem = (
-        f"after update {server.weight_updates}, a token's logprob differs by {apart:.4g} nats from the score by the "
-        f"weights that sampled it, more than {tolerance:g}."
-    )
-    tally.require("changed", apart <= tolerance, problem, len(own))
-
-
-def check_live_version(spans: Sequence[VersionSpan], live_version: str, tally: Tally) -> None:
-    """Check a turn during which no weights changed: it must report the live version alone."""
-    versions = sorted({str(span.version) for span in spans})
-    tally.require(
-        "live", versions == [live_version], f"the weights are {live_version!r}, but a later answer reports {versions}."
-    )
-
-
 REASONS: dict[type[m.Move], tuple[str, ...]] = {
     m.Edit: ("edit", "trim", "summary", "retry", "rewind"),  # the new text may be that of a later message
     m.Trim: ("trim", "retry", "rewind"),
@@ -541,12 +59,13 @@ REASONS: dict[type[m.Move], tuple[str, ...]] = {
 """Reasons that the next branch may have after a move. What an agent had before may come back: a retry or a rewind."""
 ANY_MOVE = ("separate agent", "thinking stripped")
 """Reasons that depend on earlier moves, and on other agents."""
-CALL_TOKENS = 96
-"""Limit of one of three ordinary answers: enough for two calls."""
-MAX_TOKENS = 24
-"""Limit of an ordinary answer: enough to end in several ways, few enough for a small machine."""
-MAX_PICTURES = 8
-"""Most pictures of a history, where the server reports no limit."""
+
+
+class Shaped(BaseModel):
+    """The structured output that is requested. Its name is part of the request."""
+
+    word: str = Field(pattern="^[a-z]{1,8}$")
+    count: int = Field(ge=0, le=99)
 
 
 @dataclass
@@ -621,59 +140,74 @@ class Player:
                 agent.add_input(move.text)
                 await self.sample(agent, max_new_tokens=move.tokens)
             case m.StopAt():
-                await play_stop_string(self, agent, move)
+                await self._stop_at(agent, move)
             case m.Force():
-                await play_forced_call(self, agent, move)
+                await self._force(agent, move)
             case m.Call():
-                await play_calls(self, agent, move)
+                await self._call(agent, move)
             case m.Shape():
-                await play_structured_output(self, agent, move)
+                await self._shape(agent, move)
             case m.Cancel():
-                await play_cancel(self, agent, move)
+                await self._cancel(agent, move)
             case m.Reload():
-                await play_reload(self, agent, move)
+                await self._reload(agent, move)
             case m.Together():
-                await self._play_concurrent_agents(move)
+                await self._together(move)
             case m.Sampling():
                 self.sampling = {name: getattr(move, name) for name in move.__struct_fields__ if name != "agent"}
             case _:
-                await self._play_history_change(agent, move)
+                await self._change_history(agent, move)
 
-    async def _look(self, agent: SimulatedAgent, move: m.Look) -> None:
-        """Show pictures, as many as the server takes in one request; a history with too many begins anew."""
-        if agent.pending_calls() and "tool results" not in self.server.policy.template.certificate.images:
-            agent.add_input(move.text)
-            await self.sample(agent)
-            return
-        most = self.server.policy.info.images.most or MAX_PICTURES
-        shown = len(move.pictures) * max(1, len(agent.pending_calls()))
-        if agent.pictures() + shown > most:
+    async def sample(self, agent: SimulatedAgent, **changes: Any) -> Answer | None:
+        """Set sampling parameters, then run a turn; see `run_turn`."""
+        self.set_sampling(**changes)
+        return await self.run_turn(agent)
+
+    async def run_turn(self, agent: SimulatedAgent, **arguments: Any) -> Answer | None:
+        """Run a turn and check it. If the history is too long for the model, clear it and return None."""
+        expected = self.parents.candidates(agent.fingerprint(), agent.messages)
+        before, live_version = len(self.model.ledger), self.server.live_version
+        try:
+            answer = await collect_answer(self.stream(agent, **arguments))
+        except ContextWindowOverflowException:
             agent.clear()
-        agent.add_pictures(move)
-        await self.sample(agent)
+            return None
+        count = len(self.model.ledger) - before
+        self.tally.require("lost", count == 1, f"an answer made {count} turns.")
+        turn = self.model.ledger[-1]
+        self._check_parent(turn, expected)
+        shown = any(block.get("text", "").strip() for block in agent.messages[-1]["content"])
+        marked = bool((turn.draft.prompt_provenance == Provenance.PROMPT).any())
+        problem = "the last message has a text, but no token of the delta is marked as message content."
+        self.tally.require("inert", marked or not shown, problem, where=self.where(turn.index))
+        self._check_rendering(agent, turn)
+        self._check_pictures(agent, turn)
+        self.keep_answer(agent, answer, turn.index)
+        self.tally.require(
+            "constrained",
+            turn.draft.constrained == (bool(arguments) or "grammar" in self.requested),
+            f"the turn is {'' if turn.draft.constrained else 'not '}marked as constrained.",
+            where=self.where(turn.index),
+        )
+        self._check_versions(turn)
+        if live_version is not None and live_version == self.server.live_version:
+            check_live_version(turn.draft.engine.versions, live_version, self.tally)
+        return answer
 
-    async def _play_history_change(self, agent: SimulatedAgent, move: m.Move) -> None:
-        """Change a history as its owner may, then sample an answer."""
-        agent.reasons.update(REASONS[type(move)])
-        match move:
-            case m.Edit() if agent.messages:
-                agent.edit(move.at, move.text)
-            case m.Trim():
-                agent.drop_first(move.count)
-            case m.Rewind():
-                agent.drop_last(move.count)
-                agent.add_input(move.text)
-            case m.Again():
-                if agent.messages and agent.messages[-1]["role"] == "assistant":
-                    agent.messages.pop()
-            case m.Seed() if not agent.pending_calls():
-                agent.add_input("Say something.")
-                agent.messages.append({"role": "assistant", "content": [{"text": move.text}]})
-            case m.System():
-                agent.system = SYSTEM_PROMPTS[move.system % len(SYSTEM_PROMPTS)]
-        if not agent.messages or agent.messages[-1]["role"] == "assistant":
-            agent.add_input("Go on.")
-        await self.sample(agent)
+    def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
+        """Append an answer to its agent's history."""
+        self._check_answer(answer, index)
+        branch = self.model.ledger[index].draft.branch
+        problem = f"the turn branches by {branch}, after changes that allow {sorted(agent.reasons) or 'no reason'}."
+        right = branch is None or branch.reason in (*agent.reasons, *ANY_MOVE)
+        self.tally.require("branch", right, problem, where=self.where(index))
+        agent.reasons.clear()
+        agent.messages.append(answer.message)
+        self.parents.add(index, agent.fingerprint())
+        self.tally.turns += 1
+        if not answer.message["content"]:  # Strands stores a blank text in its place
+            agent.messages.pop()
+            agent.reasons.update(CLEARED)
 
     def stream(self, agent: SimulatedAgent, **arguments: Any) -> AsyncGenerator[Any]:
         """Stream the model's answer to an agent's history."""
@@ -701,69 +235,99 @@ class Player:
             sampling["top_k"] = FINITE_TOP_K
         return self.server.accepted(sampling)
 
-    async def sample(self, agent: SimulatedAgent, **changes: Any) -> Answer | None:
-        """Set sampling parameters, then run a turn; see `run_turn`."""
-        self.set_sampling(**changes)
-        return await self.run_turn(agent)
-
-    async def run_turn(self, agent: SimulatedAgent, **arguments: Any) -> Answer | None:
-        """Run a turn and check it. If the history is too long for the model, clear it and return None."""
-        expected = self.parents.candidates(agent.fingerprint(), agent.messages)
-        before, live_version = len(self.model.ledger), self.server.live_version
-        try:
-            answer = await collect_answer(self.stream(agent, **arguments))
-        except ContextWindowOverflowException:
-            agent.clear()
-            return None
-        count = len(self.model.ledger) - before
-        self.tally.require("lost", count == 1, f"an answer made {count} turns.")
-        turn = self.model.ledger[-1]
+    def _check_parent(self, turn: Turn, expected: list[int]) -> None:
+        """Compare a turn's parent with the turns that may be it: `expected`, or none where that is empty."""
         # No template continues an answer whose stop token was sampled inside reasoning: a new root is expected then.
-        allowed = {None if ended_in_reasoning(self.model.ledger[i].draft) else i for i in expected} or {None}
-        self.tally.require(
-            "parent",
-            turn.parent in allowed,
+        allowed = {None if _ended_in_reasoning(self.model.ledger[i].draft) else i for i in expected} or {None}
+        problem = (
             f"the parent is {turn.parent}, expected one of {allowed}; the history starts with that of "
-            f"{expected or 'no turn'}.",
-            where=self.where(turn.index),
+            f"{expected or 'no turn'}."
         )
-        shown = any(block.get("text", "").strip() for block in agent.messages[-1]["content"])
-        marked = bool((turn.draft.prompt_provenance == Provenance.PROMPT).any())
-        problem = "the last message has a text, but no token of the delta is marked as message content."
-        self.tally.require("inert", marked or not shown, problem, where=self.where(turn.index))
-        check_rendering(self, agent, turn)
-        check_order_of_pictures(self, agent, turn)
-        self.keep_answer(agent, answer, turn.index)
-        self.tally.require(
-            "constrained",
-            turn.draft.constrained == (bool(arguments) or "grammar" in self.requested),
-            f"the turn is {'' if turn.draft.constrained else 'not '}marked as constrained.",
-            where=self.where(turn.index),
-        )
+        self.tally.require("parent", turn.parent in allowed, problem, where=self.where(turn.index))
+
+    def _check_versions(self, turn: Turn) -> None:
+        """Compare a turn's weight versions with the server's own, if nobody changes them."""
         named, spans = self.server.policy.info.weight_version, turn.draft.engine.versions
         if named is not None and not self.server.target.weights:
             problem = f"the server has the weights {named!r}, which did not change, but the answer reports {spans}."
             right = all(span.version in (named, None) for span in spans)
             reported = sum(span.version is not None for span in spans)
             self.tally.require("versions", right, problem, reported, self.where(turn.index))
-        if live_version is not None and live_version == self.server.live_version:
-            check_live_version(turn.draft.engine.versions, live_version, self.tally)
-        return answer
 
-    def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
-        """Append an answer to its agent's history."""
-        self._check_answer(answer, index)
-        branch = self.model.ledger[index].draft.branch
-        problem = f"the turn branches by {branch}, after changes that allow {sorted(agent.reasons) or 'no reason'}."
-        right = branch is None or branch.reason in (*agent.reasons, *ANY_MOVE)
-        self.tally.require("branch", right, problem, where=self.where(index))
-        agent.reasons.clear()
-        agent.messages.append(answer.message)
-        self.parents.add(index, agent.fingerprint())
-        self.tally.turns += 1
-        if not answer.message["content"]:  # Strands stores a blank text in its place
-            agent.messages.pop()
-            agent.reasons.update(CLEARED)
+    def _check_rendering(self, agent: SimulatedAgent, turn: Turn) -> None:
+        """Compare a turn's delta with the template's own rendering of the whole history."""
+        tally, renderer = self.tally, self.renderer
+        if any(use["name"] == MALFORMED_CALL for use in agent.all_calls()):
+            tally.skip("rendering", "The history holds a malformed call, whose feedback the client writes.")
+            return
+        whole = renderer.text(agent.messages, agent.system, self.server.tools)
+        if whole is None:
+            tally.skip("rendering", "The template refuses the history.")
+            return
+        spans = [OracleImage(span.offset, span.length, "") for span in turn.draft.media]
+        start = turn.path_length - turn.own_length
+        ids = collapsed(turn.draft.prompt_ids.tolist(), [replace(span, offset=span.offset - start) for span in spans])
+        parent = turn.parent
+        delta = renderer.decode(ids)
+        before = None if parent is None else self.model.ledger[parent].draft
+        if not whole.endswith(delta) and not renderer.survives(agent.messages, agent.system):
+            tally.skip("rendering", "The tokenizer does not decode what it encodes.")
+            return
+        place = self.where(turn.index)
+        where = f"the delta {delta[-200:]!r}"
+        closer_id = self.server.policy.template.closer_id
+        if before is not None and (part := _truncated_part(before)) is not None:
+            closing = self._check_closing(before, part, delta, place)
+            if closing is None:
+                tally.skip("rendering", f"The template does not show how it closes truncated {part}.")
+                return
+            delta = delta.removeprefix(closing)  # the closed part belongs to the answer, which a template may hide
+        end = whole if before is None else whole[-len(delta) :]
+        own, expected = differing_excerpts(delta, end)
+        tally.require(
+            "rendering", end == delta, f"{where} has {own!r} where the template writes {expected!r}.", 1, place
+        )
+        stem = whole[: len(whole) - len(delta)]
+        closed = ""
+        if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer_id:
+            closed = renderer.decode([closer_id])
+            tally.require(
+                "rendering", stem.endswith(closed), f"{where} does not continue where the answer ended.", 1, place
+            )
+        if renderer.is_plain(agent.messages, agent.system) and (closed or before is None):
+            expected_ids = renderer.encode(closed + delta)[-len(ids) :]
+            problem = f"{where} has the ids {ids}, but the tokenizer encodes it as {expected_ids}."
+            tally.require("tokens", expected_ids == ids, problem, 1, place)
+        else:
+            tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was truncated.")
+
+    def _check_closing(self, before: Draft, part: str, delta: str, place: Where) -> str | None:
+        """Check how a delta closes the truncated part of the answer before it.
+
+        Returns:
+            The text that closes it; None if the template does not show how it does so.
+        """
+        renderer, where = self.renderer, f"the delta {delta[-200:]!r}"
+        closer = renderer.decode([self.server.policy.template.closer_id])
+        tags = renderer.reasoning_tags(closer) if part == "reasoning" else renderer.call_tags(closer)
+        if tags is None:
+            return None
+        *opening, closing = tags
+        if closing:
+            tag_ids = [renderer.encode(tag) for tag in opening]
+            _check_still_open(before.output_ids.tolist(), tag_ids, f"{where} closes {part}", self.tally, place)
+        problem = f"{where} does not close {part} with {closing!r}."
+        self.tally.require("rendering", delta.startswith(closing), problem, 1, place)
+        return closing
+
+    def _check_pictures(self, agent: SimulatedAgent, turn: Turn) -> None:
+        """Compare the pictures of a turn's path with those of the whole history, in the template's order."""
+        found = [span.sha256.hex() for each in self.model.ledger.path(turn.index) for span in each.draft.media]
+        expected = self.renderer.pictures(agent.messages, agent.system)
+        if found or expected:
+            short = [[digest[:12] for digest in digests] for digests in (found, expected)]
+            problem = f"the path has the pictures {short[0]}, the history {short[1]}."
+            self.tally.require("images", found == expected, problem, where=self.where(turn.index))
 
     def _check_answer(self, answer: Answer, index: int) -> None:
         """Compare a turn with its request, and its message with the sampled text."""
@@ -789,7 +353,43 @@ class Player:
     def _text(self, draft: Draft, start: int, stop: int) -> str:
         return self.renderer.decode(draft.output_ids[start:stop].tolist())
 
-    async def _play_concurrent_agents(self, move: m.Together) -> None:
+    async def _look(self, agent: SimulatedAgent, move: m.Look) -> None:
+        """Show pictures, as many as the server takes in one request; a history with too many begins anew."""
+        if agent.pending_calls() and "tool results" not in self.server.policy.template.certificate.images:
+            agent.add_input(move.text)
+            await self.sample(agent)
+            return
+        most = self.server.policy.info.images.most or MAX_PICTURES
+        shown = len(move.pictures) * max(1, len(agent.pending_calls()))
+        if agent.pictures() + shown > most:
+            agent.clear()
+        agent.add_pictures(move)
+        await self.sample(agent)
+
+    async def _change_history(self, agent: SimulatedAgent, move: m.Move) -> None:
+        """Change a history as its owner may, then sample an answer."""
+        agent.reasons.update(REASONS[type(move)])
+        match move:
+            case m.Edit() if agent.messages:
+                agent.edit(move.at, move.text)
+            case m.Trim():
+                agent.drop_first(move.count)
+            case m.Rewind():
+                agent.drop_last(move.count)
+                agent.add_input(move.text)
+            case m.Again():
+                if agent.messages and agent.messages[-1]["role"] == "assistant":
+                    agent.messages.pop()
+            case m.Seed() if not agent.pending_calls():
+                agent.add_input("Say something.")
+                agent.messages.append({"role": "assistant", "content": [{"text": move.text}]})
+            case m.System():
+                agent.system = SYSTEM_PROMPTS[move.system % len(SYSTEM_PROMPTS)]
+        if not agent.messages or agent.messages[-1]["role"] == "assistant":
+            agent.add_input("Go on.")
+        await self.sample(agent)
+
+    async def _together(self, move: m.Together) -> None:
         """Run one turn of several new agents at once. Each must get its own answer."""
         self.set_sampling()
         agents = [SimulatedAgent(system=SYSTEM_PROMPTS[0]) for _ in move.texts]
@@ -815,6 +415,141 @@ class Player:
             self.tally.require("parent", parent is None, f"turn {index} of a new agent has the parent {parent}.")
             self.keep_answer(agents[number], answers[number], index)
 
+    async def _stop_at(self, agent: SimulatedAgent, move: m.StopAt) -> None:
+        """Sample with a stop string. A server without a tokenizer refuses it."""
+        agent.add_input(move.text)
+        try:
+            await self.sample(agent, stop=(move.stop, ABSENT))
+        except BadRequestError as error:
+            await self.sample(agent)  # raises again if it is not the stop string that the server refuses
+            self.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
+
+    async def _cancel(self, agent: SimulatedAgent, move: m.Cancel) -> None:
+        """Cancel a turn. The ledger must be whole, whether or not the answer was complete by then."""
+        agent.add_input(move.text)
+        self.set_sampling(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
+        before, signal = len(self.model.ledger), threading.Event()
+        self.abandoned += 1
+        try:
+            answer = await _cancelled_answer(self.stream(agent, cancel_signal=signal), signal, move)
+        except ContextWindowOverflowException:
+            self.abandoned -= 1
+            agent.clear()
+            return
+        after = len(self.model.ledger)
+        completed = answer is not None and answer.stop_reason is not None
+        self.tally.require(
+            "cancelled",
+            after - before == int(completed),
+            f"a turn that was {'complete' if completed else 'cancelled'} left {after - before} turns in the ledger.",
+        )
+        if completed and answer is not None:
+            self.abandoned -= 1
+            self.keep_answer(agent, answer, after - 1)
+
+    async def _reload(self, agent: SimulatedAgent, move: m.Reload) -> None:
+        """Change the weights during an agent's answer and a watched one."""
+        agent.add_input(move.text)
+        self.set_sampling(max_new_tokens=RELOADED_TOKENS, ignore_eos=True)
+        turn = asyncio.create_task(self.run_turn(agent))
+        try:
+            self.abandoned += await update_weights(self.server, self.tally)
+        finally:
+            await asyncio.wait([turn])
+        turn.result()
+
+    async def _force(self, agent: SimulatedAgent, move: m.Force) -> None:
+        """Force a call, and check it against the tool's schema."""
+        tally = self.tally
+        if not self.server.tools:
+            tally.skip("forced", "The context is too short for tools.")
+            return
+        agent.add_input(move.text)
+        tool = TOOLS[len(move.text) % len(TOOLS)]
+        choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
+        self.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
+        try:
+            answer = await self.run_turn(agent, tool_choice=choice)
+        except (UnsupportedToolChoiceError, BadRequestError) as error:
+            tally.skip("forced", _first_line(error))
+            agent.messages.pop()
+            return
+        except REFUSALS as error:
+            await self._sample_without(agent, "forced", error)
+            return
+        if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
+            tally.skip("forced", "The call was longer than the token limit.")
+            return
+        uses = tool_uses(answer.message)
+        names = [each["name"] for each in TOOLS]
+        where = self.where(len(self.model.ledger) - 1)
+        problem = f"the turn was forced to call {choice}, but its content is {answer.message['content']}."
+        tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem, 1, where)
+        if move.named:
+            tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem, 1, where)
+        for use in uses:
+            schema = TOOLS[names.index(use["name"])]["inputSchema"]["json"]
+            valid = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
+            tally.require("forced", valid, problem, 1, where)
+
+    async def _call(self, agent: SimulatedAgent, move: m.Call) -> None:
+        """Make the policy write calls, some of them malformed; `run_turn` checks the result.
+
+        The grammar is a sampling parameter here, so the client reads the answer like any other.
+        """
+        tags = self.calls.tags
+        agent.add_input(move.text)
+        if tags is None or not self.server.tools:
+            self.tally.skip("calls", "The format is not a JSON object between two tags, or there are no tools.")
+            await self.sample(agent)
+            return
+        added = self.server.policy.tokenizer.get_added_vocab()
+        elements: list[dict[str, Any]] = []
+        for call in move.calls:
+            parts = (tags[0], f"\n{call}\n", tags[1])
+            elements += [
+                {"type": "token", "token": added[part]} if part in added else {"type": "const_string", "value": part}
+                for part in parts
+            ]
+        form = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        grammar = Grammar(kind="structural_tag", value=json.dumps(form))
+        try:
+            await self.sample(agent, max_new_tokens=GRAMMAR_TOKENS, ignore_eos=False, grammar=grammar)
+        except (BadRequestError, *REFUSALS) as error:
+            await self._sample_without(agent, "calls", error)
+
+    async def _shape(self, agent: SimulatedAgent, move: m.Shape) -> None:
+        """Request a structured output, and validate it."""
+        tally = self.tally
+        agent.add_input(move.text)
+        self.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
+        try:
+            answer = await self.run_turn(agent, structured_output_model=Shaped)
+        except BadRequestError as error:
+            tally.skip("shaped", _first_line(error))
+            agent.messages.pop()
+            return
+        except REFUSALS as error:
+            await self._sample_without(agent, "shaped", error)
+            return
+        if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
+            tally.skip("shaped", "The answer was longer than the token limit.")
+            return
+        text = "".join(block.get("text", "") for block in answer.message["content"])
+        try:
+            Shaped.model_validate_json(text)
+            valid = True
+        except ValueError:
+            valid = False
+        problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
+        tally.require("shaped", valid, problem, 1, self.where(len(self.model.ledger) - 1))
+
+    async def _sample_without(self, agent: SimulatedAgent, check: str, error: Exception) -> None:
+        """Sample a turn without its grammar, and count the check as skipped. Raise again if another fault remains."""
+        self.abandoned += isinstance(error, GenerationAbortedError)
+        await self.sample(agent)
+        self.tally.skip(check, _first_line(error))
+
 
 def _optional_outputs(move: m.Want, server: ConnectedServer) -> OptionalOutputs:
     experts: bool | tuple[int, int] = move.routed_experts and (server.target.experts or True)
@@ -826,52 +561,46 @@ def _optional_outputs(move: m.Want, server: ConnectedServer) -> OptionalOutputs:
     )
 
 
-async def play_stop_string(player: Player, agent: SimulatedAgent, move: m.StopAt) -> None:
-    """Sample with a stop string. A server without a tokenizer refuses it."""
-    agent.add_input(move.text)
+async def _cancelled_answer(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
+    task = asyncio.ensure_future(collect_answer(stream))
     try:
-        await player.sample(agent, stop=(move.stop, ABSENT))
-    except BadRequestError as error:
-        await player.sample(agent)  # raises again if it is not the stop string that the server refuses
-        player.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
-
-
-PAUSED_TOKENS = 8
-"""Tokens of the answer that must wait."""
-PAUSE_S = 1.0
-"""How long the server stays paused; an answer that ignores the pause is complete by then, or at least begun."""
-WAIT_S = 120.0
-"""Seconds after which an answer that still did not come is lost."""
-
-
-async def check(server: ConnectedServer, tally: Tally) -> None:
-    """Pause, send a request, and resume."""
-    backend = server.backend
-    if not isinstance(backend, EngineAdmin) or not can_stream(backend):
-        tally.skip("paused", f"The backend {server.target.backend} cannot pause.")
-        return
-    parameters = {"max_new_tokens": PAUSED_TOKENS, "temperature": 0.0, "ignore_eos": True}
-    set_place(sampling=parameters, streamed=True)
-    messages: list[Any] = [{"role": "user", "content": [{"text": "Wait for me."}]}]
-    prompt = server.policy.template.first_prompt(messages, None, None).ids
-    early: list[int] = []
-
-    def count(chunk: TokenChunk) -> None:
-        early.extend(chunk.output_ids.tolist())
-
-    request = TokenRequest(prompt, server.sampling(**parameters), uuid.uuid4().hex)
-    await backend.pause()
-    try:
-        answer = asyncio.create_task(generate(server.policy.backend, request, count))
-        await asyncio.wait([answer], timeout=PAUSE_S)
-        arrived = len(early)
+        await asyncio.sleep(move.after_s)
+        if move.how == "signal":
+            signal.set()
+        else:
+            task.cancel()
+        await asyncio.wait({task})  # unlike `await task`, this raises only if this coroutine itself is cancelled
+        return None if task.cancelled() else task.result()
     finally:
-        await backend.resume()
-    await asyncio.wait([answer], timeout=WAIT_S)
-    if not answer.done():
-        answer.cancel()
-        await asyncio.gather(answer, return_exceptions=True)
-        tally.require("paused", False, f"a request waited for {WAIT_S:.0f} s after the server resumed.")
-    tally.require("paused", not arrived, f"{arrived} tokens arrived while the server was paused.")
-    whole = len((await answer).output_ids)
-    tally.require("paused", whole == PAUSED_TOKENS, f"an answer that waited has {whole} tokens, not {PAUSED_TOKENS}.")
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # leave no task behind
+        if move.how == "close":
+            with contextlib.suppress(RuntimeError):
+                await stream.aclose()
+
+
+def _ended_in_reasoning(draft: Draft) -> bool:
+    """Return whether a stop token ended an answer inside its reasoning. A stop string counts as a truncation."""
+    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
+
+
+def _truncated_part(draft: Draft) -> str | None:
+    """Return the part of an answer that was truncated and that the client must close: reasoning, a call or None."""
+    if not (draft.finish.cut_off or isinstance(draft.stop, str)):
+        return None
+    if not draft.reasoning_closed:
+        return "reasoning"
+    return "a call" if draft.calls and draft.calls[-1].status == CallStatus.TRUNCATED else None
+
+
+def _check_still_open(output: list[int], tags: list[list[int]], closes: str, tally: Tally, where: Where) -> None:
+    """Check that the answer had not closed the part itself. Only possible where both tags are single tokens."""
+    if all(len(tag) == 1 for tag in tags):
+        (begin,), (end,) = tags
+        last = next((token for token in reversed(output) if token in (begin, end)), begin)
+        tally.require("rendering", last == begin, f"{closes}, which the answer had closed already.", 1, where)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,7 +1,7 @@
-"""Law 7, worked out independently: what transformers' own rendering of the chat template writes for a history.
+"""Law 7 and 9, worked out independently: what a chat template writes for a history, and which calls a text holds.
 
-Other code than the client's translates the history here. If the whole rendering ends with the delta, and continues the
-answer before it, then the delta is the template's own.
+Other code than the client's translates the history here, and transformers renders it. If the whole rendering ends with
+the delta, and continues the answer before it, then the delta is the template's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tito_conformance.oracle import Problem
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message from which templates read reasoning."""
-
 _SAMPLE_REASONING = "Because of the weather"
 _SAMPLE_TOOL = "weather_at"
 
@@ -134,26 +133,6 @@ class Renderer:
         return not any(control in text for control in self.controls) and not any(mark in text for mark in "<>|[]")
 
 
-def strings(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON-like value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from strings(item)
-
-
-def differing_excerpts(one: str, other: str, length: int = 60) -> tuple[str, str]:
-    """Return an excerpt of each text, from shortly before their first difference."""
-    pairs = enumerate(zip(one, other, strict=False))
-    at = max(0, next((i for i, (a, b) in pairs if a != b), min(len(one), len(other))) - 10)
-    return one[at : at + length], other[at : at + length]
-
-
 def to_template_messages(messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
     """Translate a Strands history to the messages that templates read."""
     translated: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -208,75 +187,24 @@ def _assistant_message(message: Any, texts: list[str], calls: list[Any]) -> dict
     return answer
 
 
-ALIASES = {
-    "seed": ("seed", "sampling_seed"),
-    "min_new_tokens": ("min_tokens", "min_new_tokens"),
-}
-"""Names on the wires, of parameters whose names differ from ours."""
-DEFAULTS: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "seed": None,
-    "min_new_tokens": 0,
-    "ignore_eos": False,
-}
-"""Parameters that are compared, each with its default."""
-LIMITS = ("max_tokens", "max_new_tokens")
+def strings(value: Any) -> Iterator[str]:
+    """Yield every string in a JSON-like value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from strings(item)
 
 
-def compare_sampling(
-    requested: Mapping[str, Any], sent: Mapping[str, Any], recorded: Mapping[str, Any], limit: int
-) -> Iterator[Problem]:
-    """Compare sampling parameters.
-
-    Args:
-        requested: Parameters of the agent, under our names.
-        sent: Parameters on the wire.
-        recorded: Parameters in the ledger.
-        limit: The recorded limit of new tokens.
-    """
-    for name, default in DEFAULTS.items():
-        value = requested.get(name, default)
-        on_wire = next((sent[alias] for alias in ALIASES.get(name, (name,)) if sent.get(alias) is not None), default)
-        if not _same(name, value, on_wire):
-            yield "requested", f"{name}={value} was requested, but {on_wire} was sent."
-        if not _same(name, value, recorded.get(name, default)):
-            yield "requested", f"{name}={value} was requested, but the ledger has {recorded.get(name, default)}."
-    stops = set(sent.get("stop") or ())
-    if not set(requested.get("stop") or ()) <= stops:
-        yield "requested", f"the stop strings {requested.get('stop')} were requested, but {sorted(stops)} were sent."
-    most = next((sent[name] for name in LIMITS if sent.get(name) is not None), None)
-    if most != limit or limit > requested["max_new_tokens"]:
-        yield (
-            "requested",
-            f"max_new_tokens={requested['max_new_tokens']} was requested, but {most} was sent and {limit} recorded.",
-        )
-
-
-def _same(name: str, one: Any, other: Any) -> bool:
-    if name == "top_k":  # 0 and -1 both mean all tokens
-        one, other = (value if value and value > 0 else -1 for value in (one, other))
-    return bool(one == other)
-
-
-def compare_semantics(
-    requested: Mapping[str, Any], semantics: Any, processed: bool | None, grammar: bool
-) -> Iterator[Problem]:
-    """Compare the semantics of logprobs in the ledger with the measured ones and the requested parameters."""
-    temperature = requested.get("temperature", 1.0) or 1.0
-    if semantics.processed != processed:
-        yield "semantics", f"the ledger says processed={semantics.processed}, but {processed} was measured."
-    expected = {True: (temperature,), False: (1.0,), None: (None, 1.0)}[processed]
-    if semantics.temperature not in expected or (processed is None and temperature != 1.0 and semantics.temperature):
-        yield "semantics", f"the ledger says temperature={semantics.temperature}, expected {expected[0]}."
-    changes = bool(requested.get("presence_penalty") or requested.get("frequency_penalty"))
-    if (grammar or (changes and processed)) and not semantics.adjusted:
-        yield "semantics", "the ledger says that nothing else changed the distribution, but a grammar or penalty did."
+def differing_excerpts(one: str, other: str, length: int = 60) -> tuple[str, str]:
+    """Return an excerpt of each text, from shortly before their first difference."""
+    pairs = enumerate(zip(one, other, strict=False))
+    at = max(0, next((i for i, (a, b) in pairs if a != b), min(len(one), len(other))) - 10)
+    return one[at : at + length], other[at : at + length]
 
 
 class CallReader:
@@ -322,6 +250,28 @@ class CallReader:
                 yield "calls", f"the ledger has the call of {call.name!r} at tokens that spell {text[:60]!r}."
 
 
+def compare_calls(read: Sequence[Any], uses: Sequence[Any], malformed: str, *, whole: bool) -> Iterator[Problem]:
+    """Compare the calls that were sampled with those that the agent executes.
+
+    Args:
+        read: What `CallReader.read` returned.
+        uses: The message's calls.
+        malformed: Name of the calls that tell the policy what was wrong.
+        whole: Whether the answer ended by itself. No call of a truncated answer is executed.
+    """
+    expected = [call for call in map(_call, read) if call is not None]
+    executed = [(use["name"], use["input"]) for use in uses if use["name"] != malformed]
+    invented = [call for call in executed if call not in expected]
+    if invented:
+        yield "calls", f"the agent executes {invented[0]}, which the policy did not sample: its calls are {expected}."
+    if whole and len(uses) < len(expected):
+        yield "calls", f"the policy sampled {len(expected)} calls, {expected}, but the agent gets {len(uses)}."
+    if len(read) > len(expected) and len(executed) > len(expected):
+        yield "calls", f"the agent executes {len(executed)} calls, but only {len(expected)} are valid."
+    if whole and [call for call in expected if call in executed] != [call for call in executed if call in expected]:
+        yield "calls", f"the agent executes {executed}, in another order than sampled: {expected}."
+
+
 def _tags(tokenizer: Any) -> tuple[str, str] | None:
     use = {"toolUseId": "call00000", "name": "weather_at", "input": {"at": "noon"}}
     question = {"role": "user", "content": [{"text": "Why?"}]}
@@ -357,25 +307,3 @@ def _call(value: Any) -> tuple[str, Any] | None:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     return (value["name"], arguments) if isinstance(arguments, dict) else None
-
-
-def compare_calls(read: Sequence[Any], uses: Sequence[Any], malformed: str, *, whole: bool) -> Iterator[Problem]:
-    """Compare the calls that were sampled with those that the agent executes.
-
-    Args:
-        read: What `CallReader.read` returned.
-        uses: The message's calls.
-        malformed: Name of the calls that tell the policy what was wrong.
-        whole: Whether the answer ended by itself. No call of a truncated answer is executed.
-    """
-    expected = [call for call in map(_call, read) if call is not None]
-    executed = [(use["name"], use["input"]) for use in uses if use["name"] != malformed]
-    invented = [call for call in executed if call not in expected]
-    if invented:
-        yield "calls", f"the agent executes {invented[0]}, which the policy did not sample: its calls are {expected}."
-    if whole and len(uses) < len(expected):
-        yield "calls", f"the policy sampled {len(expected)} calls, {expected}, but the agent gets {len(uses)}."
-    if len(read) > len(expected) and len(executed) > len(expected):
-        yield "calls", f"the agent executes {len(executed)} calls, but only {len(expected)} are valid."
-    if whole and [call for call in expected if call in executed] != [call for call in executed if call in expected]:
-        yield "calls", f"the agent executes {executed}, in another order than sampled: {expected}."

@@ -1,4 +1,4 @@
-"""Check that the server samples from the distribution that it reports, with a known rate of false alarms.
+"""Check that the server samples from the distribution that it reports.
 
 Answers are sampled in many ways: without a seed and with one, whole and streamed, after short and long prompts, at
 several temperatures, under truncations and penalties. `bets` judges them, all in one go.
@@ -11,13 +11,14 @@ import math
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, joined, richest, shape_distance
 from tito_conformance.checks import Tally, Where, set_place
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
@@ -27,431 +28,24 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 
-FALSE_ALARM = 1e-6
-"""Probability with which one run calls a sound server broken by any of its bets, or by one other test."""
-DOUBT = 0.05
-"""Share of a bet that stays on the stated distribution, so that one token does not ruin it."""
-MOST_MOVED = 50.0
-"""Most nats by which a bet moves a token, so that its weight stays finite."""
-LEAST_FOR_SHAPE = 256
-"""With fewer tokens the distribution of ranks is not tested."""
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Sampled tokens, each with the stated distribution over the likeliest tokens in its place.
-
-    Attributes:
-        stated: Probabilities of the listed tokens, shape (n, k), each row at most 1 in all, 0 where there are fewer.
-        chosen: Index of the sampled token in its row, -1 if it is not listed, shape (n,).
-        ends: Which listed tokens end a turn, shape (n, k).
-        seen: How often each listed token is in the answer already, shape (n, k).
-        surprise: Minus the reported logprob of the sampled token, shape (n,).
-        subsets: Sets of tokens that are judged on their own, by name, each of shape (n,).
-    """
-
-    stated: Floats
-    chosen: NDArray[np.intp]
-    ends: Bools
-    seen: Floats
-    surprise: Floats
-    subsets: Mapping[str, Bools]
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    @property
-    def rest(self) -> Floats:
-        """Probability of all tokens that are not listed, shape (n,)."""
-        left: Floats = np.clip(1 - self.stated.sum(axis=1), 0, 1)
-        return left
-
-
-def joined(parts: Sequence[Places]) -> Places:
-    """Concatenate places. A subset that a part lacks holds none of its tokens."""
-    width = max(part.stated.shape[1] for part in parts)
-
-    def wide(name: str) -> NDArray[Any]:
-        tables = [getattr(part, name) for part in parts]
-        return np.concatenate([np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in tables])
-
-    names = dict.fromkeys(name for part in parts for name in part.subsets)
-    empty = {len(part): np.zeros(len(part), bool) for part in parts}
-    return Places(
-        wide("stated"),
-        np.concatenate([part.chosen for part in parts]),
-        wide("ends"),
-        wide("seen"),
-        np.concatenate([part.surprise for part in parts]),
-        {name: np.concatenate([part.subsets.get(name, empty[len(part)]) for part in parts]) for name in names},
-    )
-
-
-Weigh = Callable[[Places], Floats]
-"""Returns a weight for each listed token, shape (n, k); the alternative is proportional to it in each row."""
-
-
-def _tempered(temperature: float) -> Weigh:
-    def weigh(places: Places) -> Floats:
-        with np.errstate(divide="ignore"):
-            return np.exp(np.log(places.stated) / temperature)
-
-    return weigh
-
-
-def _likeliest(count: int) -> Weigh:
-    def weigh(places: Places) -> Floats:
-        ordered = -np.sort(-places.stated, axis=1)
-        least = ordered[:, min(count, ordered.shape[1]) - 1, None]
-        return np.where(places.stated >= least, places.stated, 0)
-
-    return weigh
-
-
-def _nucleus(mass: float) -> Weigh:
-    def weigh(places: Places) -> Floats:
-        before = (np.where(places.stated[:, None, :] > places.stated[:, :, None], places.stated[:, None, :], 0)).sum(2)
-        return np.where(before < mass, places.stated, 0)
-
-    return weigh
-
-
-def _at_least(share: float) -> Weigh:
-    return lambda places: np.where(
-        places.stated >= share * places.stated.max(axis=1, keepdims=True, initial=0), places.stated, 0
-    )
-
-
-def _without_last(places: Places) -> Floats:
-    least = np.where(places.stated > 0, places.stated, 2).min(axis=1, keepdims=True, initial=2)
-    alone = (places.stated > 0).sum(axis=1, keepdims=True) < 2
-    return np.where((places.stated > least) | alone, places.stated, 0)
-
-
-def _ends(nats: float) -> Weigh:
-    return lambda places: np.where(places.ends, places.stated * math.exp(nats), places.stated)
-
-
-def _repeated(nats: float, most: float = math.inf) -> Weigh:
-    """Move each token by `nats` for each earlier occurrence, `most` of them at most."""
-
-    def weigh(places: Places) -> Floats:
-        return places.stated * np.exp(np.clip(nats * np.minimum(places.seen, most), -MOST_MOVED, MOST_MOVED))
-
-    return weigh
-
-
-def _even(places: Places) -> Floats:
-    return np.where(places.stated > 0, 1.0, 0.0)
-
-
-ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
-    **{f"a temperature {t:g} times as high": (_tempered(t), 0.0) for t in (0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)},
-    **{
-        f"the likeliest token in {share:.0%} of all places": (_likeliest(1), 1 - share)
-        for share in (0.02, 0.1, 0.3, 1 - DOUBT)
-    },
-    **{f"top_k {k}": (_likeliest(k), DOUBT) for k in (2, 3, 4, 8)},
-    **{f"top_p {p:g}": (_nucleus(p), DOUBT) for p in (0.5, 0.8, 0.9, 0.95)},
-    **{f"min_p {p:g}": (_at_least(p), DOUBT) for p in (0.3, 0.1, 0.05, 0.02)},
-    "all but the least likely token that is left": (_without_last, DOUBT),
-    **{f"ends of turn {math.exp(n):.2g} times as likely": (_ends(n), 0.0) for n in (-1.5, 1.0, 3.0)},
-    **{
-        f"tokens of the same answer {math.exp(n):.2g} times as likely": (_repeated(n, 1), 0.0)
-        for n in (-2.0, -1.0, -0.3, 0.3, 1.0, 2.0)
-    },
-    **{
-        f"tokens {math.exp(n):.2g} times as likely for each time that the answer holds them": (_repeated(n), DOUBT)
-        for n in (-2.0, -0.5, 0.5, 2.0)
-    },
-    **{f"any listed token in {share:.0%} of all places": (_even, 1 - share) for share in (0.02, 0.1, 0.5)},
-}
-"""Alternatives among the listed tokens: weights, and the share of the bet that stays on the stated distribution."""
-OF_THE_REST = (0.1, 0.5, 2.0, 5.0)
-"""Alternatives for all tokens that are not listed together: so many times as likely as stated."""
-BLIND = (0.002, 0.01, 0.05)
-"""Shares of tokens that are drawn blindly from the vocabulary."""
-
-
-def log_ratios(places: Places, vocabulary: int | None) -> Iterator[tuple[str, Floats]]:
-    """Yield each alternative with the logarithm of its probability by the stated one, for each sampled token.
-
-    Args:
-        places: The sampled tokens.
-        vocabulary: Number of tokens; None leaves out the bets on tokens that are not listed.
-    """
-    n = len(places)
-    listed = places.chosen >= 0
-    at = (np.arange(n), np.maximum(places.chosen, 0))
-    mass = places.stated.sum(axis=1)
-    for name, (weigh, doubt) in ALTERNATIVES.items():
-        weights = weigh(places)
-        total = weights.sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = (weights[at] / total) / (places.stated[at] / mass)
-        ratio = np.where(listed & (places.stated[at] > 0) & (total > 0), ratio, 1.0)
-        yield name, _log(doubt + (1 - doubt) * ratio)
-    if vocabulary is None:
-        return
-    rest = places.rest
-    for times in OF_THE_REST:
-        more = np.minimum(times, 0.5 / np.maximum(rest, 1e-12)) if times > 1 else np.full(n, times)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(listed, (1 - more * rest) / (1 - rest), more)
-        yield (
-            f"tokens outside the likeliest {times:g} times as likely",
-            _log(np.where((rest < 0.5) & (rest > 0), ratio, 1)),
-        )
-    blind = np.exp(np.minimum(places.surprise, 700.0)) / vocabulary
-    for share in BLIND:
-        yield f"{share:.1%} of all tokens drawn blindly from the vocabulary", _log((1 - share) + share * blind)
-
-
-def _log(ratio: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        found: Floats = np.log(ratio)
-    return found
-
-
-@dataclass(frozen=True)
-class Win:
-    """The richest bet.
-
-    Attributes:
-        alternative: What it bet on.
-        subset: The tokens on which it bet.
-        count: Number of these tokens.
-        log_fortune: Logarithm of what it made of 1.
-        log_bar: Logarithm of what chance makes of any of the bets once in 1 / `FALSE_ALARM` runs.
-    """
-
-    alternative: str
-    subset: str
-    count: int
-    log_fortune: float
-    log_bar: float
-
-    @property
-    def convicts(self) -> bool:
-        """Whether chance does not explain it."""
-        return self.log_fortune > self.log_bar
-
-
-def richest(places: Places, vocabulary: int | None) -> Win:
-    """Return the bet that won most, on any subset and at any time."""
-    best, count = Win("nothing", "all", 0, 0.0, 0.0), 0
-    for name, logs in log_ratios(places, vocabulary):
-        for subset, mask in places.subsets.items():
-            count += 1
-            if mask.any():
-                fortune = float(np.max(np.cumsum(logs[mask]), initial=0.0))
-                if fortune > best.log_fortune:
-                    best = Win(name, subset, int(mask.sum()), fortune, 0.0)
-    bar = math.log(max(count, 1) / FALSE_ALARM)
-    return Win(best.alternative, best.subset, best.count, best.log_fortune, bar)
-
-
-def shape_distance(places: Places, random: np.random.Generator) -> tuple[float, float, int]:
-    """Return the Kolmogorov-Smirnov distance of all ranks from the uniform distribution, its bound, and their number.
-
-    The mass of all likelier tokens, plus a random share of the token's own, is uniform on [0, 1] if tokens are sampled
-    as stated (the probability integral transform). The number of tokens depends on the answers, so the first 2^m are
-    judged, with a bound that holds for all m at once.
-    """
-    n = len(places)
-    size = 1 << (n.bit_length() - 1) if n else 0
-    if size < LEAST_FOR_SHAPE:
-        return 0.0, 1.0, 0
-    stated, chosen = places.stated[:size], places.chosen[:size]
-    own = np.where(chosen >= 0, stated[np.arange(size), np.maximum(chosen, 0)], 0.0)
-    listed = chosen >= 0
-    above = np.where(listed, np.where(stated > own[:, None], stated, 0).sum(axis=1), stated.sum(axis=1))
-    share = np.where(listed, np.where(stated == own[:, None], stated, 0).sum(axis=1), places.rest[:size])
-    ranks = np.sort(above + random.random(size) * share)
-    steps = np.arange(size)
-    apart = float(max(np.max((steps + 1) / size - ranks), np.max(ranks - steps / size)))
-    return apart, math.sqrt(math.log(2 * 16 / FALSE_ALARM) / 2 / size), size
-
-
-class Offsets(Protocol):
-    """Whatever knows what penalties add to logits."""
-
-    def offsets(self, output: Sequence[int]) -> dict[int, float]:
-        """Return what they add after some output tokens, by id."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One sampled answer with the likeliest tokens in each place.
-
-    Attributes:
-        ids: int64, shape (n,).
-        logprobs: Reported for the ids, float64, shape (n,).
-        top_ids: int64, shape (n, k), likeliest first, -1 where there are fewer.
-        top_logprobs: float64, shape (n, k), -inf where there are fewer.
-        mass: Total probability of all tokens that the server listed, shape (n,).
-        streamed: Whether the answer was streamed.
-    """
-
-    ids: NDArray[np.int64]
-    logprobs: Floats
-    top_ids: NDArray[np.int64]
-    top_logprobs: Floats
-    mass: Floats
-    streamed: bool = False
-
-    def moved(self, logs: Floats, penalties: Offsets) -> Floats:
-        """Return the logarithms with penalties on the tokens before each place."""
-        found, output = logs.copy(), self.ids.tolist()
-        for at in range(len(output)):
-            for token, offset in penalties.offsets(output[:at]).items():
-                found[at][self.top_ids[at] == token] += offset
-        return found
-
-    def places(
-        self, logs: Floats, name: str, more: Sequence[str], ends: Sequence[int], *, alone: bool = False
-    ) -> Places:
-        """Return the answer as places to bet on.
-
-        Args:
-            logs: Logarithms of weights of the likeliest tokens, shape (n, k).
-            name: Subset of all tokens.
-            more: Further such subsets.
-            ends: Ids that end a turn.
-            alone: Whether to judge among the listed tokens alone. Places in which another token was sampled are left
-                out then, and so are all others that say nothing.
-        """
-        own = (self.top_ids == self.ids[:, None]) & np.isfinite(logs)
-        listed = own.any(axis=1)
-        n, stated = len(self.ids), np.exp(logs)
-        seen, counts = np.zeros(logs.shape), Counter[int]()
-        for at, token in enumerate(self.ids.tolist()):
-            seen[at] = [counts[other] for other in self.top_ids[at].tolist()]
-            counts[token] += 1
-        keep = np.ones(n, bool)
-        if alone:
-            mass = stated.sum(axis=1, keepdims=True)
-            stated = stated / np.where(mass > 0, mass, 1)
-            keep = listed
-        whole, first = np.ones(n, bool), np.arange(n) == 0
-        subsets = {f"At {name}": whole, "All samples": whole, "First tokens of answers": first}
-        subsets |= {f"At {name}, {each}": whole for each in more}
-        return Places(
-            stated[keep],
-            np.where(listed, own.argmax(axis=1), -1)[keep],
-            np.isin(self.top_ids, list(ends))[keep],
-            seen[keep],
-            (np.zeros(n) if alone else -self.logprobs)[keep],
-            {key: mask[keep] for key, mask in subsets.items()},
-        )
-
-
-def draw_of(response: TokenResponse, *, streamed: bool = False) -> Draw:
-    """Return an answer with its likeliest tokens.
-
-    Servers add the sampled token to the k likeliest, or put it in the place of the last one, and choose freely among
-    tokens that are tied. So only tokens that are likelier than the one before the last are used: which these are does
-    not depend on the sampled one.
-    """
-    top_ids, top = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
-    logs = np.where(top_ids == -1, -math.inf, np.nan_to_num(top.astype(np.float64), nan=-math.inf))
-    mass = np.exp(logs).sum(axis=1)
-    edge = logs[:, -2:-1]
-    logs = np.where(logs > edge, logs, -math.inf)
-    ids = response.output_ids.astype(np.int64)
-    return Draw(ids, response.logprobs.astype(np.float64), top_ids.astype(np.int64), logs, mass, streamed)
-
-
-KEPT_MASS_SLACK = 0.01
-"""How far a truncation by mass may be off: engines sum probabilities in float32, in another order."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Listed tokens before a truncation.
-
-    Attributes:
-        logs: Logarithms of the tokens' weights, shape (n, k), -inf where there are fewer.
-        listed: Weight of all listed tokens, shape (n,).
-        unlisted: Largest possible weight of all others, shape (n,).
-    """
-
-    logs: Floats
-    listed: Floats
-    unlisted: Floats
-
-
-def tempered(logprobs: Floats, temperature: float, vocabulary: int) -> Weights:
-    """Return the weights of tokens at a temperature, from their logprobs at temperature 1, shape (n, k).
-
-    The weight of N tokens of total probability q is at most N^(1-1/T) q^(1/T) (a power mean), and for T < 1, where no
-    token is more likely than the last listed one, p, at most q p^(1/T-1).
-    """
-    logs = logprobs / temperature
-    rest = np.clip(1 - np.exp(logprobs).sum(axis=1), 0.0, 1.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if temperature >= 1:
-            most = vocabulary ** (1 - 1 / temperature) * rest ** (1 / temperature)
-        else:
-            least = np.where(np.isfinite(logprobs), logprobs, 0).min(axis=1, initial=0.0)
-            most = rest * np.exp(least * (1 / temperature - 1))
-    return Weights(logs, np.exp(logs).sum(axis=1), np.nan_to_num(most))
-
-
-def left(
-    sampling: Mapping[str, Any], weights: Weights, near: float, slack: float = KEPT_MASS_SLACK
-) -> tuple[Bools, Bools]:
-    """Return which listed tokens a truncation may leave, and which it must leave, each of shape (n, k).
-
-    Engines apply `top_p` to the probabilities before or after `top_k`; both are allowed.
-
-    Args:
-        sampling: The parameters.
-        weights: The tokens' weights.
-        near: Tokens this close to the edge may fall either way, in nats.
-        slack: So may tokens this close to the edge in mass.
-    """
-    return _left(sampling, weights, near, slack, joint=True), _left(sampling, weights, -near, -slack, joint=False)
-
-
-def _left(sampling: Mapping[str, Any], weights: Weights, near: float, slack: float, *, joint: bool) -> Bools:
-    logs = weights.logs
-    others = ~np.eye(logs.shape[1], dtype=bool)
-    before = (logs[:, None, :] > logs[:, :, None] + near) & others  # by place, token, and token before it
-    rank = before.sum(axis=2)
-    found: Bools = np.isfinite(logs)
-    k = int(sampling.get("top_k", -1))
-    if k > 0:
-        found &= rank < k
-    if (p := float(sampling.get("top_p", 1.0))) < 1:
-        total = weights.listed + (weights.unlisted if joint else 0.0)
-        if k > 0 and not joint:
-            total = np.where(rank < k, np.exp(logs), 0).sum(axis=1)
-        found &= (before * np.exp(logs)[:, None, :]).sum(axis=2) < (p + slack) * total[:, None]
-    if share := float(sampling.get("min_p", 0.0)):
-        found &= logs >= math.log(share) + logs.max(axis=1, keepdims=True, initial=-math.inf) - near
-    return found
-
-
+QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
 MOST_TOP = 20
 """Most top logprobs that are requested: vLLM's default limit."""
-MASS_SLACK = 1e-3
-"""How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_TOP = 4
 """Likeliest tokens with which samples can be judged."""
-AT_ONCE = 2
-"""Samples of one prompt and question that are in progress at a time. All prompts and questions are sampled at once, so
-that a server that mixes up the parameters of a batch shows it."""
 SAMPLES = 8
 """Samples of each prompt."""
 TOKENS = 32
 """Tokens of each sample."""
+AT_ONCE = 2
+"""Samples of one prompt and question that are in progress at a time. All prompts and questions are sampled at once, so
+that a server that mixes up the parameters of a batch shows it."""
+MASS_SLACK = 1e-3
+"""How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to be judged."""
-QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
+KEPT_MASS_SLACK = 0.01
+"""How far a truncation by mass may be off: engines sum probabilities in float32, in another order."""
 
 
 @dataclass(frozen=True)
@@ -574,12 +168,6 @@ async def check(
     judge(tally, joined(parts), vocabulary, (FREE, SEEDED, *others))
 
 
-def top_of(server: ConnectedServer) -> int:
-    """Return how many of the likeliest tokens to ask for."""
-    limit = server.policy.info.capabilities.top_logprobs
-    return MOST_TOP if limit is None else min(MOST_TOP, limit)
-
-
 def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Question] = (FREE,)) -> None:
     """Let every bet run on all samples, and count each question that says something."""
     win = richest(places, vocabulary)
@@ -603,10 +191,122 @@ def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Que
             tally.skip("sampler", f"{name}: too few sampled tokens tell anything, the policy is too certain.")
 
 
+def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
+    """Refuse answers to one prompt that agree more often than chance allows."""
+    groups: dict[tuple[int, ...], list[Draw]] = {}
+    for draw in draws:
+        groups.setdefault(tuple(draw.ids.tolist()), []).append(draw)
+    for ids, group in groups.items():
+        # m equal answers among n: at most C(n, m) ways, each of probability p^m summed over answers, so p^(m-1) here.
+        ways = math.log(math.comb(len(draws), len(group)))
+        chance = ways + (len(group) - 1) * float(np.minimum(group[0].logprobs, 0).sum())
+        problem = (
+            f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, of no or other seeds, are the "
+            f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {shown(chance)}."
+        )
+        place = Where(sampling={"temperature": 1.0})
+        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0, place)
+
+
+def top_of(server: ConnectedServer) -> int:
+    """Return how many of the likeliest tokens to ask for."""
+    limit = server.policy.info.capabilities.top_logprobs
+    return MOST_TOP if limit is None else min(MOST_TOP, limit)
+
+
 def prompt_of(server: ConnectedServer, question: str) -> TokenIds:
     """Return the ids of a question as the first message."""
     messages: list[Any] = [{"role": "user", "content": [{"text": question}]}]
     return server.policy.template.first_prompt(messages, None, None).ids
+
+
+class Offsets(Protocol):
+    """Whatever knows what penalties add to logits."""
+
+    def offsets(self, output: Sequence[int]) -> dict[int, float]:
+        """Return what they add after some output tokens, by id."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One sampled answer with the likeliest tokens in each place.
+
+    Attributes:
+        ids: int64, shape (n,).
+        logprobs: Reported for the ids, float64, shape (n,).
+        top_ids: int64, shape (n, k), likeliest first, -1 where there are fewer.
+        top_logprobs: float64, shape (n, k), -inf where there are fewer.
+        mass: Total probability of all tokens that the server listed, shape (n,).
+        streamed: Whether the answer was streamed.
+    """
+
+    ids: NDArray[np.int64]
+    logprobs: Floats
+    top_ids: NDArray[np.int64]
+    top_logprobs: Floats
+    mass: Floats
+    streamed: bool = False
+
+    def moved(self, logs: Floats, penalties: Offsets) -> Floats:
+        """Return the logarithms with penalties on the tokens before each place."""
+        found, output = logs.copy(), self.ids.tolist()
+        for at in range(len(output)):
+            for token, offset in penalties.offsets(output[:at]).items():
+                found[at][self.top_ids[at] == token] += offset
+        return found
+
+    def places(
+        self, logs: Floats, name: str, more: Sequence[str], ends: Sequence[int], *, alone: bool = False
+    ) -> Places:
+        """Return the answer as places to bet on.
+
+        Args:
+            logs: Logarithms of weights of the likeliest tokens, shape (n, k).
+            name: Subset of all tokens.
+            more: Further such subsets.
+            ends: Ids that end a turn.
+            alone: Whether to judge among the listed tokens alone. Places in which another token was sampled are left
+                out then, and so are all others that say nothing.
+        """
+        own = (self.top_ids == self.ids[:, None]) & np.isfinite(logs)
+        listed = own.any(axis=1)
+        n, stated = len(self.ids), np.exp(logs)
+        seen, counts = np.zeros(logs.shape), Counter[int]()
+        for at, token in enumerate(self.ids.tolist()):
+            seen[at] = [counts[other] for other in self.top_ids[at].tolist()]
+            counts[token] += 1
+        keep = np.ones(n, bool)
+        if alone:
+            mass = stated.sum(axis=1, keepdims=True)
+            stated = stated / np.where(mass > 0, mass, 1)
+            keep = listed
+        whole, first = np.ones(n, bool), np.arange(n) == 0
+        subsets = {f"At {name}": whole, "All samples": whole, "First tokens of answers": first}
+        subsets |= {f"At {name}, {each}": whole for each in more}
+        return Places(
+            stated[keep],
+            np.where(listed, own.argmax(axis=1), -1)[keep],
+            np.isin(self.top_ids, list(ends))[keep],
+            seen[keep],
+            (np.zeros(n) if alone else -self.logprobs)[keep],
+            {key: mask[keep] for key, mask in subsets.items()},
+        )
+
+
+def draw_of(response: TokenResponse, *, streamed: bool = False) -> Draw:
+    """Return an answer with its likeliest tokens.
+
+    Servers add the sampled token to the k likeliest, or put it in the place of the last one, and choose freely among
+    tokens that are tied. So only tokens that are likelier than the one before the last are used: which these are does
+    not depend on the sampled one.
+    """
+    top_ids, top = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
+    logs = np.where(top_ids == -1, -math.inf, np.nan_to_num(top.astype(np.float64), nan=-math.inf))
+    mass = np.exp(logs).sum(axis=1)
+    edge = logs[:, -2:-1]
+    logs = np.where(logs > edge, logs, -math.inf)
+    ids = response.output_ids.astype(np.int64)
+    return Draw(ids, response.logprobs.astype(np.float64), top_ids.astype(np.int64), logs, mass, streamed)
 
 
 async def _draws(
@@ -638,23 +338,6 @@ async def _draws(
     problem = f"At {question.name}, the {k} likeliest tokens of a place have a total probability of {most:.4g}."
     tally.require("top", most <= 1 + MASS_SLACK, problem, 1, Where(sampling=question.sampling))
     return found
-
-
-def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
-    """Refuse answers to one prompt that agree more often than chance allows."""
-    groups: dict[tuple[int, ...], list[Draw]] = {}
-    for draw in draws:
-        groups.setdefault(tuple(draw.ids.tolist()), []).append(draw)
-    for ids, group in groups.items():
-        # m equal answers among n: at most C(n, m) ways, each of probability p^m summed over answers, so p^(m-1) here.
-        ways = math.log(math.comb(len(draws), len(group)))
-        chance = ways + (len(group) - 1) * float(np.minimum(group[0].logprobs, 0).sum())
-        problem = (
-            f"{len(group)} of {len(draws)} answers to one prompt at temperature 1, of no or other seeds, are the "
-            f"same {len(ids)} tokens, {list(ids[:6])}...: by chance that happens with probability {shown(chance)}."
-        )
-        place = Where(sampling={"temperature": 1.0})
-        tally.require("sampler", len(group) < 2 or chance > math.log(FALSE_ALARM), problem, 0, place)
 
 
 def _places(server: ConnectedServer, question: Question, draws: Sequence[Draw], *names: str) -> Places:
@@ -728,6 +411,73 @@ def _inside(tally: Tally, question: Question, draw: Draw, may: Bools) -> None:
         )
         where = Where(None, int(at), int(draw.ids[at]), question.sampling, draw.streamed)
         tally.require("sampler", False, problem, 1, where)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Listed tokens before a truncation.
+
+    Attributes:
+        logs: Logarithms of the tokens' weights, shape (n, k), -inf where there are fewer.
+        listed: Weight of all listed tokens, shape (n,).
+        unlisted: Largest possible weight of all others, shape (n,).
+    """
+
+    logs: Floats
+    listed: Floats
+    unlisted: Floats
+
+
+def tempered(logprobs: Floats, temperature: float, vocabulary: int) -> Weights:
+    """Return the weights of tokens at a temperature, from their logprobs at temperature 1, shape (n, k).
+
+    The weight of N tokens of total probability q is at most N^(1-1/T) q^(1/T) (a power mean), and for T < 1, where no
+    token is more likely than the last listed one, p, at most q p^(1/T-1).
+    """
+    logs = logprobs / temperature
+    rest = np.clip(1 - np.exp(logprobs).sum(axis=1), 0.0, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if temperature >= 1:
+            most = vocabulary ** (1 - 1 / temperature) * rest ** (1 / temperature)
+        else:
+            least = np.where(np.isfinite(logprobs), logprobs, 0).min(axis=1, initial=0.0)
+            most = rest * np.exp(least * (1 / temperature - 1))
+    return Weights(logs, np.exp(logs).sum(axis=1), np.nan_to_num(most))
+
+
+def left(
+    sampling: Mapping[str, Any], weights: Weights, near: float, slack: float = KEPT_MASS_SLACK
+) -> tuple[Bools, Bools]:
+    """Return which listed tokens a truncation may leave, and which it must leave, each of shape (n, k).
+
+    Engines apply `top_p` to the probabilities before or after `top_k`; both are allowed.
+
+    Args:
+        sampling: The parameters.
+        weights: The tokens' weights.
+        near: Tokens this close to the edge may fall either way, in nats.
+        slack: So may tokens this close to the edge in mass.
+    """
+    return _left(sampling, weights, near, slack, joint=True), _left(sampling, weights, -near, -slack, joint=False)
+
+
+def _left(sampling: Mapping[str, Any], weights: Weights, near: float, slack: float, *, joint: bool) -> Bools:
+    logs = weights.logs
+    others = ~np.eye(logs.shape[1], dtype=bool)
+    before = (logs[:, None, :] > logs[:, :, None] + near) & others  # by place, token, and token before it
+    rank = before.sum(axis=2)
+    found: Bools = np.isfinite(logs)
+    k = int(sampling.get("top_k", -1))
+    if k > 0:
+        found &= rank < k
+    if (p := float(sampling.get("top_p", 1.0))) < 1:
+        total = weights.listed + (weights.unlisted if joint else 0.0)
+        if k > 0 and not joint:
+            total = np.where(rank < k, np.exp(logs), 0).sum(axis=1)
+        found &= (before * np.exp(logs)[:, None, :]).sum(axis=2) < (p + slack) * total[:, None]
+    if share := float(sampling.get("min_p", 0.0)):
+        found &= logs >= math.log(share) + logs.max(axis=1, keepdims=True, initial=-math.inf) - near
+    return found
 
 
 def shown(log: float) -> str:

@@ -7,12 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tito_conformance import fixed as aborting
-from tito_conformance import fixed as fixed_prompts
-from tito_conformance import fixed as pictures
-from tito_conformance import lengths, penalties, sampler, transforms
-from tito_conformance import player as pausing
-from tito_conformance import player as reloading
+from tito_conformance import fixed, sampler, semantics, weights
 from tito_conformance.checks import (
     IMAGE_CHECKS,
     PARITY_CHECKS,
@@ -235,24 +230,24 @@ def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) ->
 
 
 async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
-    await fixed_prompts.check_fixed_prompts(server, tally, repeats)
+    await fixed.check_fixed_prompts(server, tally, repeats)
     if takes_images(server):
-        await pictures.check_pictures(server, tally)
+        await fixed.check_pictures(server, tally)
     if server.target.weights:
-        await pausing.check(server, tally)
-        await reloading.update_weights(server, tally)
+        await weights.check_pause(server, tally)
+        await weights.update_weights(server, tally)
         if takes_images(server):
-            await pictures.check_after_update(server, tally)
-        await reloading.check_folders(server, tally)
+            await fixed.check_after_update(server, tally)
+        await weights.check_folders(server, tally)
 
 
 async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
     """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
-    await reloading.load_first_again(server)
-    long = await lengths.check(server, tally)
-    await aborting.check(server, tally)
-    await transforms.check(server, tally)
-    penalised = await penalties.check(server, tally)
+    await weights.load_first_again(server)
+    long = await semantics.check_lengths(server, tally)
+    await fixed.check_abort(server, tally)
+    await semantics.check_transforms(server, tally)
+    penalised = await semantics.check_penalties(server, tally)
     await sampler.check(server, tally, repeats, penalised=penalised, long=long)
 
 

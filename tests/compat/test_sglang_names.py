@@ -19,7 +19,7 @@ from support.names import client_of, named
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_compat.sglang_parsers import TOOL_PARSER_REGISTRY, HermesToolParser, get_tool_parser
 from tito_conformance.testing import Fault, always
-from tito_conformance.testing.sglang_answers import FIELDS
+from tito_conformance.testing.sglang_requests import FIELDS
 from tito_core.chat.template import TemplateError
 from tito_core.hooks import LoopLimiter
 from tito_core.parsing import DetectionError, UnknownParserError, known_tool_parsers

@@ -5,14 +5,17 @@ TITO_INTERRUPTS sets the number of interrupts on each wire, and TITO_SEED their 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import shutil
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -21,7 +24,9 @@ from conformance.defects.defect import Defect
 from support.conformance_command import served
 from support.interrupted import WITHIN_S, Ended, run
 from support.scripted import tokenizer
+from tito_conformance.player import _cancelled_answer
 from tito_conformance.testing import ScriptedServer
+from tito_conformance.testing import moves as m
 
 INTERRUPTS = int(os.environ.get("TITO_INTERRUPTS", "0"))
 SEED = int(os.environ.get("TITO_SEED", "1"))
@@ -95,3 +100,38 @@ def stage_of(ended: Ended, out: Path, where: str) -> str:
         return "playing" if report["broken"] is None else "shrinking"
     assert ended.status == (0 if report["sound"] else 1), where
     return "finished"
+
+
+@pytest.mark.parametrize("how", ["task", "close", "signal"])
+@pytest.mark.parametrize("when", ["before the move cancels", "during the abort"])
+def test_a_run_that_is_stopped_during_a_cancel_stops(how: Literal["task", "close", "signal"], when: str) -> None:
+    async def play() -> None:
+        begun, aborting, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def stream() -> AsyncGenerator[Any]:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+                yield {}
+            finally:
+                aborting.set()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                ended.set()
+
+        after_s = 600.0 if when.startswith("before") else 0.0
+        signal = threading.Event()
+        move = asyncio.create_task(_cancelled_answer(stream(), signal, m.Cancel(how=how, after_s=after_s)))
+        await begun.wait()
+        if when.startswith("before") or how == "signal":  # nobody reads the signal here, so the stream waits on
+            for _ in range(5):
+                await asyncio.sleep(0)
+        else:
+            await aborting.wait()
+        move.cancel()
+        await asyncio.wait({move})
+        assert move.cancelled()
+        assert ended.is_set()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())

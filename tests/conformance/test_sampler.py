@@ -15,13 +15,11 @@ from conformance.defects.defect import SOUND, Defect, plant
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import try_defect
 from support.scripted import tokenizer
-from tito_conformance import sampler, suite
-from tito_conformance import sampler as bets
-from tito_conformance import sampler as truncation
-from tito_conformance import target as precision
+from tito_conformance import bets, sampler, suite
+from tito_conformance.bets import Places
 from tito_conformance.checks import BrokenLawError, Profile, Tally
-from tito_conformance.sampler import Draw, Places
-from tito_conformance.target import Target
+from tito_conformance.sampler import Draw, left, tempered
+from tito_conformance.target import Target, dtype_of
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 """`make suite` takes every eighth defect, `make prove` and `make defects` all."""
@@ -169,7 +167,7 @@ def test_what_a_truncation_leaves(
     listed = 3
     order = sorted(range(5), key=lambda index: -row[0, index])
     top = row[:, order[:listed]]
-    [may], [must] = truncation.left(sampling, truncation.tempered(top, temperature, 5), 0.05)
+    [may], [must] = left(sampling, tempered(top, temperature, 5), 0.05)
     weights = np.exp(row[0, order] / temperature)
     total = weights.sum() if joint else weights[: int(sampling.get("top_k", 5))].sum()
     mass = 0.0
@@ -190,13 +188,13 @@ def test_the_dtype_shows_in_the_grid_of_logprobs(seed: int, dtype: str) -> None:
     elif dtype == "float16":
         logits = logits.astype(np.float16).astype(np.float32)
     logprobs = logits - np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
-    assert precision.dtype_of(logprobs.astype(np.float32)) == dtype
+    assert dtype_of(logprobs.astype(np.float32)) == dtype
 
 
 def test_the_center_of_differences_is_their_mean_or_their_median() -> None:
     """One large difference hides a bias of all others from the mean, and a bias of few from the median."""
-    assert precision.center(np.array([0.1] * 9 + [-0.9])) == pytest.approx(0.1)
-    assert precision.center(np.array([0.0] * 6 + [-0.5] * 4)) == pytest.approx(-0.2)
+    assert bets.center(np.array([0.1] * 9 + [-0.9])) == pytest.approx(0.1)
+    assert bets.center(np.array([0.0] * 6 + [-0.5] * 4)) == pytest.approx(-0.2)
 
 
 @pytest.mark.suite

@@ -12,13 +12,12 @@ from unittest import mock
 import pytest
 
 from conformance.defects import all_defects
-from conformance.defects.answer_views import View
-from conformance.defects.column_views import EXPERTS
-from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, VISION_MODEL, Defect, plant
+from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, Defect, plant
 from conformance.defects.modes import MODES
 from conformance.defects.parity import PARITY
 from conformance.defects.sampling import SAMPLING
-from conformance.defects.trial import FOLDERS, try_defect
+from conformance.defects.trial import FOLDERS, target_of, try_defect
+from conformance.defects.views import EXPERTS, View
 from conformance.defects.weights import WEIGHTS
 from support.scripted import is_probe, tokenizer
 from tito_conformance import suite
@@ -45,12 +44,7 @@ def end() -> int:
 
 
 def run(wire: str, profile: Profile, seed: int = 0, weights: tuple[str, ...] = ()) -> suite.Outcome:
-    backend = "sglang" if wire == "sglang" else "vllm"
-    transport = plant(SOUND, wire, tokenizer(), end())
-    target = Target(
-        backend, "http://scripted", tokenizer(), transport=transport, seed=seed, experts=EXPERTS, weights=weights
-    )
-    return suite.run(target, profile)
+    return suite.run(target_of(wire, seed=seed, experts=EXPERTS, weights=weights), profile)
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang", pytest.param("vllm-completions", marks=pytest.mark.suite)])
@@ -84,9 +78,7 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
 @pytest.mark.suite
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
-    vision = tokenizer(VISION_MODEL)
-    transport = plant(SOUND_WITH_IMAGES, wire, vision, vision.eos_token_id)
-    target = Target(wire, "http://scripted", vision, transport=transport, experts=EXPERTS, weights=FOLDERS)
+    target = target_of(wire, SOUND_WITH_IMAGES, experts=EXPERTS, weights=FOLDERS)
     outcome = suite.run(target, replace(SHORT, conversations=12))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     passed = outcome.tally.passed
@@ -96,14 +88,7 @@ def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
 
 
 def test_two_sound_engines_that_read_images_give_equal_ledgers() -> None:
-    vision = tokenizer(VISION_MODEL)
-    one, other = (
-        Target(
-            wire, "http://scripted", vision,
-            transport=plant(SOUND_WITH_IMAGES, wire, vision, vision.eos_token_id, greedily=True),
-        )
-        for wire in ("vllm", "sglang")
-    )  # fmt: skip
+    one, other = (target_of(wire, SOUND_WITH_IMAGES, greedily=True) for wire in ("vllm", "sglang"))
     outcome = suite.run(one, SHORT, against=other)
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     assert outcome.tally.passed["images"] > 10
@@ -241,8 +226,7 @@ def test_there_are_at_least_95_defects_on_all_wires() -> None:
 
 def test_a_broken_law_is_shrunk_and_replayed() -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "grammar-ignored")
-    transport = plant(defect, "sglang", tokenizer(), end())
-    target = Target("sglang", "http://scripted", tokenizer(), transport=transport)
+    target = target_of("sglang", defect)
     outcome = suite.run(target, PROFILES["standard"])
     assert outcome.broken is not None
     assert outcome.broken.check.name in ("forced", "shaped", "refused")

@@ -7,14 +7,10 @@ import asyncio
 import pytest
 
 from conformance.defects import all_defects
-from conformance.defects.defect import plant
-from support.scripted import tokenizer
-from tito_conformance import oracle, suite
+from conformance.defects.trial import target_of
+from tito_conformance import suite
 from tito_conformance.checks import PROFILES, BrokenLawError, Where, checked, set_place
-from tito_conformance.oracle import OracleTurn
-from tito_conformance.target import Target
 from tito_conformance.testing.moves import Ask, Sampling, Stream
-from tito_conformance.wire import WireGeneration
 from tito_core.backend.errors import ProtocolViolationError
 
 
@@ -42,12 +38,10 @@ def test_a_place_names_what_applies_only() -> None:
 def test_a_finding_of_a_conversation_has_its_place(name: str, check: str, streamed: bool) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == name)
     wire = "sglang" if name == "text-halved" else "vllm"
-    transport = plant(defect, wire, tokenizer(), int(tokenizer().eos_token_id))
-    target = Target(wire, "http://scripted", tokenizer(), transport=transport)
     opening = [Stream()] if streamed else []
     moves = [*opening, Sampling(seed=7), *(Ask(text=text) for text in ("Hi", "Ho", "Hm", "Ha"))]
     with defect.client():
-        outcome = suite.replay(target, PROFILES["quick"], moves)
+        outcome = suite.replay(target_of(wire, defect), PROFILES["quick"], moves)
     assert outcome.broken is not None
     where = outcome.broken.where
     assert outcome.broken.check.name == check
@@ -70,25 +64,3 @@ def test_a_refused_response_has_the_place_of_its_request() -> None:
         "refused",
         Where(2, None, None, {"temperature": 0.5}, True),
     )
-
-
-@pytest.mark.parametrize(("versions", "broken"), [("aab", False), ("aba", True), ("abcb", True), ("aaa", False)])
-def test_a_weight_version_never_comes_back(versions: str, broken: bool) -> None:
-    turns = [
-        OracleTurn(
-            **{"index": at, "parent": None, "delta_ids": [1], "provenance": [0], "output_ids": [2], "logprobs": [-1.0]},
-            **{"finish": "stop", "stop": 2, "request_id": str(at), "cached_tokens": None, "constrained": False},
-            versions=[(0, 1, version)],
-            max_new_tokens=4,
-        )
-        for at, version in enumerate(versions)
-    ]
-    answers = [
-        WireGeneration(
-            str(at), [1], {}, echoed_ids=[1], output_ids=[2], logprobs=[-1.0], logprob_ids=[2], finish="stop", stop=2,
-            versions=[(0, 1, version)],
-        )
-        for at, version in enumerate(versions)
-    ]  # fmt: skip
-    found = list(oracle.compare(turns, answers, [2]))
-    assert {check for check, _, _ in found} == ({"versions"} if broken else set())

@@ -11,9 +11,8 @@ from aiohttp import web
 
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
 from support.scripted import tokenizer
-from tito_conformance.target import Target, connect
+from tito_conformance.target import Exchange, Target, WireLog, connect
 from tito_conformance.testing import Fault, HashPolicy, ScriptedServer, always
-from tito_conformance.wire_log import Exchange, WireLog
 from tito_core.backend import EngineConnectionError
 from tito_core.backend.generate import generate
 

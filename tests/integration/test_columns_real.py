@@ -12,7 +12,7 @@ import pytest
 from strands_tito.inspect.verify import rescore
 from support.real import Served, serve
 from support.reference import reference
-from tito_conformance.target import collect_answer
+from tito_conformance.agents import collect_answer
 from tito_core import TITOModel
 from tito_core.backend import UnsupportedByServerError
 from tito_core.backend.generate import score

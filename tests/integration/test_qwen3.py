@@ -10,7 +10,7 @@ from strands import Agent, tool
 
 from strands_tito.inspect.verify import rescore
 from support.real import Served
-from tito_conformance.target import collect_answer
+from tito_conformance.agents import collect_answer
 from tito_core.ledger import Provenance, check_ledger
 
 pytestmark = pytest.mark.engine

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.backends import Received, answering, http_response, request_of
 from tito_conformance.testing import WireResponse
-from tito_conformance.testing.sglang_answers import FIELDS
+from tito_conformance.testing.sglang_requests import FIELDS
 from tito_core.backend import BadRequestError, OptionalOutputs, SamplingParams
 from tito_core.backend.generate import score
 from tito_core.backend.http.streaming import StreamError

@@ -15,8 +15,7 @@ from support.pictures import gif, jpeg_header, webp_header
 from support.wire_recordings import Recording
 from testing.test_scripted_recordings import decoded, differences
 from tito_conformance.testing import HashPolicy, ImageSettings, Replay, ScriptedEngine, scripted_engine
-from tito_conformance.testing.pictures import picture, pixels, png, same_pixels
-from tito_conformance.testing.script import BadImage, place, size
+from tito_conformance.testing.pictures import BadImage, picture, pixels, place, png, same_pixels, size
 
 RECORDINGS = [recording for kind in ("vllm", "sglang") for recording in load_images(kind)]  # type: ignore[arg-type]
 KINDS = ("vllm", "sglang")

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from support.scripted import BACKENDS
-from tito_conformance.target import ConnectedServer, Target
+from tito_conformance.target import ConnectedServer, Exchange, Target, WireLog
 from tito_conformance.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
 from tito_conformance.wire import generations
-from tito_conformance.wire_log import Exchange, WireLog
 
 TOY = """
 import json

@@ -34,13 +34,11 @@ from tito_conformance.testing.engine import (
     every,
     first,
 )
+from tito_conformance.testing.pictures import ImageSettings, PlacedImage
 from tito_conformance.testing.policy import HashPolicy
 from tito_conformance.testing.script import (
     Completion,
     Decode,
-    ImageSettings,
-    PlacedImage,
-    PrefixCache,
     Replay,
     Scorer,
     Script,
@@ -50,7 +48,16 @@ from tito_conformance.testing.script import (
     from_function,
 )
 from tito_conformance.testing.server import InProcessTransport, ScriptedServer
-from tito_conformance.testing.wire import Encode, EngineState, Wire, WireKit, WireResponse, find_wire, installed_wires
+from tito_conformance.testing.wire import (
+    Encode,
+    EngineState,
+    PrefixCache,
+    Wire,
+    WireKit,
+    WireResponse,
+    find_wire,
+    installed_wires,
+)
 
 __all__ = [
     "THROTTLED",

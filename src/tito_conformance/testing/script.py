@@ -1,4 +1,4 @@
-"""Scripts: the policies of scripted engines.
+"""Scripts: the policies of scripted engines, and what every engine makes of their completions.
 
 A `Script` is a callable from a `ScriptedRequest` to a `Completion`. It knows nothing of HTTP, so one script gives the
 same tokens and logprobs on every wire.
@@ -9,249 +9,29 @@ from __future__ import annotations
 import math
 import re
 import struct
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from tito_conformance.testing.pictures import pixels
-
-_BLOCK = 32
-_CAPACITY = 4_000_000  # tokens before the cache starts over: a memory limit, not a model of eviction
-
-
-class PrefixCache:
-    """Finds the longest cached prefix of a prompt, in whole pages. The last prompt token is never cached.
-
-    `page` is 1 on SGLang (measured: a repeated prompt of 37 has 36 cached) and the block size on vLLM (measured with
-    blocks of 32: a repeated prompt of 4000 has 3968 cached). The lookup uses chained block hashes, then compares token
-    by token with the last sequence that contained the matched block.
-    """
-
-    def __init__(self, page: int = 1) -> None:
-        self.page = page
-        self._through: dict[int, array[int]] = {}
-        self._held = 0
-
-    def admit(self, prompt_ids: Sequence[int], output_ids: Sequence[int], salt: str = "") -> int:
-        """Return the number of leading prompt tokens that were cached, and cache the finished sequence.
-
-        The last output token is left out: the engine sampled it but never computed its KV entry. Ids may be stamped,
-        see `ScriptedRequest.context`: another image is another prompt.
-        """
-        if self._held > _CAPACITY:
-            self.clear()
-        sequence = array("q", prompt_ids)
-        chain = list(_chain(sequence, 0, hash(salt)))
-        found = self._match(sequence, chain)
-        sequence.extend(output_ids[:-1])
-        self._held += len(sequence)
-        done = _BLOCK * (len(chain) - 1)
-        for known in (*chain, *_chain(sequence, done, chain[-1])):
-            self._through[known] = sequence
-        return found
-
-    def clear(self) -> None:
-        """Empty the cache, as a flush or a pause does."""
-        self._through.clear()
-        self._held = 0
-
-    def _match(self, prompt: array[int], chain: Sequence[int]) -> int:
-        matched, other = 0, None
-        for blocks, known in enumerate(chain):
-            found = self._through.get(known)
-            if found is None:
-                break
-            matched, other = blocks * _BLOCK, found
-        if other is not None:
-            stop = min(len(prompt), len(other))
-            while matched < stop and prompt[matched] == other[matched]:
-                matched += 1
-        matched = min(matched, len(prompt) - 1)
-        return max(0, matched - matched % self.page)
-
-
-def _chain(sequence: array[int], start: int, known: int) -> Iterator[int]:
-    """Yield the hash of all tokens up to the end of each full block after `start`; `known` is the hash before it."""
-    if not start:
-        yield known
-    content = sequence.tobytes()
-    width = _BLOCK * sequence.itemsize
-    for end in range(start * sequence.itemsize + width, len(content) + 1, width):
-        known = hash((known, content[end - width : end]))
-        yield known
-
-
-_STAMP = 1 << 32
-_Ids = TypeVar("_Ids", int, np.ndarray)
-_ASPECT = 200  # the longest picture that Qwen's processors take, in widths
-
-
-class BadImage(ValueError):
-    """The bytes are not a readable image."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSettings:
-    """How a scripted server reads images.
-
-    Attributes:
-        placeholder: Id of the placeholder token.
-        cell: Side in pixels of what one token stands for.
-        least: Fewest tokens of a picture.
-        most: Most tokens of a picture.
-        limit: Most images of a request, where the server has a limit (vLLM's `--limit-mm-per-prompt`).
-        decodes: Whether the server decodes the ids of every request with images to text, and encodes that again, as
-            SGLang does for some families without `--mm-preprocess-cache-size-mb`.
-    """
-
-    placeholder: int
-    cell: int = 32
-    least: int = 4
-    most: int = 64
-    limit: int = 8
-    decodes: bool = False
-
-    def tokens(self, data: bytes) -> int:
-        """Return a picture's number of tokens.
-
-        Raises:
-            BadImage: The bytes are not a readable image, or it is too long.
-        """
-        width, height = size(data)
-        if max(width, height) > _ASPECT * min(width, height):
-            raise BadImage(f"absolute aspect ratio must be smaller than {_ASPECT}, got {width} x {height}")
-        return math.prod(self._cells(height, width))
-
-    def _cells(self, height: int, width: int) -> tuple[int, int]:
-        high, wide = height / self.cell, width / self.cell
-        rows, columns = max(1, round(high)), max(1, round(wide))
-        if rows * columns > self.most:
-            shrink = math.sqrt(high * wide / self.most)
-            return max(1, math.floor(high / shrink)), max(1, math.floor(wide / shrink))
-        if rows * columns < self.least:
-            stretch = math.sqrt(self.least / (high * wide))
-            return math.ceil(high * stretch), math.ceil(wide * stretch)
-        return rows, columns
-
-
-class PlacedImage(NamedTuple):
-    """An image of an expanded prompt: its placeholders, and a digest of its pixels."""
-
-    offset: int
-    length: int
-    digest: bytes
-
-
-def place(
-    ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings
-) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
-    """Expand the first placeholders of a prompt, one for each picture, and return the ids and where the pictures are.
-
-    Placeholders or pictures that are left over change nothing; servers differ in what they make of them.
-
-    Raises:
-        BadImage: A picture cannot be read.
-    """
-    lengths = [settings.tokens(picture) for picture in pictures]
-    expanded: list[int] = []
-    placed: list[PlacedImage] = []
-    for token in ids:
-        if token == settings.placeholder and len(placed) < len(pictures):
-            n = len(placed)
-            placed.append(PlacedImage(len(expanded), lengths[n], sha256(pixels(pictures[n])).digest()))
-            expanded += [token] * lengths[n]
-        else:
-            expanded.append(token)
-    return tuple(expanded), tuple(placed)
-
-
-def stamped(ids: Sequence[int], images: Sequence[PlacedImage]) -> tuple[int, ...]:
-    """Return ids with a stamp of the images before each, so that a function of ids is one of the images too.
-
-    A stamp is a multiple of 2**32 below 2**62; before the first image it is 0.
-    """
-    if not images:
-        return tuple(ids)
-    whole, stamp = list(ids), b""
-    ends = [*(image.offset for image in images[1:]), len(whole)]
-    for image, end in zip(images, ends, strict=True):
-        stamp = sha256(stamp + image.digest).digest()
-        number = (int.from_bytes(stamp[:4], "big") >> 2) * _STAMP
-        whole[image.offset : end] = [token + number for token in whole[image.offset : end]]
-    return tuple(whole)
-
-
-def weighted(ids: Sequence[int], weights: int) -> tuple[int, ...]:
-    """Return ids with a stamp of the weights on each, besides that of images, so that scores depend on them too."""
-    return tuple(ids) if not weights else tuple(id_ + weights * _STAMP for id_ in ids)
-
-
-def token_of(id_: _Ids) -> _Ids:
-    """Return a stamped id without its stamp, or the ids of an int64 array."""
-    return id_ % _STAMP
-
-
-def stamp_of(id_: int) -> int:
-    """Return the stamp of an id."""
-    return id_ - token_of(id_)
-
-
-def size(data: bytes) -> tuple[int, int]:
-    """Return width and height in pixels, from the header of a PNG, JPEG, GIF or WebP file.
-
-    Raises:
-        BadImage: It is none of these.
-    """
-    found: tuple[int, int] | None = None
-    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
-        found = (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"))
-    elif data.startswith((b"GIF87a", b"GIF89a")):
-        found = (int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little"))
-    elif data.startswith(b"\xff\xd8"):
-        found = _jpeg(data)
-    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        found = _webp(data)
-    if found is None or not all(found):
-        raise BadImage("cannot identify image file <_io.BytesIO object>")
-    return found
-
-
-def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """Return the size in the first start-of-frame segment."""
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
-        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            return int.from_bytes(data[at + 7 : at + 9], "big"), int.from_bytes(data[at + 5 : at + 7], "big")
-        at += 2 + length
-    return None
-
-
-def _webp(data: bytes) -> tuple[int, int] | None:
-    kind = data[12:16]
-    if kind == b"VP8X" and len(data) >= 30:
-        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    if kind == b"VP8L" and len(data) >= 25:
-        bits = int.from_bytes(data[21:25], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if kind == b"VP8 " and len(data) >= 30:
-        return (
-            int.from_bytes(data[26:28], "little") & 0x3FFF,
-            int.from_bytes(data[28:30], "little") & 0x3FFF,
-        )
-    return None
-
+from tito_conformance.testing.pictures import PlacedImage
 
 FinishReason = Literal["stop", "length", "abort"]
-
+Decode = Callable[[Sequence[int]], str]
+MASKED = -9999.0
+"""vLLM's logprob of a token that cannot be sampled."""
+MOST_KEPT = 64
+"""Likeliest ids that `top_p` and `min_p` choose from; where more would be kept, all are."""
+EXPERTS = 8
+"""Number of experts in each layer of a scripted mixture-of-experts model."""
+_STAMP = 1 << 32
 _MASK = (1 << 64) - 1
+_Ids = TypeVar("_Ids", int, np.ndarray)
 
 
 class ScriptError(Exception):
@@ -383,20 +163,6 @@ class Scorer(Protocol):
         """Return the `k` most likely ids at `position` given `ids[:position]`, most likely first."""
 
 
-def float32(value: float) -> float:
-    """Round to float32, the precision of reported logprobs."""
-    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    return rounded
-
-
-def mix64(value: int) -> int:
-    """Hash a 64-bit integer with splitmix64's finaliser, the same on every platform."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
 class PositionScorer:
     """Logprobs for scripts without a distribution: a hash of (id, position), float32 in [-8, 0).
 
@@ -501,122 +267,6 @@ def from_function(answer: Callable[[tuple[int, ...]], Sequence[int] | Completion
     return script
 
 
-MASKED = -9999.0
-"""vLLM's logprob of a token that cannot be sampled."""
-MOST_KEPT = 64
-"""Likeliest ids that `top_p` and `min_p` choose from; where more would be kept, all are."""
-EXPERTS = 8
-"""Number of experts in each layer of a scripted mixture-of-experts model."""
-
-Top = Sequence[tuple[int, float]]
-"""(id, logprob), most likely first."""
-
-
-def support(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int) -> list[tuple[int, float]]:
-    """Return the ids that `top_k`, `top_p` and `min_p` keep at a position, with logprobs normalised over them.
-
-    An empty list means all ids. The sampled id is always kept, as on a real engine.
-    """
-    k = 1 if request.temperature == 0 else request.top_k
-    if k < 1 and request.top_p >= 1 and not request.min_p:
-        return []
-    top = scorer.top(ids, position, k if k > 0 else MOST_KEPT, request.temperature or 1.0)
-    weights = [math.exp(logprob) for _, logprob in top]
-    nucleus, kept, total = 0.0, 0, sum(weights) if k > 0 else 1.0
-    while kept < len(top) and nucleus < request.top_p * total and weights[kept] >= request.min_p * weights[0]:
-        nucleus += weights[kept]
-        kept += 1
-    if k < 1 and kept == len(top):
-        return []
-    left = list(top[:kept])
-    if (sampled := token_of(ids[position])) not in dict(left):
-        left[-1] = (sampled, left[-1][1])
-    whole = sum(math.exp(logprob) for _, logprob in left)
-    return [(token, float32(logprob - math.log(whole))) for token, logprob in left]
-
-
-def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start: int) -> list[float]:
-    """Return logprobs of `ids[start:]` as this engine reports sampled tokens."""
-    offsets = request.reported_offsets and request.offsets(ids[start:])
-    if not _truncates(request) and not offsets:
-        return scorer.score(ids, start, request.reported_temperature)
-    plain = scorer.score(ids, start, request.reported_temperature)
-    tokens = [token_of(each) for each in ids[start:]]
-    return [
-        dict(_changed(scorer, request, ids, n, 0, token) or [(token, value)])[token]
-        for n, (token, value) in enumerate(zip(tokens, plain, strict=True), start)
-    ]
-
-
-def reported_top(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int) -> Top:
-    """Return the `k` most likely ids with the same logprobs, filled up with masked ids where fewer were kept."""
-    left = _changed(scorer, request, ids, position, k)
-    if not left:
-        return scorer.top(ids, position, k, request.reported_temperature)
-    if not _truncates(request):
-        return left
-    known = {token for token, _ in left}
-    others = [token for token in range(k + len(left)) if token not in known]
-    return sorted(left, key=lambda pair: -pair[1])[:k] + [(token, MASKED) for token in others[: max(0, k - len(left))]]
-
-
-def _changed(
-    scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int, *own: int
-) -> list[tuple[int, float]]:
-    """Return the tokens of a place where penalties, a bias or a truncation change logprobs; else an empty list."""
-    if _truncates(request) and (left := support(scorer, request, ids, position)):
-        return left
-    moved = request.reported_offsets and request.offsets(ids[len(request.prompt_ids) : position])
-    return _moved(scorer, request, ids, position, k, *own) if moved else []
-
-
-def _moved(
-    scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int, *own: int
-) -> list[tuple[int, float]]:
-    """Return the `k` most likely ids, and `own`, with their logprobs under penalties and a `logit_bias`."""
-    temperature = request.reported_temperature
-    offsets = {
-        token: value / temperature for token, value in request.offsets(ids[len(request.prompt_ids) : position]).items()
-    }
-    known = dict(scorer.top(ids, position, k + len(offsets), temperature)) if k else {}
-    for token in {*offsets, *own} - known.keys():
-        [known[token]] = scorer.score([*ids[:position], token], position, temperature)
-    mass = {token: math.exp(value) for token, value in known.items()}
-    # A simple script's scores may sum to more than 1. The mass without an offset is at least that of the known tokens.
-    others = sum(value for token, value in mass.items() if token not in offsets)
-    unmoved = max(1 - sum(mass[token] for token in offsets), others)
-    whole = unmoved + sum(mass[token] * math.exp(min(value, 700.0)) for token, value in offsets.items())
-    whole = max(whole, 1e-300)  # a script's certain token may have a bias that leaves no mass
-    moved = [(token, float32(value + offsets.get(token, 0.0) - math.log(whole))) for token, value in known.items()]
-    ordered = sorted(moved, key=lambda pair: (-pair[1], pair[0]))
-    return [pair for place, pair in enumerate(ordered) if place < k or pair[0] in own]
-
-
-def _truncates(request: ScriptedRequest) -> bool:
-    """Return whether logprobs are normalised over the kept ids. vLLM truncates nothing for a greedy request."""
-    cuts = request.top_k > 0 or request.top_p < 1 or request.min_p > 0
-    return request.reported_truncated and cuts and request.temperature > 0
-
-
-def routed(ids: Sequence[int], layers: int, experts: int) -> npt.NDArray[np.uint8]:
-    """Return experts of each token but the last, shape (len(ids) - 1, layers, experts), from a hash of the token."""
-    rows = [_experts(token, place, layers, experts) for place, token in enumerate(ids[:-1])]
-    return np.array(rows, np.uint8).reshape(-1, layers, experts)
-
-
-@lru_cache(100_000)
-def _experts(token: int, place: int, layers: int, experts: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple((mix64(token << 20 ^ place << 4 ^ layer) + n) % EXPERTS for n in range(experts))
-        for layer in range(layers)
-    )
-
-
-Decode = Callable[[Sequence[int]], str]
-
-_DERIVED = PositionScorer()
-
-
 @dataclass(frozen=True, slots=True)
 class Settled:
     """One finished generation, ready for the wire. `logprobs` has one entry for each output id."""
@@ -653,30 +303,6 @@ class Settled:
         scorer = _Reloaded(self.scorer, first + start, change)
         logprobs = tuple(reported(scorer, request, request.whole(self.output_ids), first))
         return replace(self, scorer=scorer, logprobs=logprobs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reloaded:
-    """A scorer whose weights change at a position of the whole sequence."""
-
-    before: Scorer
-    position: int
-    change: int
-
-    def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
-        cut = min(max(start, self.position), len(ids))
-        old = self.before.score(ids[:cut], start, temperature) if start < cut else []
-        new = self.before.score(weighted(ids, self.change), cut, temperature) if cut < len(ids) else []
-        return [*old, *new]
-
-    def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
-        own = weighted(ids, self.change) if position >= self.position else ids
-        return self.before.top(own, position, k, temperature)
-
-
-def scorer_of(script: Script) -> Scorer:
-    """Return the script itself if it is a distribution, else the derived one."""
-    return script if isinstance(script, Scorer) else _DERIVED
 
 
 def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
@@ -747,6 +373,182 @@ def clip_spans(spans: Sequence[tuple[str, int, int]] | None, length: int) -> Seq
     return [(v, start, min(end, length)) for v, start, end in spans if start < length or (start == 0 and length == 0)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reloaded:
+    """A scorer whose weights change at a position of the whole sequence."""
+
+    before: Scorer
+    position: int
+    change: int
+
+    def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
+        cut = min(max(start, self.position), len(ids))
+        old = self.before.score(ids[:cut], start, temperature) if start < cut else []
+        new = self.before.score(weighted(ids, self.change), cut, temperature) if cut < len(ids) else []
+        return [*old, *new]
+
+    def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
+        own = weighted(ids, self.change) if position >= self.position else ids
+        return self.before.top(own, position, k, temperature)
+
+
+_DERIVED = PositionScorer()
+
+
+def scorer_of(script: Script) -> Scorer:
+    """Return the script itself if it is a distribution, else the derived one."""
+    return script if isinstance(script, Scorer) else _DERIVED
+
+
+Top = Sequence[tuple[int, float]]
+"""(id, logprob), most likely first."""
+
+
+def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start: int) -> list[float]:
+    """Return logprobs of `ids[start:]` as this engine reports sampled tokens."""
+    offsets = request.reported_offsets and request.offsets(ids[start:])
+    if not _truncates(request) and not offsets:
+        return scorer.score(ids, start, request.reported_temperature)
+    plain = scorer.score(ids, start, request.reported_temperature)
+    tokens = [token_of(each) for each in ids[start:]]
+    return [
+        dict(_changed(scorer, request, ids, n, 0, token) or [(token, value)])[token]
+        for n, (token, value) in enumerate(zip(tokens, plain, strict=True), start)
+    ]
+
+
+def reported_top(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int) -> Top:
+    """Return the `k` most likely ids with the same logprobs, filled up with masked ids where fewer were kept."""
+    left = _changed(scorer, request, ids, position, k)
+    if not left:
+        return scorer.top(ids, position, k, request.reported_temperature)
+    if not _truncates(request):
+        return left
+    known = {token for token, _ in left}
+    others = [token for token in range(k + len(left)) if token not in known]
+    return sorted(left, key=lambda pair: -pair[1])[:k] + [(token, MASKED) for token in others[: max(0, k - len(left))]]
+
+
+def support(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int) -> list[tuple[int, float]]:
+    """Return the ids that `top_k`, `top_p` and `min_p` keep at a position, with logprobs normalised over them.
+
+    An empty list means all ids. The sampled id is always kept, as on a real engine.
+    """
+    k = 1 if request.temperature == 0 else request.top_k
+    if k < 1 and request.top_p >= 1 and not request.min_p:
+        return []
+    top = scorer.top(ids, position, k if k > 0 else MOST_KEPT, request.temperature or 1.0)
+    weights = [math.exp(logprob) for _, logprob in top]
+    nucleus, kept, total = 0.0, 0, sum(weights) if k > 0 else 1.0
+    while kept < len(top) and nucleus < request.top_p * total and weights[kept] >= request.min_p * weights[0]:
+        nucleus += weights[kept]
+        kept += 1
+    if k < 1 and kept == len(top):
+        return []
+    left = list(top[:kept])
+    if (sampled := token_of(ids[position])) not in dict(left):
+        left[-1] = (sampled, left[-1][1])
+    whole = sum(math.exp(logprob) for _, logprob in left)
+    return [(token, float32(logprob - math.log(whole))) for token, logprob in left]
+
+
+def _changed(
+    scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int, *own: int
+) -> list[tuple[int, float]]:
+    """Return the tokens of a place where penalties, a bias or a truncation change logprobs; else an empty list."""
+    if _truncates(request) and (left := support(scorer, request, ids, position)):
+        return left
+    moved = request.reported_offsets and request.offsets(ids[len(request.prompt_ids) : position])
+    return _moved(scorer, request, ids, position, k, *own) if moved else []
+
+
+def _moved(
+    scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int, *own: int
+) -> list[tuple[int, float]]:
+    """Return the `k` most likely ids, and `own`, with their logprobs under penalties and a `logit_bias`."""
+    temperature = request.reported_temperature
+    offsets = {
+        token: value / temperature for token, value in request.offsets(ids[len(request.prompt_ids) : position]).items()
+    }
+    known = dict(scorer.top(ids, position, k + len(offsets), temperature)) if k else {}
+    for token in {*offsets, *own} - known.keys():
+        [known[token]] = scorer.score([*ids[:position], token], position, temperature)
+    mass = {token: math.exp(value) for token, value in known.items()}
+    # A simple script's scores may sum to more than 1. The mass without an offset is at least that of the known tokens.
+    others = sum(value for token, value in mass.items() if token not in offsets)
+    unmoved = max(1 - sum(mass[token] for token in offsets), others)
+    whole = unmoved + sum(mass[token] * math.exp(min(value, 700.0)) for token, value in offsets.items())
+    whole = max(whole, 1e-300)  # a script's certain token may have a bias that leaves no mass
+    moved = [(token, float32(value + offsets.get(token, 0.0) - math.log(whole))) for token, value in known.items()]
+    ordered = sorted(moved, key=lambda pair: (-pair[1], pair[0]))
+    return [pair for place, pair in enumerate(ordered) if place < k or pair[0] in own]
+
+
+def _truncates(request: ScriptedRequest) -> bool:
+    """Return whether logprobs are normalised over the kept ids. vLLM truncates nothing for a greedy request."""
+    cuts = request.top_k > 0 or request.top_p < 1 or request.min_p > 0
+    return request.reported_truncated and cuts and request.temperature > 0
+
+
+def routed(ids: Sequence[int], layers: int, experts: int) -> npt.NDArray[np.uint8]:
+    """Return experts of each token but the last, shape (len(ids) - 1, layers, experts), from a hash of the token."""
+    rows = [_experts(token, place, layers, experts) for place, token in enumerate(ids[:-1])]
+    return np.array(rows, np.uint8).reshape(-1, layers, experts)
+
+
+@lru_cache(100_000)
+def _experts(token: int, place: int, layers: int, experts: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple((mix64(token << 20 ^ place << 4 ^ layer) + n) % EXPERTS for n in range(experts))
+        for layer in range(layers)
+    )
+
+
 def rank_of(logprob: float, vocab_size: int) -> int:
     """Return the worst rank that a token of this probability can have: at most 1/p tokens are as likely."""
     return max(1, min(vocab_size, int(math.exp(min(-logprob, 40.0)))))
+
+
+def stamped(ids: Sequence[int], images: Sequence[PlacedImage]) -> tuple[int, ...]:
+    """Return ids with a stamp of the images before each, so that a function of ids is one of the images too.
+
+    A stamp is a multiple of 2**32 below 2**62; before the first image it is 0.
+    """
+    if not images:
+        return tuple(ids)
+    whole, stamp = list(ids), b""
+    ends = [*(image.offset for image in images[1:]), len(whole)]
+    for image, end in zip(images, ends, strict=True):
+        stamp = sha256(stamp + image.digest).digest()
+        number = (int.from_bytes(stamp[:4], "big") >> 2) * _STAMP
+        whole[image.offset : end] = [token + number for token in whole[image.offset : end]]
+    return tuple(whole)
+
+
+def weighted(ids: Sequence[int], weights: int) -> tuple[int, ...]:
+    """Return ids with a stamp of the weights on each, besides that of images, so that scores depend on them too."""
+    return tuple(ids) if not weights else tuple(id_ + weights * _STAMP for id_ in ids)
+
+
+def token_of(id_: _Ids) -> _Ids:
+    """Return a stamped id without its stamp, or the ids of an int64 array."""
+    return id_ % _STAMP
+
+
+def stamp_of(id_: int) -> int:
+    """Return the stamp of an id."""
+    return id_ - token_of(id_)
+
+
+def float32(value: float) -> float:
+    """Round to float32, the precision of reported logprobs."""
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+def mix64(value: int) -> int:
+    """Hash a 64-bit integer with splitmix64's finaliser, the same on every platform."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,29 +1,18 @@
-"""Responses of vLLM 0.32's `/inference/v1/generate`, whole and streamed."""
+"""Answers of a scripted vLLM 0.32: `/v1/completions` and `/inference/v1/generate`, whole and streamed."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import numpy as np
 
 from tito_conformance.testing.engine import completion_text, deltas
-from tito_conformance.testing.script import (
-    BadImage,
-    ImageSettings,
-    PlacedImage,
-    Settled,
-    place,
-    rank_of,
-    reported_top,
-    routed,
-    support,
-)
+from tito_conformance.testing.pictures import PlacedImage
+from tito_conformance.testing.script import Settled, rank_of, reported_top, routed, support
 from tito_conformance.testing.wire import (
     EngineState,
     WireResponse,
@@ -33,109 +22,6 @@ from tito_conformance.testing.wire import (
     sse_response,
     version_spans,
 )
-
-Row = tuple[int, float | None, Sequence[tuple[int, float]]]
-"""Token id, its logprob (None for the first of a prompt), and the top tokens, most likely first."""
-
-
-def output_rows(answer: Settled, k: int) -> list[Row]:
-    """The completion's tokens, each with the top `k`."""
-    request, completion = answer.request, answer.completion
-    if not k:
-        return [(token, logprob, ()) for token, logprob in zip(answer.output_ids, answer.logprobs, strict=True)]
-    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
-    tops = completion.top_logprobs or [
-        reported_top(answer.scorer, request, whole, position, k) for position in range(start, len(whole))
-    ]
-    return [(t, lp, top[:k]) for t, lp, top in zip(answer.output_ids, answer.logprobs, tops, strict=False)]
-
-
-def prompt_rows(answer: Settled, k: int) -> list[Row]:
-    """Return the raw teacher-forced scores of the prompt; the first token has none."""
-    ids, context = answer.request.prompt_ids, answer.request.context
-    scores = answer.scorer.score(context, 1, 1.0) if len(ids) > 1 else []
-    tops = [answer.scorer.top(context, n, k, 1.0) if k else () for n in range(1, len(ids))]
-    return [(ids[0], None, ()), *zip(ids[1:], scores, tops, strict=True)]
-
-
-def prompt_logprobs(state: EngineState, answer: Settled, k: int | None) -> list[Any] | None:
-    """Return `[null, {"id": {logprob, rank, decoded_token}, ...}, ...]`: the prompt's token first, then the top k."""
-    if k is None:
-        return None
-    vocab = answer.request.vocab_size
-    return [
-        None
-        if logprob is None
-        else {
-            str(i): {"logprob": value, "rank": rank, "decoded_token": state.piece(i)}
-            for i, value, rank in _ranked(token, logprob, top, vocab)
-        }
-        for token, logprob, top in prompt_rows(answer, k)
-    ]
-
-
-def _ranked(token: int, logprob: float, top: Sequence[tuple[int, float]], vocab: int) -> list[tuple[int, float, int]]:
-    """Return the sampled token and then the top tokens, each once, with its rank (a bound outside the top)."""
-    places = {i: rank for rank, (i, _) in enumerate(top, 1)}
-    own = places.get(token, max(len(top) + 1 if top else 1, rank_of(logprob, vocab)))
-    return [(token, logprob, own), *((i, value, places[i]) for i, value in top if i != token)]
-
-
-def entry(row: Row, vocab: int, k: int) -> dict[str, Any]:
-    """Return one entry of `/inference/v1/generate`'s `logprobs.content`; its `k` tokens start with the sampled one."""
-    token, logprob, top = row
-    assert logprob is not None  # output tokens always have one
-    ranked = [{"token_id": i, "logprob": value, "rank": rank} for i, value, rank in _ranked(token, logprob, top, vocab)]
-    return {**ranked[0], "top_logprobs": ranked[: max(1, k)]}
-
-
-def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str | None:
-    """Base64 of a whole `.npy` of every token but the last, without the first `routed_experts_prompt_start`."""
-    if state.experts is None or answer.completion.routed_experts is not None:
-        return answer.completion.routed_experts
-    start = params.get("routed_experts_prompt_start") or 0
-    stream = io.BytesIO()
-    np.save(stream, routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
-    return base64.b64encode(stream.getvalue()).decode()
-
-
-def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None:
-    """Return for each output token the ids it was sampled from, on a server with `--return-sampling-mask`."""
-    if not state.sampling_masks:
-        return None
-    request = answer.request
-    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
-    return [sorted(token for token, _ in support(answer.scorer, request, whole, n)) for n in range(start, len(whole))]
-
-
-def stop_reason(answer: Settled) -> int | str | None:
-    """Return None for the main eos id, else the stop token or string."""
-    eos = answer.request.eos_ids
-    return None if eos and answer.stop == eos[0] and not answer.request.ignore_eos else answer.stop
-
-
-def usage_so_far(body: Mapping[str, Any], answer: Settled, tokens: int) -> dict[str, Any] | None:
-    """Return the usage in an event after `tokens` tokens of an answer, with `continuous_usage_stats`; else None."""
-    options, prompt = body.get("stream_options") or {}, len(answer.request.prompt_ids)
-    if not (options.get("include_usage") and options.get("continuous_usage_stats")):
-        return None
-    return {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
-
-
-def usage_of(
-    state: EngineState, body: Mapping[str, Any], answers: Sequence[Settled], samples: int, scored: bool
-) -> dict[str, Any]:
-    """Return the usage. A prompt counts once for all samples; prompt logprobs bypass the prefix cache."""
-    prompt = sum(len(answer.request.prompt_ids) for answer in answers[::samples])
-    output = sum(len(answer.output_ids) for answer in answers)
-    salt = body.get("cache_salt") or ""
-    cached = max(cached_tokens(state, answer, salt, 0 if scored else None) for answer in answers[::samples])
-    usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
-    if body.get("stream"):
-        return {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
-    details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
-    return {**usage, "prompt_tokens_details": details, "completion_tokens_details": None}
-
 
 FINGERPRINT = "vllm-0.32.0-scripted"
 
@@ -246,184 +132,6 @@ class CompletionsAnswer:
             yield {**self._head(), "choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}
 
 
-class Refused(Exception):
-    """The request is answered with this error and does not reach the script."""
-
-    def __init__(self, response: WireResponse) -> None:
-        super().__init__(response.status)
-        self.response = response
-
-
-def error(message: str, param: str | None = None, status: int = 400, kind: str = "BadRequestError") -> WireResponse:
-    """`{"error": {message, type, param, code}}`."""
-    return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
-
-
-def bad_value(message: str, param: str, value: Any = None) -> WireResponse:
-    """Return the error for a rejected value; the server appends name and value to its message."""
-    shown = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
-    return error(f"{message} ({shown})", param)
-
-
-def no_model(name: str, served: str) -> WireResponse:
-    """Return the 404 for an unknown model name."""
-    return error(f"The model `{name}` does not exist. Valid aliases: {served}.", "model", 404, "NotFoundError")
-
-
-def not_enabled() -> WireResponse:
-    """Return the 403 of `/inference/v1/*` on a server without `--enable-scale-out`."""
-    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-    return error(message, status=403, kind="PermissionDeniedError")
-
-
-def invalid(*problems: Mapping[str, Any]) -> WireResponse:
-    """Return the error for a body that fails the schema; `param` is the location of the first problem."""
-    count = f"{len(problems)} validation error{'s' * (len(problems) > 1)}"
-    shown = "".join(f"\n  {dict(problem)}" for problem in problems)
-    return error(f"{count}:{shown}", problems[0]["loc"], kind="Bad Request")
-
-
-def schema_problems(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the problems of a body of `/inference/v1/generate`: an empty prompt, a bad `reasoning_ended`."""
-    problems: list[dict[str, Any]] = []
-    if not body["token_ids"]:
-        message = "List should have at least 1 item after validation, not 0"
-        problems.append({"type": "too_short", "loc": "body.token_ids", "msg": message})
-    if not isinstance(body.get("reasoning_ended"), bool | None):
-        message = "Input should be a valid boolean, unable to interpret input"
-        problems.append({"type": "bool_parsing", "loc": "body.reasoning_ended", "msg": message})
-    return problems
-
-
-def missing(name: str, fields: int) -> WireResponse:
-    """Return the error for a missing required field in a body of `fields` fields."""
-    shown = f"<dict of {fields} items>"
-    return invalid({"type": "missing", "loc": f"body.{name}", "msg": "Field required", "input": shown})
-
-
-def _schema(kind: str, place: str, message: str) -> Callable[..., WireResponse]:
-    return lambda *_: invalid({"type": kind, "loc": place, "msg": message})
-
-
-invalid_json = _schema("json_invalid", "body.38", "JSON decode error")
-bad_prompt_ids = _schema("greater_than_equal", "body.prompt.1", "Input should be greater than or equal to 0")
-negative_token_ids = _schema("value_error", "body.token_ids", "Value error, token_ids must not contain negative values")
-
-_RANGES = (
-    ("presence_penalty", -2, 2, "in [-2, 2]"),
-    ("frequency_penalty", -2, 2, "in [-2, 2]"),
-    ("temperature", 0, inf, "non-negative"),
-    ("temperature", 0, 2, "in [0, 2]"),
-    ("top_p", 5e-324, 1, "in (0, 1]"),
-    ("min_p", 0, 1, "in [0, 1]"),
-    ("top_k", -1, inf, "0 (disable), or at least 1"),
-)
-
-
-def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
-    """Refuse sampling values out of range. Integers of float fields are shown as floats (-1 as -1.0)."""
-    for name, low, high, words in _RANGES:
-        value = params.get(name)
-        if value is not None and not low <= value <= high:
-            value = value if name == "top_k" else float(value)
-            raise Refused(bad_value(f"{name} must be {words}, got {value}.", name, value))
-    if max_tokens is not None and max_tokens < 1:
-        raise Refused(bad_value(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens))
-
-
-def check_logprobs(logprobs: int | None, vocab_size: int, most: int) -> None:
-    """Refuse more top logprobs than `--max-logprobs` allows; -1 means the whole vocabulary."""
-    requested = vocab_size if logprobs == -1 else logprobs or 0
-    if requested > most:
-        message = f"Requested sample logprobs of {requested}, which is greater than max allowed: {most}"
-        raise Refused(bad_value(message, "logprobs", requested))
-
-
-def check_replay(state: EngineState, params: Mapping[str, Any]) -> None:
-    """Refuse parameters that a server with `--return-sampling-mask` does not support."""
-    if state.sampling_masks and (params.get("temperature", 1.0) <= 0 or (params.get("top_k") or 0) <= 0):
-        raise Refused(error("sampling distribution replay requires temperature > 0 and top_k > 0"))
-
-
-def check_budget(state: EngineState, params: Mapping[str, Any]) -> None:
-    """Refuse a budget for thinking on a server without `--reasoning-parser`."""
-    if params.get("thinking_token_budget") is not None and state.reasoning is None:
-        message = (
-            "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser "
-            "and/or --reasoning-config to use thinking_token_budget."
-        )
-        raise Refused(error(message))
-
-
-def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse ids outside the vocabulary, naming the largest."""
-    if ids and max(ids) >= vocab_size:
-        raise Refused(error(f"Token id {max(ids)} is out of vocabulary"))
-
-
-def expand(
-    state: EngineState, body: Mapping[str, Any], ids: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
-    """Return the prompt as the server reads it, and its images; raise `Refused` where the server refuses it.
-
-    Parts of an unknown type are ignored. With too few placeholders the server decodes the whole prompt and encodes it
-    again, so that text which spells a placeholder becomes one.
-    """
-    parts = [part for part in body.get("content_parts") or () if part.get("type") == "image_url"]
-    if not parts:
-        return tuple(ids), ()
-    settings = state.images
-    if settings is None:
-        raise Refused(error(f"{state.model} is not a multimodal model"))
-    if len(parts) > settings.limit:
-        message = f"At most {settings.limit} image(s) may be provided in one prompt."
-        raise Refused(bad_value(message, "image"))
-    pictures = [_picture(state, index, part) for index, part in enumerate(parts)]
-    try:
-        return _placed(state, settings, ids, pictures)
-    except BadImage as bad:
-        raise Refused(error(f"Failed to load image: {bad}")) from None
-
-
-def placeholders(images: Sequence[PlacedImage]) -> dict[str, list[dict[str, int]]] | None:
-    """Return `mm_placeholders` of a response."""
-    return {"image": [{"offset": each.offset, "length": each.length} for each in images]} if images else None
-
-
-def _placed(
-    state: EngineState, settings: ImageSettings, ids: Sequence[int], pictures: Sequence[bytes]
-) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
-    expanded, placed = place(ids, pictures, settings)
-    if len(placed) < len(pictures) and state.encode is not None:
-        expanded, placed = place(state.encode(state.decode(ids), False), pictures, settings)
-    if len(placed) < len(pictures):
-        message = f"Failed to apply prompt replacement for mm_items['image'][{len(placed)}]"
-        raise Refused(error(message, status=500, kind="InternalServerError"))
-    return expanded, placed
-
-
-def _picture(state: EngineState, index: int, part: Mapping[str, Any]) -> bytes:
-    """Return a part's picture. The server believes its `uuid`: a picture that it knows by that name is not read."""
-    name, url = part.get("uuid"), part.get("url")
-    if name is not None and name in state.known_images:
-        return state.known_images[name]
-    if url is None and name is None:
-        where = f"multi_modal_data['image'][{index}] is empty but multi_modal_uuids['image'][{index}] is missing."
-        raise Refused(error(where))
-    if url is None:
-        raise Refused(error(f"Cache miss for image at index {index} but data is not provided."))
-    if not url.startswith("data:"):
-        message = "Cannot load local files without `--allowed-local-media-path`."
-        raise Refused(error(message, status=500, kind="InternalServerError"))
-    try:
-        picture = base64.b64decode(url.partition(",")[2], validate=True)
-    except binascii.Error:
-        raise Refused(error("Failed to load image: Incorrect padding")) from None
-    if name is not None:
-        state.known_images[name] = picture
-    return picture
-
-
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
     """Renders `/inference/v1/generate` in its `tokens` mode."""
@@ -499,3 +207,111 @@ class GenerateAnswer:
                 }
         if options.get("include_usage"):
             yield {"request_id": self.server_id, "usage": usage, "output_mode": "tokens", "choices": []}
+
+
+Row = tuple[int, float | None, Sequence[tuple[int, float]]]
+"""Token id, its logprob (None for the first of a prompt), and the top tokens, most likely first."""
+
+
+def output_rows(answer: Settled, k: int) -> list[Row]:
+    """The completion's tokens, each with the top `k`."""
+    request, completion = answer.request, answer.completion
+    if not k:
+        return [(token, logprob, ()) for token, logprob in zip(answer.output_ids, answer.logprobs, strict=True)]
+    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
+    tops = completion.top_logprobs or [
+        reported_top(answer.scorer, request, whole, position, k) for position in range(start, len(whole))
+    ]
+    return [(t, lp, top[:k]) for t, lp, top in zip(answer.output_ids, answer.logprobs, tops, strict=False)]
+
+
+def prompt_rows(answer: Settled, k: int) -> list[Row]:
+    """Return the raw teacher-forced scores of the prompt; the first token has none."""
+    ids, context = answer.request.prompt_ids, answer.request.context
+    scores = answer.scorer.score(context, 1, 1.0) if len(ids) > 1 else []
+    tops = [answer.scorer.top(context, n, k, 1.0) if k else () for n in range(1, len(ids))]
+    return [(ids[0], None, ()), *zip(ids[1:], scores, tops, strict=True)]
+
+
+def prompt_logprobs(state: EngineState, answer: Settled, k: int | None) -> list[Any] | None:
+    """Return `[null, {"id": {logprob, rank, decoded_token}, ...}, ...]`: the prompt's token first, then the top k."""
+    if k is None:
+        return None
+    vocab = answer.request.vocab_size
+    return [
+        None
+        if logprob is None
+        else {
+            str(i): {"logprob": value, "rank": rank, "decoded_token": state.piece(i)}
+            for i, value, rank in _ranked(token, logprob, top, vocab)
+        }
+        for token, logprob, top in prompt_rows(answer, k)
+    ]
+
+
+def _ranked(token: int, logprob: float, top: Sequence[tuple[int, float]], vocab: int) -> list[tuple[int, float, int]]:
+    """Return the sampled token and then the top tokens, each once, with its rank (a bound outside the top)."""
+    places = {i: rank for rank, (i, _) in enumerate(top, 1)}
+    own = places.get(token, max(len(top) + 1 if top else 1, rank_of(logprob, vocab)))
+    return [(token, logprob, own), *((i, value, places[i]) for i, value in top if i != token)]
+
+
+def entry(row: Row, vocab: int, k: int) -> dict[str, Any]:
+    """Return one entry of `/inference/v1/generate`'s `logprobs.content`; its `k` tokens start with the sampled one."""
+    token, logprob, top = row
+    assert logprob is not None  # output tokens always have one
+    ranked = [{"token_id": i, "logprob": value, "rank": rank} for i, value, rank in _ranked(token, logprob, top, vocab)]
+    return {**ranked[0], "top_logprobs": ranked[: max(1, k)]}
+
+
+def placeholders(images: Sequence[PlacedImage]) -> dict[str, list[dict[str, int]]] | None:
+    """Return `mm_placeholders` of a response."""
+    return {"image": [{"offset": each.offset, "length": each.length} for each in images]} if images else None
+
+
+def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str | None:
+    """Base64 of a whole `.npy` of every token but the last, without the first `routed_experts_prompt_start`."""
+    if state.experts is None or answer.completion.routed_experts is not None:
+        return answer.completion.routed_experts
+    start = params.get("routed_experts_prompt_start") or 0
+    stream = io.BytesIO()
+    np.save(stream, routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None:
+    """Return for each output token the ids it was sampled from, on a server with `--return-sampling-mask`."""
+    if not state.sampling_masks:
+        return None
+    request = answer.request
+    whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
+    return [sorted(token for token, _ in support(answer.scorer, request, whole, n)) for n in range(start, len(whole))]
+
+
+def stop_reason(answer: Settled) -> int | str | None:
+    """Return None for the main eos id, else the stop token or string."""
+    eos = answer.request.eos_ids
+    return None if eos and answer.stop == eos[0] and not answer.request.ignore_eos else answer.stop
+
+
+def usage_so_far(body: Mapping[str, Any], answer: Settled, tokens: int) -> dict[str, Any] | None:
+    """Return the usage in an event after `tokens` tokens of an answer, with `continuous_usage_stats`; else None."""
+    options, prompt = body.get("stream_options") or {}, len(answer.request.prompt_ids)
+    if not (options.get("include_usage") and options.get("continuous_usage_stats")):
+        return None
+    return {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
+
+
+def usage_of(
+    state: EngineState, body: Mapping[str, Any], answers: Sequence[Settled], samples: int, scored: bool
+) -> dict[str, Any]:
+    """Return the usage. A prompt counts once for all samples; prompt logprobs bypass the prefix cache."""
+    prompt = sum(len(answer.request.prompt_ids) for answer in answers[::samples])
+    output = sum(len(answer.output_ids) for answer in answers)
+    salt = body.get("cache_salt") or ""
+    cached = max(cached_tokens(state, answer, salt, 0 if scored else None) for answer in answers[::samples])
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+    if body.get("stream"):
+        return {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
+    details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
+    return {**usage, "prompt_tokens_details": details, "completion_tokens_details": None}

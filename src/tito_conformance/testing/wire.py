@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -14,10 +15,14 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from tito_conformance.testing.script import Decode, ImageSettings, PrefixCache, ScriptedRequest, Settled
+from tito_conformance.testing.pictures import ImageSettings
+from tito_conformance.testing.script import Decode, ScriptedRequest, Settled
 
 JSON_HEADERS = {"content-type": "application/json"}
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
+ENTRY_POINT_GROUP = "tito.wires"
+Encode = Callable[[str, bool], Sequence[int]]
+"""Converts a text, and whether to add special tokens such as a BOS, to ids."""
 
 
 def bracketed(ids: Sequence[int]) -> str:
@@ -25,8 +30,59 @@ def bracketed(ids: Sequence[int]) -> str:
     return "".join(f"<{i}>" for i in ids)
 
 
-Encode = Callable[[str, bool], Sequence[int]]
-"""Converts a text, and whether to add special tokens such as a BOS, to ids."""
+_BLOCK = 32
+_CAPACITY = 4_000_000  # tokens before the cache starts over: a memory limit, not a model of eviction
+
+
+class PrefixCache:
+    """Finds the longest cached prefix of a prompt, in whole pages. The last prompt token is never cached.
+
+    `page` is 1 on SGLang (measured: a repeated prompt of 37 has 36 cached) and the block size on vLLM (measured with
+    blocks of 32: a repeated prompt of 4000 has 3968 cached). The lookup uses chained block hashes, then compares token
+    by token with the last sequence that contained the matched block.
+    """
+
+    def __init__(self, page: int = 1) -> None:
+        self.page = page
+        self._through: dict[int, array[int]] = {}
+        self._held = 0
+
+    def admit(self, prompt_ids: Sequence[int], output_ids: Sequence[int], salt: str = "") -> int:
+        """Return the number of leading prompt tokens that were cached, and cache the finished sequence.
+
+        The last output token is left out: the engine sampled it but never computed its KV entry. Ids may be stamped,
+        see `ScriptedRequest.context`: another image is another prompt.
+        """
+        if self._held > _CAPACITY:
+            self.clear()
+        sequence = array("q", prompt_ids)
+        chain = list(_chain(sequence, 0, hash(salt)))
+        found = self._match(sequence, chain)
+        sequence.extend(output_ids[:-1])
+        self._held += len(sequence)
+        done = _BLOCK * (len(chain) - 1)
+        for known in (*chain, *_chain(sequence, done, chain[-1])):
+            self._through[known] = sequence
+        return found
+
+    def clear(self) -> None:
+        """Empty the cache, as a flush or a pause does."""
+        self._through.clear()
+        self._held = 0
+
+    def _match(self, prompt: array[int], chain: Sequence[int]) -> int:
+        matched, other = 0, None
+        for blocks, known in enumerate(chain):
+            found = self._through.get(known)
+            if found is None:
+                break
+            matched, other = blocks * _BLOCK, found
+        if other is not None:
+            stop = min(len(prompt), len(other))
+            while matched < stop and prompt[matched] == other[matched]:
+                matched += 1
+        matched = min(matched, len(prompt) - 1)
+        return max(0, matched - matched % self.page)
 
 
 @dataclass(slots=True)
@@ -195,6 +251,25 @@ Answer = WireResponse | Generation
 """A wire's result for a request: a response, or a generation to run."""
 
 
+class Wire(Protocol):
+    """One engine's HTTP interface. Synchronous and without I/O; `state` is its only memory."""
+
+    name: str
+    state: EngineState
+
+    def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Return the response to an information or admin call or an invalid request, or the requested generation.
+
+        `path` includes the query string; header names are lower case.
+        """
+
+    def script_error(self, message: str) -> WireResponse:
+        """Return this wire's 400, for a script that cannot answer."""
+
+    def queue_full(self) -> WireResponse | None:
+        """Return the response of a server with a full queue; None if this kind's queue has no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
     """A server's other paths, for information and admin calls. They answer as FastAPI does, which both engines use.
@@ -224,23 +299,47 @@ class Routes:
         return self.post[path](fields | {name: values[-1] for name, values in parse_qs(query).items()})
 
 
-class Wire(Protocol):
-    """One engine's HTTP interface. Synchronous and without I/O; `state` is its only memory."""
+G = TypeVar("G")
 
-    name: str
-    state: EngineState
 
-    def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Return the response to an information or admin call or an invalid request, or the requested generation.
+@dataclass(frozen=True, slots=True)
+class WireKit(Generic[G]):
+    """One engine's wire: a reader for the conformance suite, and a scripted server.
 
-        `path` includes the query string; header names are lower case.
-        """
+    An engine's package registers it in the entry-point group `tito.wires`, under its backend's name.
 
-    def script_error(self, message: str) -> WireResponse:
-        """Return this wire's 400, for a script that cannot answer."""
+    Attributes:
+        read: Reads one HTTP exchange (`tito_conformance.wire.WireExchange`), and returns its
+            `WireGeneration`, or None if it is not a generation. It judges the backend, so it must share no code with
+            it.
+        wire: Makes the scripted server's HTTP interface; None if the engine has no scripted server.
+        cache_page: Page size of the server's prefix cache, in tokens.
+    """
 
-    def queue_full(self) -> WireResponse | None:
-        """Return the response of a server with a full queue; None if this kind's queue has no limit."""
+    read: Callable[[Any], G | None]
+    wire: Callable[[EngineState], Wire] | None = None
+    cache_page: int = 1
+
+
+def installed_wires() -> list[str]:
+    """Return the names of the installed wires."""
+    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+@cache
+def find_wire(name: str) -> WireKit[Any]:
+    """Return the wire of that name.
+
+    Raises:
+        ValueError: No installed package offers it.
+    """
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            kit = point.load()
+            if not isinstance(kit, WireKit):
+                raise ValueError(f"The entry point {point.value} is a {type(kit).__name__}, not a WireKit.")
+            return kit
+    raise ValueError(f"Unknown wire {name!r}. Installed wires: {', '.join(installed_wires())}.")
 
 
 def json_response(value: Any, status: int = 200) -> WireResponse:
@@ -286,45 +385,12 @@ def random_id(length: int) -> str:
     return secrets.token_hex((length + 1) // 2)[:length]
 
 
-ENTRY_POINT_GROUP = "tito.wires"
-G = TypeVar("G")
-
-
-@dataclass(frozen=True, slots=True)
-class WireKit(Generic[G]):
-    """One engine's wire: a reader for the conformance suite, and a scripted server.
-
-    An engine's package registers it in the entry-point group `tito.wires`, under its backend's name.
-
-    Attributes:
-        read: Reads one HTTP exchange (`tito_conformance.wire.WireExchange`), and returns its
-            `WireGeneration`, or None if it is not a generation. It judges the backend, so it must share no code with
-            it.
-        wire: Makes the scripted server's HTTP interface; None if the engine has no scripted server.
-        cache_page: Page size of the server's prefix cache, in tokens.
-    """
-
-    read: Callable[[Any], G | None]
-    wire: Callable[[EngineState], Wire] | None = None
-    cache_page: int = 1
-
-
-def installed_wires() -> list[str]:
-    """Return the names of the installed wires."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
-
-
-@cache
-def find_wire(name: str) -> WireKit[Any]:
-    """Return the wire of that name.
-
-    Raises:
-        ValueError: No installed package offers it.
-    """
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == name:
-            kit = point.load()
-            if not isinstance(kit, WireKit):
-                raise ValueError(f"The entry point {point.value} is a {type(kit).__name__}, not a WireKit.")
-            return kit
-    raise ValueError(f"Unknown wire {name!r}. Installed wires: {', '.join(installed_wires())}.")
+def _chain(sequence: array[int], start: int, known: int) -> Iterator[int]:
+    """Yield the hash of all tokens up to the end of each full block after `start`; `known` is the hash before it."""
+    if not start:
+        yield known
+    content = sequence.tobytes()
+    width = _BLOCK * sequence.itemsize
+    for end in range(start * sequence.itemsize + width, len(content) + 1, width):
+        known = hash((known, content[end - width : end]))
+        yield known

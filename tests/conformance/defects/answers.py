@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.defects.answer_views import View
 from conformance.defects.defect import Defect, Edit
+from conformance.defects.views import View
 from tito_conformance.testing import ScriptedRequest
 
 

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.defects.answer_views import View
-from conformance.defects.column_views import Pairs, columns_of
 from conformance.defects.defect import Defect, Edit
+from conformance.defects.views import Pairs, View
 from tito_conformance.testing import ScriptedRequest
 
 
 def _top(change: Callable[[list[Pairs], View, ScriptedRequest], list[Pairs]]) -> Edit:
     def edit(view: View, request: ScriptedRequest) -> None:
-        columns = columns_of(view)
-        if columns.top:
-            columns.top = change(columns.top, view, request)
+        if view.top:
+            view.top = change(view.top, view, request)
 
     return edit
 
@@ -42,9 +40,8 @@ def _lowered(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pa
 
 def _scored(change: Callable[[Pairs], Pairs]) -> Edit:
     def edit(view: View, request: ScriptedRequest) -> None:
-        columns = columns_of(view)
-        if len(columns.scored) > 2:
-            columns.scored = change(columns.scored)
+        if len(view.scored) > 2:
+            view.scored = change(view.scored)
 
     return edit
 
@@ -64,9 +61,8 @@ def _scaled(pairs: Pairs) -> Pairs:
 
 def _experts(change: Callable[[Any], Any]) -> Edit:
     def edit(view: View, request: ScriptedRequest) -> None:
-        columns = columns_of(view)
-        if columns.experts is not None:
-            columns.experts = change(columns.experts)
+        if view.experts is not None:
+            view.experts = change(view.experts)
 
     return edit
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from conformance.defects.answer_views import View, view_of
-from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
-from tito_conformance.fixed import TOKENS as ABORTED_TOKENS
-from tito_conformance.player import RELOADED_TOKENS as WATCHED_TOKENS
+from conformance.defects.views import EXPERTS, VIEWS, View
+from tito_conformance.fixed import ABORTED_TOKENS
+from tito_conformance.target import TransportFactory
 from tito_conformance.testing import (
     Fault,
     ImageSettings,
@@ -22,7 +21,7 @@ from tito_conformance.testing import (
     ScriptedRequest,
     scripted_engine,
 )
-from tito_conformance.wire_log import TransportFactory
+from tito_conformance.weights import RELOADED_TOKENS
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
@@ -81,7 +80,7 @@ class Defect:
                     if self.events is not None and len(answer) > MIN_EVENTS:
                         self.events(answer)
                 elif self.edit is not None:
-                    self.edit(view_of(wire, answer), request)
+                    self.edit(VIEWS[wire](answer), request)
 
             return Fault(edit=change)
 
@@ -93,7 +92,7 @@ _LATENCY_S = 0.5
 
 def latency(request: ScriptedRequest) -> float:
     """Return a latency for answers during which weights change or that are aborted, and 0 for all others."""
-    return _LATENCY_S if request.max_new_tokens in (WATCHED_TOKENS, ABORTED_TOKENS) else 0.0
+    return _LATENCY_S if request.max_new_tokens in (RELOADED_TOKENS, ABORTED_TOKENS) else 0.0
 
 
 @lru_cache(100_000)

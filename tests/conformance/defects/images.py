@@ -9,12 +9,16 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from tito_conformance.testing import EngineState, ImageSettings, PlacedImage
-from tito_conformance.testing import script as testing_images
-from tito_conformance.testing import sglang_answers as sglang
-from tito_conformance.testing import sglang_answers as sglang_answer
-from tito_conformance.testing import vllm_answers as vllm
-from tito_conformance.testing import vllm_answers as vllm_answer
+from tito_conformance.testing import (
+    EngineState,
+    ImageSettings,
+    PlacedImage,
+    pictures,
+    sglang_answers,
+    sglang_requests,
+    vllm_answers,
+    vllm_requests,
+)
 from tito_conformance.testing.pictures import picture
 from tito_core.ledger import Image
 from tito_core.turn import images as turn_images
@@ -24,7 +28,7 @@ from tito_vllm import wire as vllm_client
 BOTH = ("vllm", "sglang")
 Placed = tuple[tuple[int, ...], tuple[PlacedImage, ...]]
 Place = Callable[[Sequence[int], Sequence[bytes], ImageSettings], Placed]
-_ORIGINAL: Place = testing_images.place
+_ORIGINAL: Place = pictures.place
 
 
 def _placing(change: Place) -> Callable[[], AbstractContextManager[Any]]:
@@ -32,7 +36,7 @@ def _placing(change: Place) -> Callable[[], AbstractContextManager[Any]]:
 
     def patched() -> AbstractContextManager[Any]:
         stack = ExitStack()
-        for module in (vllm, sglang):
+        for module in (vllm_requests, sglang_requests):
             stack.enter_context(mock.patch.object(module, "place", change))
         return stack
 
@@ -136,8 +140,8 @@ def _stale() -> Iterator[None]:
 @contextmanager
 def _wrong_offsets() -> Iterator[None]:
     """Report spans that begin one token late, and counts that are one too high."""
-    placeholders = vllm_answer.placeholders
-    meta = sglang_answer.GenerateAnswer._meta
+    placeholders = vllm_answers.placeholders
+    meta = sglang_answers.GenerateAnswer._meta
 
     def moved(images: Sequence[PlacedImage]) -> Any:
         return placeholders([each._replace(offset=each.offset + 1) for each in images])
@@ -147,8 +151,8 @@ def _wrong_offsets() -> Iterator[None]:
         return {**found, "image_tokens": found["image_tokens"] + 1} if "image_tokens" in found else found
 
     with (
-        mock.patch.object(vllm_answer, "placeholders", moved),
-        mock.patch.object(sglang_answer.GenerateAnswer, "_meta", counted),
+        mock.patch.object(vllm_answers, "placeholders", moved),
+        mock.patch.object(sglang_answers.GenerateAnswer, "_meta", counted),
     ):
         yield
 

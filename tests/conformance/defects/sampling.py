@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from conformance.defects.answer_views import View
 from conformance.defects.defect import Defect, Wrap
+from conformance.defects.views import View
 from tito_conformance.testing import Completion, Script, ScriptedEngine, ScriptedRequest
 
 Change = Callable[[ScriptedRequest], ScriptedRequest]

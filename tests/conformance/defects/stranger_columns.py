@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.defects.answer_views import View
-from conformance.defects.column_views import columns_of
 from conformance.defects.stranger_hooks import is_measured, on_answer, on_engine, on_view
+from conformance.defects.views import View
 from tito_conformance.testing import ScriptedEngine, ScriptedRequest, Settled
 
 _BOTH = (False, True)
@@ -123,28 +122,25 @@ def top_untempered(memory: Any, answer: Settled) -> Settled:
 @on_view(4, "routed experts of cached tokens are not recomputed: vLLM PR #39917")
 def experts_zero_when_cached(view: View, request: ScriptedRequest) -> None:
     """After a hit of the prefix cache, the first row of routed experts is all zeros."""
-    columns = columns_of(view)
-    if (experts := columns.experts) is not None and view.cached_tokens and len(experts):
+    if (experts := view.experts) is not None and view.cached_tokens and len(experts):
         experts = experts.copy()
         experts[0] = 0
-        columns.experts = experts
+        view.experts = experts
 
 
 @on_view(4, "layers gathered in pipeline order")
 def experts_layers_reversed(view: View, request: ScriptedRequest) -> None:
     """The layers of routed experts are in reverse order."""
-    columns = columns_of(view)
-    if (experts := columns.experts) is not None:
-        columns.experts = experts[:, ::-1]
+    if (experts := view.experts) is not None:
+        view.experts = experts[:, ::-1]
 
 
 @on_view(4, "routed experts one token off: NeMo-RL #2590's expected rows")
 def experts_of_outputs_one_late(view: View, request: ScriptedRequest) -> None:
     """The rows of output tokens are one late: the last two rows are equal, and one is lost."""
-    columns = columns_of(view)
-    if (experts := columns.experts) is not None and len(experts) > 3 and len(view.ids) > 2:
+    if (experts := view.experts) is not None and len(experts) > 3 and len(view.ids) > 2:
         at = len(experts) - len(view.ids) + 1
-        columns.experts = np.concatenate([experts[:at], experts[at - 1 : -1]])
+        view.experts = np.concatenate([experts[:at], experts[at - 1 : -1]])
 
 
 COLUMNS = [

@@ -10,12 +10,12 @@ from typing import Any
 
 from aiohttp import web
 
-from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SOUND, plant
 from conformance.defects.stranger_hooks import Planted
 from conformance.defects.stranger_proxy import Proxy
 from conformance.defects.stranger_proxy_defects import DEFECTS
 from conformance.defects.trial import Verdict, _verdict
+from conformance.defects.views import EXPERTS
 from tito_conformance import suite
 from tito_conformance.checks import Profile
 from tito_conformance.target import Target

@@ -8,7 +8,6 @@ import unicodedata
 from dataclasses import replace
 from typing import Any
 
-from conformance.defects.answer_views import View
 from conformance.defects.defect import latency
 from conformance.defects.stranger_hooks import (
     on_answer,
@@ -18,6 +17,7 @@ from conformance.defects.stranger_hooks import (
     rescored,
     with_ids,
 )
+from conformance.defects.views import View
 from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest, Settled
 
 _BUSY = {"latency": lambda request: latency(request) or 0.002}

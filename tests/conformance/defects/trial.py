@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, VISION_MODEL, Defect, plant
+from conformance.defects.views import EXPERTS
+from support.scripted import tokenizer as load_tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import Profile
 from tito_conformance.target import Target
@@ -39,6 +40,16 @@ class Verdict:
     problem: str
     turns: int
     expected: bool = True
+
+
+def target_of(
+    wire: str, defect: Defect = SOUND, *, greedily: bool = False, varied: bool = False, **options: Any
+) -> Target:
+    """Return a scripted engine as the suite's target; `options` are fields of `Target`."""
+    loaded = load_tokenizer(VISION_MODEL) if defect.images else load_tokenizer()
+    transport = plant(defect, wire, loaded, int(loaded.eos_token_id), greedily=greedily, varied=varied)
+    backend = "sglang" if wire == "sglang" else "vllm"
+    return Target(backend, "http://scripted", loaded, **{"transport": transport, **options})
 
 
 def try_defect(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile, seed: int = 0) -> Verdict:

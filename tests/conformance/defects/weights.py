@@ -9,9 +9,14 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from tito_conformance.testing import Completion, EngineState, ScriptedEngine, ScriptedRequest
-from tito_conformance.testing import sglang_answers as sglang
-from tito_conformance.testing import vllm_answers as vllm
+from tito_conformance.testing import (
+    Completion,
+    EngineState,
+    ScriptedEngine,
+    ScriptedRequest,
+    sglang_answers,
+    vllm_answers,
+)
 from tito_conformance.testing.engine import Running
 from tito_conformance.testing.script import Settled, reported
 
@@ -67,7 +72,7 @@ def _one_behind() -> Iterator[None]:
         return [{"version": version, "start": start, "end": end} for version, start, end in versions]
 
     name = "version_spans"
-    with mock.patch.object(vllm, name, spans), mock.patch.object(sglang, name, spans):
+    with mock.patch.object(vllm_answers, name, spans), mock.patch.object(sglang_answers, name, spans):
         yield
 
 

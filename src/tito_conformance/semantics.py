@@ -1,0 +1,348 @@
+"""What reported logprobs mean: at a temperature, under truncations and penalties, after long prompts.
+
+Logprobs at other parameters follow from those at temperature 1. Only differences of two likely tokens' logprobs are
+compared, so no normaliser is needed: they scale by 1 / T, a truncation leaves the tokens that it should, and a penalty
+moves the tokens that the answer holds. A greedy answer needs no statistics: each of its tokens must be the likeliest of
+those that the server lists, after penalties on the tokens before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_conformance.bets import center
+from tito_conformance.checks import Tally, Where
+from tito_conformance.fixed import NEAR_TIE_NATS
+from tito_conformance.sampler import (
+    LEAST_TOP,
+    PENALISED,
+    QUESTIONS,
+    RESTRICTED,
+    Draw,
+    Question,
+    draw_of,
+    drawn_questions,
+    left,
+    prompt_of,
+    tempered,
+    top_of,
+)
+from tito_conformance.target import ConnectedServer, can_stream
+from tito_core.backend import OptionalOutputs
+from tito_core.backend.errors import BadRequestError
+from tito_core.backend.generate import generate, score
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.semantics import semantics_of
+from tito_core.ledger.columns import TokenIds
+
+LONG_PROMPTS = (640, 1_089, 2_112)
+"""Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs), and where
+the last block of a cache is full (16 to 64 tokens: the first and the last prompt) or has one token."""
+LONG_ANSWER = 300
+"""Tokens of the long answer."""
+LONG_SAMPLES = 4
+"""Long answers at once, after the first two long prompts: they show the sampler, and what it makes of tokens that come
+again."""
+ENOUGH = 512
+"""Sampled tokens after long prompts that show a wrong sampler: where answers end early, more of them are sampled."""
+MOST_ROUNDS = 4
+"""How often `LONG_SAMPLES` answers are sampled at most."""
+SHORT_ANSWER = 48
+"""Tokens of the answers to longer prompts."""
+LARGEST_CONTEXT = 4_096
+"""A larger context is not filled: on a CPU that takes minutes."""
+ROOM = 40
+"""Tokens that a prompt leaves of a full context: an answer, and the few more that engines need to score it."""
+BIAS_SHARE = 0.1
+"""Share of the tolerance that the mean and the median of all differences may reach: noise has no direction."""
+SPARE = 16
+"""Tokens that stay free: vLLM needs one to score, SGLang six."""
+LEAST_FOR_BIAS = 100
+"""Tokens below which a mean difference says little."""
+PENALISED_TOKENS = 24
+"""Tokens of an answer that tells whether logprobs include penalties."""
+GREEDY_TOKENS = 80
+"""Tokens of a greedy answer: enough that some occur several times."""
+EVERY = 4
+"""Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
+GREEDY = Question("temperature 0", {"temperature": 0.0})
+
+
+async def check_transforms(server: ConnectedServer, tally: Tally) -> None:
+    """Compare reported logprobs with those at temperature 1."""
+    info = server.policy.info
+    if top_of(server) < LEAST_TOP or server.needs_top_k or info.processed_logprobs is None:
+        tally.skip("semantics", "Top logprobs, or what they are of, are not known.")
+        return
+    random = np.random.default_rng(server.target.seed + 1)
+    for streamed, text in zip((False, can_stream(server.backend)), QUESTIONS, strict=False):
+        prompt = prompt_of(server, text)
+        plain = await ask(server, prompt, {"temperature": 1.0})
+        for question in (*RESTRICTED, *drawn_questions(random, 2)):
+            try:
+                found = await ask(server, prompt, question.sampling, streamed=streamed)
+            except BadRequestError as error:
+                tally.skip("semantics", f"{question.name}: {str(error).partition(chr(10))[0]}")
+                continue
+            _compare_transform(server, tally, question, plain, found)
+
+
+async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
+    """Compare answers under penalties with what the same tokens have without them.
+
+    Returns:
+        Whether reported logprobs include penalties; None if unknown.
+    """
+    if top_of(server) < LEAST_TOP or server.needs_top_k:
+        return None
+    prompts = [prompt_of(server, text) for text in QUESTIONS[:2]]
+    outcomes = [await _penalised(server, tally, question, prompts[0]) for question in PENALISED]
+    penalised = next((each for each in outcomes if each is not None), None)
+    for number, prompt in enumerate(prompts):
+        plain = await _greedy_answer(server, tally, GREEDY, prompt, number)
+        if plain is None:
+            continue
+        _require_likeliest(server, tally, GREEDY, plain, penalised=True)
+        # Half of the answer goes into the prompt, whose tokens must not count.
+        longer = np.concatenate([prompt, plain.ids[: len(plain.ids) // 2]]).astype(np.int32)
+        question = _drawn_penalties(server, number)
+        draw = await _greedy_answer(server, tally, question, longer, number)
+        if draw is None:
+            continue
+        if penalised is not False and server.policy.info.processed_logprobs is not None:
+            found = await _compare_penalties(server, tally, question, longer, draw, range(EVERY, len(draw.ids), EVERY))
+            penalised = found if penalised is None else penalised
+        if penalised is None:
+            tally.skip("sampler", "It was not measured whether logprobs include penalties.")
+        else:
+            _require_likeliest(server, tally, question, draw, penalised=penalised)
+    return penalised
+
+
+async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
+    """Ask with prompts of each length that the context has room for, and let the server score the answers.
+
+    Returns:
+        The answers with their likeliest tokens, if the server reports any.
+    """
+    limit = server.policy.info.max_model_len
+    requests: list[tuple[int, int]] = []
+    for length, answer in [(LONG_PROMPTS[0], LONG_ANSWER), *((length, SHORT_ANSWER) for length in LONG_PROMPTS[1:])]:
+        if limit is None or length + answer + 1 <= limit:
+            requests.append((length, answer))
+        else:
+            tally.skip("long", f"A prompt of {length} tokens does not fit into the context of {limit}.")
+    if limit is not None and ROOM + 40 < limit <= LARGEST_CONTEXT:
+        requests.append((limit - ROOM, ROOM - SPARE))
+    else:
+        tally.skip("long", f"A context of {limit} tokens was not filled.")
+    differences = await asyncio.gather(*(_scored(server, tally, *each) for each in requests))
+    signed = np.concatenate([np.zeros(0), *differences])
+    if len(signed) >= LEAST_FOR_BIAS:
+        middle, bound = center(signed), BIAS_SHARE * server.tolerance_nats
+        problem = (
+            f"{len(signed)} sampled tokens' logprobs are {middle:+.4g} nats from the server's own scores in the mean "
+            f"or median, more than {bound:.2g}: noise has no direction."
+        )
+        where = Where(sampling={"temperature": 1.0}, streamed=False)
+        tally.require("rescored", abs(middle) <= bound, problem, len(signed), where)
+    k = top_of(server)
+    if k < LEAST_TOP or server.needs_top_k:
+        return []
+    lengths = [length for length in LONG_PROMPTS[:2] if limit is None or length + LONG_ANSWER + 1 <= limit]
+    prompts = [long_prompt(server, length) for length in lengths for _ in range(LONG_SAMPLES // len(lengths))]
+    draws: list[Draw] = []
+    for _ in range(MOST_ROUNDS):
+        if sum(len(draw.ids) for draw in draws) < ENOUGH:
+            draws += await asyncio.gather(*(_long_draw(server, prompt, k) for prompt in prompts))
+    return draws
+
+
+def long_prompt(server: ConnectedServer, length: int) -> TokenIds:
+    """Return a prompt of exactly this many tokens: a long question, whose beginning is cut off."""
+    text = _WORDS * (length // 8 + 1) + QUESTIONS[0]
+    messages: list[Any] = [{"role": "user", "content": [{"text": text}]}]
+    return server.policy.template.first_prompt(messages, None, None).ids[-length:]
+
+
+async def ask(
+    server: ConnectedServer, prompt: TokenIds, sampling: Mapping[str, Any], tokens: int = 1, *, streamed: bool = False
+) -> Draw:
+    """Return one answer with the likeliest tokens of each place."""
+    outputs = OptionalOutputs(top_logprobs=top_of(server))
+    params = server.sampling(max_new_tokens=tokens, **sampling)
+    request = TokenRequest(prompt, params, uuid.uuid4().hex, optional_outputs=outputs)
+    response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
+    return draw_of(response, streamed=streamed)
+
+
+def row(draw: Draw, at: int = 0) -> dict[int, float]:
+    """Return the likeliest tokens of a place, likeliest first."""
+    pairs = zip(draw.top_ids[at].tolist(), draw.top_logprobs[at].tolist(), strict=True)
+    return {token: value for token, value in pairs if value > -math.inf}
+
+
+def _compare_transform(server: ConnectedServer, tally: Tally, question: Question, plain: Draw, found: Draw) -> None:
+    info = server.policy.info
+    raw, reported = row(plain), row(found)
+    scale = 1 / question.temperature if info.processed_logprobs else 1.0
+    shared = [token for token in reported if token in raw]
+    near = 2 * server.tolerance_nats
+    if shared:
+        differences = [reported[token] - raw[token] * scale for token in shared]
+        apart = max(differences) - min(differences)
+        at = shared[int(np.argmax(np.abs(np.array(differences) - np.median(differences))))]
+        problem = (
+            f"At {question.name}, the logprobs of {len(shared)} likely tokens are not those at temperature 1"
+            f"{f' divided by {question.temperature:g}' if info.processed_logprobs else ''}: token {at} is "
+            f"{apart:.3g} nats off, more than {near * max(scale, 1):.3g}."
+        )
+        where = Where(None, 0, at, question.sampling, found.streamed)
+        tally.require("semantics", apart <= near * max(scale, 1), problem, len(shared), where)
+    if question.cuts and info.truncated_logprobs:
+        vocabulary = info.vocab_size or len(server.policy.tokenizer)
+        weights = tempered(plain.top_logprobs[:1], question.temperature, vocabulary)
+        may, must = (
+            {token for token, kept in zip(plain.top_ids[0].tolist(), table[0].tolist(), strict=True) if kept}
+            for table in left(question.sampling, weights, near)
+        )
+        wrong = [token for token in shared if token not in may]
+        lost = [token for token in must if token not in reported] if len(must) < len(raw) else []
+        problem = f"At {question.name}, the reported logprobs {{}} tokens {{}}, which {question.name} {{}}."
+        tally.require("semantics", not wrong, problem.format("hold", wrong[:4], "leaves out"))
+        tally.require("semantics", not lost, problem.format("lack", lost[:4], "keeps"))
+
+
+def _drawn_penalties(server: ConnectedServer, number: int) -> Question:
+    random = np.random.default_rng([server.target.seed, number])
+    presence, frequency = (round(float(random.uniform(0.2, 0.9)), 2) for _ in range(2))
+    sampling = {"temperature": 0.0, "presence_penalty": presence, "frequency_penalty": frequency}
+    return Question(f"temperature 0, presence_penalty {presence:g}, frequency_penalty {frequency:g}", sampling)
+
+
+async def _penalised(server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds) -> bool | None:
+    """Return whether reported logprobs include penalties, after a comparison with those without."""
+    if server.policy.info.processed_logprobs is None:
+        return None
+    try:
+        draw = await ask(server, prompt, question.sampling, PENALISED_TOKENS)
+    except BadRequestError as error:
+        tally.skip("semantics", f"{question.name}: {str(error).partition(chr(10))[0]}")
+        return None
+    return await _compare_penalties(server, tally, question, prompt, draw, range(1, PENALISED_TOKENS))
+
+
+async def _compare_penalties(
+    server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds, draw: Draw, places: Sequence[int]
+) -> bool | None:
+    """Compare logprobs under penalties with those without; return whether they include penalties."""
+    with_, without = await _distances(server, question, prompt, draw, places)
+    if not with_:
+        tally.skip("semantics", "No likely token was repeated, so penalties show in no logprob.")
+        return None
+    wrong = min(max(with_), math.inf if server.policy.info.processed_logprobs else max(without))
+    problem = (
+        f"Under {question.name}, the logprobs of likely tokens are {wrong:.3g} nats off those without penalties, moved "
+        "by what the penalties say."
+    )
+    place = Where(sampling=question.sampling, streamed=draw.streamed)
+    tally.require("semantics", wrong <= 2 * server.tolerance_nats, problem, len(with_), place)
+    return max(with_) < max(without)
+
+
+async def _distances(
+    server: ConnectedServer, question: Question, prompt: TokenIds, draw: Draw, places: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Return how far logprobs lie from those that penalties should make of the plain ones, and from the plain ones."""
+    output = draw.ids.tolist()
+
+    async def distances(at: int) -> tuple[float, float] | None:
+        prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
+        raw = row(await ask(server, prefix, {"temperature": 1.0}))
+        offsets, reported = question.offsets(output[:at]), row(draw, at)
+        moves = {token: offsets.get(token, 0.0) for token in reported if token in raw}
+        if len(set(moves.values())) < 2:
+            return None
+        plain = [reported[token] - raw[token] for token in moves]
+        moved = [value - offset for value, offset in zip(plain, moves.values(), strict=True)]
+        return max(moved) - min(moved), max(plain) - min(plain)
+
+    found = await asyncio.gather(*(distances(at) for at in places if at < len(output)))
+    pairs = [each for each in found if each is not None]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+async def _greedy_answer(
+    server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds, number: int
+) -> Draw | None:
+    """Return an answer, streamed after the second prompt; None if the server refuses the parameters."""
+    streamed = number == 1 and can_stream(server.backend)
+    try:
+        return await ask(server, prompt, question.sampling, GREEDY_TOKENS, streamed=streamed)
+    except BadRequestError as error:
+        tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
+        return None
+
+
+def _require_likeliest(
+    server: ConnectedServer, tally: Tally, question: Question, draw: Draw, *, penalised: bool
+) -> None:
+    """Require that each token of a greedy answer is the likeliest one.
+
+    Args:
+        server: The server.
+        tally: Counts the checks.
+        question: The parameters.
+        draw: The answer.
+        penalised: Whether its logprobs include the penalties.
+    """
+    logs = draw.top_logprobs if penalised else draw.moved(draw.top_logprobs, question)
+    own = draw.top_ids == draw.ids[:, None]
+    unlisted = np.where(np.isfinite(draw.top_logprobs), draw.top_logprobs, math.inf).min(axis=1)
+    chosen = np.where(own.any(axis=1), np.where(own, logs, -math.inf).max(axis=1), unlisted)
+    chosen = np.where(np.isfinite(chosen), chosen, unlisted)  # listed, but among those that `draw_of` leaves out
+    behind = logs.max(axis=1) - chosen
+    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+    worst = int(np.argmax(behind))
+    likelier = int(draw.top_ids[worst][int(np.argmax(logs[worst]))])
+    problem = f"the token was chosen, but token {likelier} is {behind[worst]:.3g} nats likelier at {question.name}."
+    place = Where(None, worst, int(draw.ids[worst]), question.sampling, draw.streamed)
+    tally.require("sampler", bool(behind[worst] <= near), problem, len(draw.ids), place)
+
+
+async def _long_draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:
+    """Sample a long answer. It may end by itself: some servers never sample an end of turn that they must ignore."""
+    sampling = server.sampling(max_new_tokens=LONG_ANSWER, temperature=1.0)
+    request = TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
+    return draw_of(await generate(server.policy.backend, request))
+
+
+async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
+    """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
+    backend = server.policy.backend
+    prompt = long_prompt(server, length)
+    sampling = server.sampling(max_new_tokens=answer, temperature=1.0, ignore_eos=True)
+    response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+    if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
+        tally.skip("long", "The server's logprobs and its scores mean different things.")
+        return np.zeros(0)
+    scores = (await score(backend, np.concatenate([prompt, response.output_ids])))[length:]
+    signed = response.logprobs.astype(np.float64) - scores
+    worst = float(np.max(np.abs(signed), initial=0.0))
+    at = int(np.argmax(np.abs(signed))) if len(signed) else 0
+    problem = (
+        f"after a prompt of {length} tokens, the logprob is {worst:.4g} nats from the server's own score, more than "
+        f"{server.tolerance_nats:g}."
+    )
+    where = Where(None, at, int(response.output_ids[at]), {"temperature": 1.0}, streamed=False)
+    tally.require("long", worst <= server.tolerance_nats, problem, len(signed), where)
+    return signed
+
+
+_WORDS = "The ship sails past the island while the crew counts gulls, barrels, ropes and stars until morning. "

@@ -1,0 +1,384 @@
+"""Requests to a scripted vLLM 0.32: parsed, checked in the server's order, and refused in its words."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import msgspec
+
+from tito_conformance.testing.pictures import BadImage, ImageSettings, PlacedImage, place
+from tito_conformance.testing.script import ScriptedRequest
+from tito_conformance.testing.vllm_answers import CompletionsAnswer, GenerateAnswer
+from tito_conformance.testing.wire import (
+    Answer,
+    EngineState,
+    Generation,
+    WireResponse,
+    json_response,
+    random_id,
+)
+
+_COMPLETIONS_MAX_TOKENS = 16  # the server's default on /v1/completions; /inference/v1/generate fills the context
+
+
+def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Answer:
+    """Parse `POST /v1/completions` with token ids; raise `Refused` where the server refuses it.
+
+    A request for text alone under a regex that allows one text is answered with it: a script has only token ids.
+    """
+    body = _decoded(raw)
+    if "prompt" not in body:
+        raise Refused(missing("prompt", len(body)))
+    prompts = list(_prompts(body["prompt"]))
+    if body.get("stream") and body.get("prompt_logprobs") is not None:
+        raise Refused(bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs"))
+    _check_model(state, body)
+    logprobs, echo = body.get("logprobs"), bool(body.get("echo"))
+    max_tokens = body.get("max_tokens")
+    if max_tokens is None:
+        max_tokens = _COMPLETIONS_MAX_TOKENS
+    for ids in prompts:
+        _check_length(state, ids, completions=True)
+    if echo and max_tokens == 0:
+        max_tokens = 1
+    check_sampling(body, max_tokens)
+    check_logprobs(logprobs, state.vocab_size, state.max_logprobs)
+    check_replay(state, body)
+    check_budget(state, body)
+    only = (body.get("structured_outputs") or {}).get("regex", "")
+    if only.isalpha() and state.reasoning is None and not body.get("return_token_ids"):
+        return json_response({"object": "text_completion", "choices": [{"index": 0, "text": only}]})
+    prompt_logprobs = body.get("prompt_logprobs")
+    if prompt_logprobs is None and echo:
+        prompt_logprobs = logprobs
+    server_id = f"cmpl-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
+    requests, samples = [], body.get("n") or 1
+    for index, ids in enumerate(prompts):
+        check_vocabulary(ids, state.vocab_size)
+        one = _scripted(state, body, body, ids, max_tokens, f"{server_id}-{index}", prompt_logprobs)
+        requests += _samples(one, path, headers, samples)
+    answer = CompletionsAnswer(state, body, server_id, logprobs, prompt_logprobs, samples, echo)
+    return Generation(requests, answer, bool(body.get("stream")))
+
+
+def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
+    """Parse `POST /inference/v1/generate`; raise `Refused` where the server refuses it."""
+    body = _decoded(raw)
+    for name in ("token_ids", "sampling_params"):
+        if name not in body:
+            raise Refused(missing(name, len(body)))
+    ids, params = body["token_ids"], body["sampling_params"]
+    if problems := schema_problems(body):
+        raise Refused(invalid(*problems))
+    if min(ids) < 0:
+        raise Refused(negative_token_ids(len(ids)))
+    _check_model(state, body)
+    check_sampling(params, params.get("max_tokens"))
+    ids, placed = expand(state, body, ids)  # before the engine's own checks, which follow
+    check_logprobs(params.get("logprobs"), state.vocab_size, state.max_logprobs)
+    check_replay(state, params)
+    check_budget(state, params)
+    check_vocabulary(ids, state.vocab_size)
+    _check_length(state, ids, completions=False)
+    server_id = f"generate-tokens-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
+    prompt_logprobs = params.get("prompt_logprobs")
+    one = _scripted(state, body, params, ids, params.get("max_tokens"), server_id, prompt_logprobs)
+    one = replace(one, images=placed)
+    samples = params.get("n") or 1
+    requests = _samples(one, path, headers, samples)
+    answer = GenerateAnswer(state, body, server_id, params.get("logprobs"), prompt_logprobs, samples)
+    return Generation(requests, answer, bool(body.get("stream")))
+
+
+class Refused(Exception):
+    """The request is answered with this error and does not reach the script."""
+
+    def __init__(self, response: WireResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        raise Refused(invalid_json(raw)) from None
+    if not isinstance(body, dict):
+        raise Refused(invalid({"type": "dict_type", "loc": "body", "msg": "Input should be a valid dictionary"}))
+    return body
+
+
+def _prompts(prompt: Any) -> Iterator[tuple[int, ...]]:
+    """Yield one list of ids or a batch of them. Text prompts are refused, as a scripted engine has no tokenizer."""
+    if prompt == "":
+        message = "Either prompt or prompt_embeds must be provided and non-empty."
+        raise Refused(bad_value(message, "prompt"))
+    if isinstance(prompt, str):
+        raise Refused(error("This scripted engine has no tokenizer: send the prompt as token ids.", "prompt"))
+    if not prompt:
+        raise Refused(error("You must pass at least one prompt"))
+    for ids in prompt if isinstance(prompt[0], list) else [prompt]:
+        if not ids or set(map(type, ids)) != {int} or min(ids) < 0:
+            raise Refused(bad_prompt_ids(ids))
+        yield tuple(ids)
+
+
+def _check_model(state: EngineState, body: Mapping[str, Any]) -> None:
+    name = body.get("model")
+    if name is not None and name != state.model:
+        raise Refused(no_model(name, state.model))
+
+
+def _check_length(state: EngineState, ids: Any, *, completions: bool) -> None:
+    """Refuse a prompt of at least the context length, in the words of the endpoint."""
+    size, limit = len(ids), state.max_model_len
+    if size < limit:
+        return
+    if completions:
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {size} input "
+            "tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt."
+        )
+        raise Refused(bad_value(message, "input_tokens", size))
+    hint = "Make sure that `max_model_len` is no smaller than the number of text tokens"
+    if size > limit:
+        message = f"The decoder prompt (length {size}) is longer than the maximum model length of {limit}. {hint}."
+    else:
+        message = (
+            f"The decoder prompt (length {size}) plus the number of requested output tokens (at least 1) is longer "
+            f"than the maximum model length of {limit}. {hint} (prompt + requested output tokens)."
+        )
+    raise Refused(error(message))
+
+
+def _scripted(
+    state: EngineState,
+    body: Mapping[str, Any],
+    params: Mapping[str, Any],
+    ids: tuple[int, ...],
+    max_tokens: int | None,
+    server_id: str,
+    prompt_logprobs: int | None,
+) -> ScriptedRequest:
+    """Return the engine-neutral request; `max_tokens` is clamped to the context, as on the server."""
+    temperature = _or(params.get("temperature"), 1.0)
+    room = state.max_model_len - len(ids)
+    stop = params.get("stop") or ()
+    limit = room if max_tokens is None else min(max_tokens, room)
+    return ScriptedRequest(
+        prompt_ids=ids,
+        max_new_tokens=limit,
+        temperature=temperature,
+        top_p=_or(params.get("top_p"), 1.0),
+        top_k=max(0, params.get("top_k") or 0),
+        min_p=params.get("min_p") or 0.0,
+        seed=params.get("seed"),
+        stop_token_ids=tuple(params.get("stop_token_ids") or ()),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        eos_ids=state.eos_ids,
+        ignore_eos=bool(params.get("ignore_eos")),
+        min_new_tokens=params.get("min_tokens") or 0,
+        grammar=params.get("structured_outputs") if _constrains(state, body, ids) else None,
+        reported_temperature=temperature or 1.0 if state.raw_logprobs is False else 1.0,
+        reported_truncated=state.truncated_logprobs,
+        reported_offsets=state.raw_logprobs is False,
+        vocab_size=state.vocab_size,
+        scoring=prompt_logprobs is not None and limit <= 1,
+        server_id=server_id,
+        wire="vllm",
+        body=body,
+    )
+
+
+def _constrains(state: EngineState, body: Mapping[str, Any], ids: Sequence[int]) -> bool:
+    """Return whether the server applies a grammar from the first token.
+
+    With a reasoning parser it does so after the reasoning, unless `/inference/v1/generate`, whose body has `token_ids`,
+    is told that it ended, or the prompt's last tag closes it.
+    """
+    if state.reasoning is None or ("token_ids" in body and body.get("reasoning_ended")):
+        return True
+    return next((token for token in reversed(ids) if token in state.reasoning), None) == state.reasoning[1]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _samples(one: ScriptedRequest, path: str, headers: Mapping[str, str], n: int) -> list[ScriptedRequest]:
+    """Return n samples of one prompt; the server adds the sample's index to the seed."""
+    own = headers.get("x-request-id") or one.body.get("request_id") or one.server_id
+    seeds = [None if one.seed is None else one.seed + index for index in range(n)]
+    return [replace(one, path=path, headers=headers, request_id=own, seed=seed) for seed in seeds]
+
+
+_RANGES = (
+    ("presence_penalty", -2, 2, "in [-2, 2]"),
+    ("frequency_penalty", -2, 2, "in [-2, 2]"),
+    ("temperature", 0, inf, "non-negative"),
+    ("temperature", 0, 2, "in [0, 2]"),
+    ("top_p", 5e-324, 1, "in (0, 1]"),
+    ("min_p", 0, 1, "in [0, 1]"),
+    ("top_k", -1, inf, "0 (disable), or at least 1"),
+)
+
+
+def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
+    """Refuse sampling values out of range. Integers of float fields are shown as floats (-1 as -1.0)."""
+    for name, low, high, words in _RANGES:
+        value = params.get(name)
+        if value is not None and not low <= value <= high:
+            value = value if name == "top_k" else float(value)
+            raise Refused(bad_value(f"{name} must be {words}, got {value}.", name, value))
+    if max_tokens is not None and max_tokens < 1:
+        raise Refused(bad_value(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens))
+
+
+def check_logprobs(logprobs: int | None, vocab_size: int, most: int) -> None:
+    """Refuse more top logprobs than `--max-logprobs` allows; -1 means the whole vocabulary."""
+    requested = vocab_size if logprobs == -1 else logprobs or 0
+    if requested > most:
+        message = f"Requested sample logprobs of {requested}, which is greater than max allowed: {most}"
+        raise Refused(bad_value(message, "logprobs", requested))
+
+
+def check_replay(state: EngineState, params: Mapping[str, Any]) -> None:
+    """Refuse parameters that a server with `--return-sampling-mask` does not support."""
+    if state.sampling_masks and (params.get("temperature", 1.0) <= 0 or (params.get("top_k") or 0) <= 0):
+        raise Refused(error("sampling distribution replay requires temperature > 0 and top_k > 0"))
+
+
+def check_budget(state: EngineState, params: Mapping[str, Any]) -> None:
+    """Refuse a budget for thinking on a server without `--reasoning-parser`."""
+    if params.get("thinking_token_budget") is not None and state.reasoning is None:
+        message = (
+            "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser "
+            "and/or --reasoning-config to use thinking_token_budget."
+        )
+        raise Refused(error(message))
+
+
+def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary, naming the largest."""
+    if ids and max(ids) >= vocab_size:
+        raise Refused(error(f"Token id {max(ids)} is out of vocabulary"))
+
+
+def expand(
+    state: EngineState, body: Mapping[str, Any], ids: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
+    """Return the prompt as the server reads it, and its images; raise `Refused` where the server refuses it.
+
+    Parts of an unknown type are ignored. With too few placeholders the server decodes the whole prompt and encodes it
+    again, so that text which spells a placeholder becomes one.
+    """
+    parts = [part for part in body.get("content_parts") or () if part.get("type") == "image_url"]
+    if not parts:
+        return tuple(ids), ()
+    settings = state.images
+    if settings is None:
+        raise Refused(error(f"{state.model} is not a multimodal model"))
+    if len(parts) > settings.limit:
+        message = f"At most {settings.limit} image(s) may be provided in one prompt."
+        raise Refused(bad_value(message, "image"))
+    pictures = [_picture(state, index, part) for index, part in enumerate(parts)]
+    try:
+        return _placed(state, settings, ids, pictures)
+    except BadImage as bad:
+        raise Refused(error(f"Failed to load image: {bad}")) from None
+
+
+def _placed(
+    state: EngineState, settings: ImageSettings, ids: Sequence[int], pictures: Sequence[bytes]
+) -> tuple[tuple[int, ...], tuple[PlacedImage, ...]]:
+    expanded, placed = place(ids, pictures, settings)
+    if len(placed) < len(pictures) and state.encode is not None:
+        expanded, placed = place(state.encode(state.decode(ids), False), pictures, settings)
+    if len(placed) < len(pictures):
+        message = f"Failed to apply prompt replacement for mm_items['image'][{len(placed)}]"
+        raise Refused(error(message, status=500, kind="InternalServerError"))
+    return expanded, placed
+
+
+def _picture(state: EngineState, index: int, part: Mapping[str, Any]) -> bytes:
+    """Return a part's picture. The server believes its `uuid`: a picture that it knows by that name is not read."""
+    name, url = part.get("uuid"), part.get("url")
+    if name is not None and name in state.known_images:
+        return state.known_images[name]
+    if url is None and name is None:
+        where = f"multi_modal_data['image'][{index}] is empty but multi_modal_uuids['image'][{index}] is missing."
+        raise Refused(error(where))
+    if url is None:
+        raise Refused(error(f"Cache miss for image at index {index} but data is not provided."))
+    if not url.startswith("data:"):
+        message = "Cannot load local files without `--allowed-local-media-path`."
+        raise Refused(error(message, status=500, kind="InternalServerError"))
+    try:
+        picture = base64.b64decode(url.partition(",")[2], validate=True)
+    except binascii.Error:
+        raise Refused(error("Failed to load image: Incorrect padding")) from None
+    if name is not None:
+        state.known_images[name] = picture
+    return picture
+
+
+def error(message: str, param: str | None = None, status: int = 400, kind: str = "BadRequestError") -> WireResponse:
+    """`{"error": {message, type, param, code}}`."""
+    return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
+
+
+def bad_value(message: str, param: str, value: Any = None) -> WireResponse:
+    """Return the error for a rejected value; the server appends name and value to its message."""
+    shown = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+    return error(f"{message} ({shown})", param)
+
+
+def no_model(name: str, served: str) -> WireResponse:
+    """Return the 404 for an unknown model name."""
+    return error(f"The model `{name}` does not exist. Valid aliases: {served}.", "model", 404, "NotFoundError")
+
+
+def not_enabled() -> WireResponse:
+    """Return the 403 of `/inference/v1/*` on a server without `--enable-scale-out`."""
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    return error(message, status=403, kind="PermissionDeniedError")
+
+
+def invalid(*problems: Mapping[str, Any]) -> WireResponse:
+    """Return the error for a body that fails the schema; `param` is the location of the first problem."""
+    count = f"{len(problems)} validation error{'s' * (len(problems) > 1)}"
+    shown = "".join(f"\n  {dict(problem)}" for problem in problems)
+    return error(f"{count}:{shown}", problems[0]["loc"], kind="Bad Request")
+
+
+def schema_problems(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the problems of a body of `/inference/v1/generate`: an empty prompt, a bad `reasoning_ended`."""
+    problems: list[dict[str, Any]] = []
+    if not body["token_ids"]:
+        message = "List should have at least 1 item after validation, not 0"
+        problems.append({"type": "too_short", "loc": "body.token_ids", "msg": message})
+    if not isinstance(body.get("reasoning_ended"), bool | None):
+        message = "Input should be a valid boolean, unable to interpret input"
+        problems.append({"type": "bool_parsing", "loc": "body.reasoning_ended", "msg": message})
+    return problems
+
+
+def missing(name: str, fields: int) -> WireResponse:
+    """Return the error for a missing required field in a body of `fields` fields."""
+    shown = f"<dict of {fields} items>"
+    return invalid({"type": "missing", "loc": f"body.{name}", "msg": "Field required", "input": shown})
+
+
+def _schema(kind: str, place: str, message: str) -> Callable[..., WireResponse]:
+    return lambda *_: invalid({"type": kind, "loc": place, "msg": message})
+
+
+invalid_json = _schema("json_invalid", "body.38", "JSON decode error")
+bad_prompt_ids = _schema("greater_than_equal", "body.prompt.1", "Input should be greater than or equal to 0")
+negative_token_ids = _schema("value_error", "body.token_ids", "Value error, token_ids must not contain negative values")

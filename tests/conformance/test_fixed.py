@@ -1,0 +1,155 @@
+"""Checks with fixed requests: near-ties, late aborts, truncated logprobs, and how many requests are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.defects.defect import SERVERS, SOUND, plant
+from conformance.defects.trial import FOLDERS, target_of
+from conformance.defects.views import EXPERTS, View
+from support.scripted import tokenizer
+from tito_conformance import suite
+from tito_conformance.checks import PROFILES, BrokenLawError, Tally
+from tito_conformance.final_checks import NOT_REPORTED
+from tito_conformance.fixed import NEAR_TIE_NATS, _compare, check_abort, check_fixed_prompts
+from tito_conformance.target import connect
+from tito_conformance.testing import HashPolicy, ScriptedRequest
+from tito_conformance.testing.moves import Ask
+from tito_core.backend.http.client import HttpResponse, HttpTransport
+
+
+def answer(*tokens: tuple[int, float]) -> Any:
+    ids, logprobs = zip(*tokens, strict=True)
+    return SimpleNamespace(output_ids=np.array(ids, np.int32), logprobs=np.array(logprobs, np.float32))
+
+
+def compare(one: Any, other: Any, tolerance: float) -> Tally:
+    tally = Tally()
+    connected: Any = SimpleNamespace(tolerance_nats=tolerance)
+    _compare(connected, tally, "alone", one, other, "Count.")
+    return tally
+
+
+@pytest.mark.parametrize(
+    ("apart", "tolerance", "holds"),
+    [
+        (0.015, 0.001, True),
+        (0.06, 0.001, False),  # in float32
+        (0.06, 0.25, True),  # in bfloat16
+        (0.49, 0.25, True),
+        (0.51, 0.25, False),
+    ],
+)
+def test_tokens_may_differ_only_at_a_near_tie(apart: float, tolerance: float, holds: bool) -> None:
+    one, other = answer((5, -0.5), (7, -1.0), (8, -1.0)), answer((5, -0.5), (9, -1.0 - apart), (1, -3.0), (2, -4.0))
+    if holds:
+        assert compare(one, other, tolerance).notes
+    else:
+        with pytest.raises(BrokenLawError, match="token 1 is 7, then 9"):
+            compare(one, other, tolerance)
+
+
+@pytest.mark.parametrize("tolerance", [0.001, 0.25])
+def test_equal_tokens_have_equal_logprobs_and_equal_lengths(tolerance: float) -> None:
+    near = max(NEAR_TIE_NATS, 2 * tolerance)
+    one = answer((5, -0.5), (7, -1.0))
+    assert compare(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["alone"] == 2
+    with pytest.raises(BrokenLawError, match=f"{1.1 * near:.3g} nats apart"):
+        compare(one, answer((5, -0.5), (7, -1.0 - 1.1 * near)), tolerance)
+    with pytest.raises(BrokenLawError, match="2 and 1 tokens"):
+        compare(one, answer((5, -0.5)), tolerance)
+
+
+def end() -> int:
+    return int(tokenizer().eos_token_id)
+
+
+@pytest.mark.parametrize(("latency", "judged"), [(0.0, False), (0.5, True)])
+def test_an_abort_that_came_too_late_is_not_judged(latency: float, judged: bool) -> None:
+    async def check() -> Tally:
+        server = await connect(target_of("vllm", replace(SOUND, options={"latency": lambda _: latency})))
+        tally = Tally()
+        await check_abort(server, tally)
+        await server.policy.backend.aclose()
+        return tally
+
+    tally = asyncio.run(check())
+    assert bool(tally.passed["aborted"]) is judged
+    assert bool(tally.not_applicable.get("aborted")) is not judged
+
+
+def test_what_no_answer_reports_does_not_hold() -> None:
+    def remove(view: View, request: ScriptedRequest) -> None:
+        view.cached_tokens = None
+
+    outcome = suite.replay(
+        target_of("vllm-completions", replace(SOUND, edit=remove)), PROFILES["quick"], [Ask(), Ask()]
+    )
+    assert outcome.sound, str(outcome.broken)
+    for check in ("cached", "versions"):
+        assert not outcome.tally.passed[check]
+        assert outcome.tally.not_applicable[check] == {NOT_REPORTED: 2}
+    assert outcome.tally.passed["usage"] == 2
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_top_k_1_may_report_another_logprob_than_greedy_sampling(wire: str) -> None:
+    policy = HashPolicy(len(tokenizer()), eos_ids=[end()])
+    truncating = {"raw_logprobs": False, "truncated_logprobs": True}
+    target = target_of(wire, replace(SOUND, wrap=lambda _: policy, options=truncating))
+
+    async def play() -> Tally:
+        server, tally = await connect(target), Tally()
+        assert server.policy.info.truncated_logprobs
+        await check_fixed_prompts(server, tally, 2)
+        return tally
+
+    assert asyncio.run(play()).passed["obeyed"] > 8
+
+
+SCORES_AND_GENERATIONS = ("/generate", "/completions")
+
+
+class Counting:
+    """A transport that counts generations and scores at the server."""
+
+    def __init__(self, inner: HttpTransport, counts: list[str]) -> None:
+        self._inner, self._counts = inner, counts
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> HttpResponse:
+        if method == "POST" and url.endswith(SCORES_AND_GENERATIONS):
+            self._counts.append(url)
+        return await self._inner.send(method, url, headers, body)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("wire", SERVERS)
+def test_no_more_requests_are_sent_than_announced(wire: str) -> None:
+    weights = FOLDERS if wire == "sglang" else ()
+    make, sent, shown = plant(SOUND, wire, tokenizer(), end()), list[str](), list[tuple[int, int]]()
+    target = target_of(wire, transport=lambda: Counting(make(), sent), experts=EXPERTS, weights=weights)
+    profile = PROFILES["quick"]
+    outcome = suite.run(target, profile, lambda conversations, requests: shown.append((conversations, requests)))
+    assert outcome.sound, str(outcome.broken)
+    if weights:
+        assert outcome.server.folder == weights[0]
+        assert outcome.server.weight_updates >= 4
+        assert outcome.tally.passed["changed"] > 1_000
+    assert len(sent) <= profile.most_requests(weights=bool(weights))
+    assert 2 * len(sent) > profile.most_requests(weights=bool(weights))
+    connecting = len(sent) - outcome.requests
+    assert 0 <= connecting <= 20
+    assert {number for _, number in shown} == set(range(shown[0][1], outcome.requests + 1))
+    assert shown[0] == (0, outcome.requests - len({number for _, number in shown}) + 1)
+    assert shown[0][1] < 10  # those of the measurements at the connection
+    assert shown[-1] == (profile.conversations, outcome.requests)
