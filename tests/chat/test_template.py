@@ -258,20 +258,6 @@ def test_unsupported_templates_are_refused(source: Any, words: str) -> None:
         ChatTemplate.of(byte_level(template=source))
 
 
-def test_a_tokenizer_with_single_word_control_tokens_is_refused() -> None:
-    with pytest.raises(TemplateError, match="Unsupported tokenizer"):
-        ChatTemplate.of(
-            byte_level(single_word=True, template=CHATML.replace("{{ m.role", "x{{ m.role") + "x<|im_end|>x")
-        )
-
-
-def test_counting_leaves_out_the_generation_prompt() -> None:
-    template = template_of("byte level")
-    prompt = template.first_prompt([user("a")], None, [LOOK]).ids.tolist()
-    header = shared().encode("<|im_start|>assistant\n", add_special_tokens=False)
-    assert template.count_tokens([user("a")], None, [LOOK]) == len(prompt) - len(header)
-
-
 def test_a_template_that_needs_tools_is_refused_a_prompt_without_any() -> None:
     """Without one the template raises an error of its own, which says nothing to the user."""
     raises = "{%- if not tools -%}{{- raise_exception('?') -}}{%- endif -%}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
 from support.conversations import LOOK, answer, calls, results, user
@@ -99,14 +100,6 @@ def test_when_the_template_strips_reasoning(
     assert template.strips_thinking([]) is nothing
 
 
-def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
-    template = template_of("byte level")
-    header = len(shared().encode("<|im_start|>assistant\n", add_special_tokens=False))
-    for system, tools in ((None, None), ("Be brief.", None), (None, [LOOK]), ("Be brief.", [LOOK])):
-        whole = template.first_prompt([user("a")], system, tools)
-        assert template.count_tokens([user("a")], system, tools) == len(whole.ids) - header
-
-
 def test_a_certificate_depends_on_arguments_and_content_tokens() -> None:
     certificate = ChatTemplate.certify(shared(), content_tokens="as-template", enable_thinking=False)
     assert certificate.content_tokens == "as-template"
@@ -164,16 +157,6 @@ def test_a_template_from_a_cached_certificate_is_equal(tmp_path: Path) -> None:
     assert found.ids.tolist() == kept.ids.tolist()
 
 
-@pytest.mark.parametrize("last", [None, 5])
-def test_inserted_closers_have_the_provenance_inserted(last: int | None) -> None:
-    template = template_of("byte level")
-    complete = template.delta(answer("a"), [user("b")], template.closer_id)
-    cut = template.delta(answer("a"), [user("b")], last)
-    assert cut.ids.tolist() == [template.closer_id, *complete.ids.tolist()]
-    assert cut.provenance.tolist() == [Provenance.INSERTED, *complete.provenance.tolist()]
-    assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
-
-
 def test_a_tokenizer_that_encodes_parts_differently_is_refused_with_both_ids() -> None:
     source = "{% for m in messages %}x<|im_start|>{{ m.role }}{{ m.content }}x<|im_end|>x{% endfor %}"
     tokenizer = byte_level(single_word=True, template=source)
@@ -208,3 +191,18 @@ def test_a_slow_tokenizer_is_refused() -> None:
     slow: Any = Slow()
     with pytest.raises(TokenizerError, match=r"Slow .*use_fast=True"):
         ChatTemplate.of(slow)
+
+
+def test_tokens_are_counted_with_the_system_prompt_and_the_tools_and_without_the_generation_prompt() -> None:
+    template = template_of("byte level")
+    header = len(shared().encode("<|im_start|>assistant\n", add_special_tokens=False))
+    for system, tools in ((None, None), ("Be brief.", None), (None, [LOOK]), ("Be brief.", [LOOK])):
+        whole = template.first_prompt([user("a")], system, tools)
+        assert template.count_tokens([user("a")], system, tools) == len(whole.ids) - header
+
+
+def test_parameters_of_apply_chat_template_that_no_template_reads_are_refused() -> None:
+    known = set(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"self", "kwargs"}
+    for name in known:
+        with pytest.raises(ValueError, match=f"template_arguments has {name},"):
+            checked_arguments({name: None})

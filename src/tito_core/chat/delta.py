@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Candidate:
     before_after_results: Messages | None = None
     mirrors_history: bool = False
     system: str | None = None
-    tools: Literal["none", "ours", "own"] = "none"
+    tools: Literal["none", "ours", "rollout"] = "none"
     remark: str = ""
 
 
@@ -69,7 +69,7 @@ CANDIDATES = (
     Candidate("after a round of tools, with a tool", _ROUND, tools="ours"),
     Candidate("after a round of tools where there was one", before_after_results=_ROUND),
     Candidate("after a question, with text before the calls", remark="."),
-    Candidate("after a question, with the rollout's tools", tools="own"),
+    Candidate("after a question, with the rollout's tools", tools="rollout"),
     Candidate("after messages like the rollout's own", mirrors_history=True),
     Candidate("after messages like the rollout's own, with a tool", mirrors_history=True, tools="ours"),
 )
@@ -142,36 +142,17 @@ def _inner_strings(value: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """A minimal conversation around a turn, as template messages.
-
-    Attributes:
-        messages: The messages before the turn, its stand-in, and the new messages.
-        source: Trace source of the stand-in.
-        tools: The tools to render.
-        ending: How the turn ends.
-    """
-
-    messages: list[TemplateMessage]
-    source: int
-    tools: list[dict[str, Any]] | None
-    ending: Ending
-
-
-@dataclass(frozen=True, slots=True)
 class Tail:
     """A rendering and the position in it where the delta begins.
 
     Attributes:
         text: The stand-in conversation, the new messages and the generation prompt.
-        source: Trace source of the turn's stand-in.
         start: Index of the first character after the turn's closing tokens.
         controls: The control tokens from `start` on.
         ending: How the turn ends.
     """
 
     text: Traced
-    source: int
     start: int
     controls: list[Control]
     ending: Ending
@@ -201,21 +182,21 @@ class DeltaSource:
         """
         specs = [LOOK] if candidate.tools == "ours" else rendering.default_tools
 
-        def shown(turn: Message, *new: Message) -> Traced:
+        def render(turn: Message, *new: Message) -> Traced:
             history = [*candidate.before, turn, *new]
             return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
 
         source = len(candidate.before)
         thought = assistant_message("", THOUGHT)
         thought_turns = ([thought, _QUESTION], [thought], [call_message(_LOOK_CALL, thought=THOUGHT)])
-        thoughts = [_try_render(shown, *messages) for messages in thought_turns]
+        thoughts = [_try_render(render, *messages) for messages in thought_turns]
         several = [
-            _try_render(shown, assistant_message(".", THOUGHT)),
-            _try_render(shown, call_message(_LOOK_CALL, thought=THOUGHT)),
+            _try_render(render, assistant_message(".", THOUGHT)),
+            _try_render(render, call_message(_LOOK_CALL, thought=THOUGHT)),
         ]
         inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
         answers = learn_answers(
-            Sample(encoder, shown(_ANSWER), shown(_ANSWER, _QUESTION), source),
+            Sample(encoder, render(_ANSWER), render(_ANSWER, _QUESTION), source),
             [text for text in thoughts if text is not None],
             inner,
         )
@@ -224,7 +205,7 @@ class DeltaSource:
                 "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
                 "control token, such as the tokenizer's eos_token."
             )
-        alone, followed = _try_render(shown, _CALL), _try_render(shown, _CALL, _RESULT)
+        alone, followed = _try_render(render, _CALL), _try_render(render, _CALL, _RESULT)
         calls = None
         if alone is not None and followed is not None:
             calls = learn_calls(Sample(encoder, alone, followed, source), answers)
@@ -284,44 +265,50 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses the messages, or `tools` or `history` is needed.
         """
-        placed = self._placed(answer, new, tools, history, system)
-        text = self.rendering.of_translated(placed.messages, placed.tools)
+        messages, source, specs = self._stand_in(answer, new, tools, history, system)
+        text = self.rendering.of_translated(messages, template_tools(specs))
+        calls = any("toolUse" in block for block in answer["content"])
+        ending = self.calls if calls and self.calls is not None else self.answers
         controls = self.encoder.controls(text)
-        end = _end(text, controls, placed.source, placed.ending)
-        return Tail(text, placed.source, end, [control for control in controls if control[0] >= end], placed.ending)
+        start = _end(text, controls, source, ending)
+        return Tail(text, start, [control for control in controls if control[0] >= start], ending)
 
-    def _placed(
+    def _stand_in(
         self, answer: Message, new: Messages, tools: Sequence[ToolSpec] | None, history: Messages | None, system: Any
-    ) -> _Placed:
-        """Return a minimal conversation around the answer's calls; arguments and errors as `tail`."""
+    ) -> tuple[list[TemplateMessage], int, Sequence[ToolSpec] | None]:
+        """Return a minimal conversation around the answer's calls; arguments and errors as `tail`.
+
+        Returns:
+            The messages before the answer, its stand-in and the new messages; the trace source of the stand-in; and
+            the tools to render.
+        """
         self._check_inputs(tools, history)
         uses = [block for block in answer["content"] if "toolUse" in block]
         candidate = self.candidate
         before, opening = candidate.before, self.opening
-        shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
+        specs: Any = {"none": None, "ours": [LOOK], "rollout": tools}[candidate.tools]
         text = candidate.remark if uses else "."
         if candidate.before_after_results is not None and _has_results(history):
             before = candidate.before_after_results
         if candidate.mirrors_history:
             before = [_mirror(message) for message in history or ()]
-        own_system = False
+        keeps_system = False
         if self.switches is not None:
-            own_system = self.switches.in_system(system)
+            keeps_system = self.switches.in_system(system)
             if needed := self.switches.needed(history or [], answer):
-                before, shown, own_system = (history or [])[:needed], tools, True
+                before, specs, keeps_system = (history or [])[:needed], tools, True
                 if self.switches.in_message({"role": "assistant", "content": [{"text": _spoken(answer)}]}):
                     text = _spoken(answer)
-        if own_system or before is not candidate.before:
-            prompt = system if own_system else candidate.system
+        if keeps_system or before is not candidate.before:
+            prompt = system if keeps_system else candidate.system
             opening = template_messages(before, prompt, message_format=self.rendering.message_format)
         stand_in: Message = {"role": "assistant", "content": [{"text": text}, *uses] if text else uses}
         turn = template_messages([stand_in, *new], first=len(before), message_format=self.rendering.message_format)
-        ending = self.calls if uses and self.calls is not None else self.answers
-        return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
+        return [*opening, *turn], len(before), specs
 
     def _check_inputs(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
         looks_back = self.candidate.mirrors_history or self.candidate.before_after_results or self.switches is not None
-        for needed, name in ((self.candidate.tools == "own", "tool_specs"), (looks_back, "history")):
+        for needed, name in ((self.candidate.tools == "rollout", "tool_specs"), (looks_back, "history")):
             if needed and {"tool_specs": tools, "history": history}[name] is None:
                 raise TemplateError(
                     f"The chat template's delta is rendered {self.candidate.name}: pass {name}=..., "
@@ -372,9 +359,8 @@ def _has_results(history: Messages | None) -> bool:
     return any("toolResult" in block for message in history or () for block in message["content"])
 
 
-def _try_render(shown: Any, *messages: Message) -> Traced | None:
+def _try_render(render: Callable[..., Traced], *messages: Message) -> Traced | None:
     try:
-        text: Traced = shown(*messages)
+        return render(*messages)
     except TemplateError:
         return None
-    return text
