@@ -118,7 +118,10 @@ def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     [kept] = tmp_path.iterdir()
     monkeypatch.setattr(certify, "choose", None)  # would be called if there were no certificate
     again = ChatTemplate.of(tokenizer, certificates=tmp_path)
-    assert again.certificate == made.certificate
+    for name in ("certificate", "fingerprint", "closer_id", "stop_ids", "arguments"):
+        assert getattr(again, name) == getattr(made, name)
+    assert made.arguments == tokenizer.special_tokens_map
+    assert (made.closer_id, made.stop_ids) == (2, (2,))
     assert (
         again.delta(answer("a"), [user("b")], None).ids.tolist()
         == made.delta(answer("a"), [user("b")], None).ids.tolist()

@@ -149,17 +149,6 @@ def test_a_candidate_requires_its_inputs(name: str, given: dict[str, Any], lacks
     assert made.tail(assistant_message("x"), [user_message("b")], **{**given, "tools": [], "history": []}).start > 0
 
 
-def test_other_candidates_require_no_inputs() -> None:
-    for name, candidate in BY_NAME.items():
-        if "rollout" not in name and "where" not in name and not candidate.mirrors_history:
-            assert source(candidate).tail(assistant_message("x"), [user_message("b")]).start > 0
-
-
-def test_a_template_without_a_turn_ending_control_token_is_refused() -> None:
-    with pytest.raises(TemplateError, match="eos_token"):
-        source(CANDIDATES[0], "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-
-
 def test_a_turn_with_another_ending_is_refused_with_the_expected_tokens() -> None:
     otherwise = PLAIN.replace(
         "{%- endfor -%}<|im_end|>\n", "{%- endfor -%}{{- '' if messages[-1].content == 'no' else '<|im_end|>' -}}"

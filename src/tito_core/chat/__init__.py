@@ -8,7 +8,7 @@ What leans on private or undocumented parts of other packages, with the test (`t
 
 - jinja2, `rendering`: `CodeGenerator._output_child_pre` and its `visit_` methods, `Template.root_render_func`, the
   `_block_vars` and `_loop_vars` of macro calls, `make_attrgetter`, `jinja_pass_arg`, and the sandbox's
-  `wrap_str_format`: `test_environment` and `test_formatting` compare with Jinja's own results over plain strings.
+  `wrap_str_format`: `test_environment` compares with Jinja's own results over plain strings.
 - jinja2, `switches`: its syntax tree (`nodes`): `test_switches`.
 - transformers, `referee`: `_compile_jinja_template`, and the copies of reasoning that `_alias_reasoning_fields` makes:
   `test_referee` compares with `apply_chat_template`.

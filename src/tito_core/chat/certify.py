@@ -263,7 +263,7 @@ def _certify(
     judge = judge_of(referee, encoder)
     trial = choose(rendering, encoder, judge)
     fault = partial(_image_fault, trial.source, judge)
-    images = certify_images(trial.source, referee, fault, named=image_token, tools=trial.tools)
+    images = certify_images(trial.source, referee, fault, image_token=image_token, tools=trial.tools)
     literals = compared_literals(source, rendering.variables)
     deltas, switched = find_switches(trial.source, referee, literals, tools=trial.tools)
     switches = deltas.switches or Switches()

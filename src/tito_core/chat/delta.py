@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -180,45 +180,7 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses that conversation, or no control token ends its turns.
         """
-        specs = [LOOK] if candidate.tools == "ours" else rendering.default_tools
-
-        def render(turn: Message, *new: Message) -> Traced:
-            history = [*candidate.before, turn, *new]
-            return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
-
-        source = len(candidate.before)
-        thought = assistant_message("", THOUGHT)
-        thought_turns = ([thought, _QUESTION], [thought], [call_message(_LOOK_CALL, thought=THOUGHT)])
-        thoughts = [_try_render(render, *messages) for messages in thought_turns]
-        several = [
-            _try_render(render, assistant_message(".", THOUGHT)),
-            _try_render(render, call_message(_LOOK_CALL, thought=THOUGHT)),
-        ]
-        inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
-        answers = learn_answers(
-            Sample(encoder, render(_ANSWER), render(_ANSWER, _QUESTION), source),
-            [text for text in thoughts if text is not None],
-            inner,
-        )
-        if answers is None:
-            raise TemplateError(
-                "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
-                "control token, such as the tokenizer's eos_token."
-            )
-        alone, followed = _try_render(render, _CALL), _try_render(render, _CALL, _RESULT)
-        calls = None
-        if alone is not None and followed is not None:
-            calls = learn_calls(Sample(encoder, alone, followed, source), answers)
-        if calls is not None:
-            answers, calls = share_closers(answers, calls)
-        if not answers.stops - inner:
-            # What closes an answer also closes its reasoning (Solar): only the end of sequence ends the turn.
-            if encoder.eos_id is None or encoder.eos_id in inner:
-                raise TemplateError(
-                    "Each control token that ends an answer of this chat template also ends its reasoning, and the "
-                    "tokenizer has no other eos_token. Set tokenizer.eos_token to the token that ends a turn."
-                )
-            answers = replace(answers, finals=frozenset({encoder.eos_id}))
+        answers, calls, inner = _learn_endings(rendering, encoder, candidate)
         stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
         opening = template_messages(candidate.before, candidate.system, message_format=rendering.message_format)
         return cls(rendering, encoder, candidate, answers, calls, stops, opening)
@@ -316,6 +278,64 @@ class DeltaSource:
                 )
 
 
+def _learn_endings(
+    rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate
+) -> tuple[Ending, Ending | None, frozenset[int]]:
+    """Learn how turns end in a candidate's conversation.
+
+    Returns:
+        How answers end; how calls end, or None if the template shows none; and the ids that end only a part of a turn.
+
+    Raises:
+        TemplateError: As `DeltaSource.of`.
+    """
+    specs = [LOOK] if candidate.tools == "ours" else rendering.default_tools
+
+    def render(turn: Message, *new: Message) -> Traced:
+        history = [*candidate.before, turn, *new]
+        return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
+
+    def try_render(*messages: Message) -> list[Traced]:
+        try:
+            return [render(*messages)]
+        except TemplateError:
+            return []
+
+    source = len(candidate.before)
+    thought, thought_call = assistant_message("", THOUGHT), call_message(_LOOK_CALL, thought=THOUGHT)
+    thoughts = [*try_render(thought, _QUESTION), *try_render(thought), *try_render(thought_call)]
+    in_parts = [*try_render(assistant_message(".", THOUGHT)), *try_render(thought_call)]
+    inner = inner_controls(encoder, [(text, source) for text in in_parts])
+    answers = learn_answers(Sample(encoder, render(_ANSWER), render(_ANSWER, _QUESTION), source), thoughts, inner)
+    if answers is None:
+        raise TemplateError(
+            "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
+            "control token, such as the tokenizer's eos_token."
+        )
+    calls = None
+    if (alone := try_render(_CALL)) and (followed := try_render(_CALL, _RESULT)):
+        calls = learn_calls(Sample(encoder, alone[0], followed[0], source), answers)
+    if calls is not None:
+        answers, calls = share_closers(answers, calls)
+    if not answers.stops - inner:
+        answers = _ended_by_eos(answers, encoder, inner)
+    return answers, calls, inner
+
+
+def _ended_by_eos(answers: Ending, encoder: ContentSafeEncoder, inner: frozenset[int]) -> Ending:
+    """Return an ending whose closer also closes reasoning (Solar), so that only the end of sequence ends the turn.
+
+    Raises:
+        TemplateError: The tokenizer has no other eos_token.
+    """
+    if encoder.eos_id is None or encoder.eos_id in inner:
+        raise TemplateError(
+            "Each control token that ends an answer of this chat template also ends its reasoning, and the tokenizer "
+            "has no other eos_token. Set tokenizer.eos_token to the token that ends a turn."
+        )
+    return replace(answers, finals=frozenset({encoder.eos_id}))
+
+
 def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> int:
     start = content_start(text, source)
     until = min((begin for begin, _, origin in text.spans if origin > source and begin >= start), default=len(text))
@@ -327,9 +347,9 @@ def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> 
         for begin, _, token in controls:
             if start <= begin < until and token in ending.openers:
                 return begin
-    named = ending.closing or sorted(ending.openers)
+    expected = ending.closing or sorted(ending.openers)
     raise TemplateError(
-        f"The chat template did not end this assistant turn with the expected tokens {list(named)}, so it cannot be "
+        f"The chat template did not end this assistant turn with the expected tokens {list(expected)}, so it cannot be "
         "extended. Report this template."
     )
 
@@ -357,10 +377,3 @@ def _spoken(answer: Message) -> str:
 
 def _has_results(history: Messages | None) -> bool:
     return any("toolResult" in block for message in history or () for block in message["content"])
-
-
-def _try_render(render: Callable[..., Traced], *messages: Message) -> Traced | None:
-    try:
-        return render(*messages)
-    except TemplateError:
-        return None

@@ -1,7 +1,9 @@
-"""Strands' image blocks -> images as they are sent: upright, opaque, RGB, and read only once.
+"""Images: read for a request, and certified for a template.
 
-Engines agree on the pixels of such files within rounding. A transparent picture or one that is rotated by its EXIF tag
-gives other logprobs on each engine, up to 1.9 nats apart with the same echo.
+`read_image` makes images as they are sent: upright, opaque, RGB, and read only once. Engines agree on the pixels of
+such files within rounding. A transparent picture or one that is rotated by its EXIF tag gives other logprobs on each
+engine, up to 1.9 nats apart with the same echo. `certify_images` tries each place where a template may show images, on
+probes.
 """
 
 from __future__ import annotations
@@ -286,7 +288,7 @@ class ImageCertificate:
 
 
 def certify_images(
-    source: DeltaSource, referee: Referee, judge: Judge, *, named: str | None, tools: bool
+    source: DeltaSource, referee: Referee, judge: Judge, *, image_token: str | None, tools: bool
 ) -> ImageCertificate:
     """Certify images for the candidate that was chosen on texts.
 
@@ -294,11 +296,11 @@ def certify_images(
         source: The candidate.
         referee: The plain rendering.
         judge: Returns why the candidate's deltas are wrong on probes, or None.
-        named: The placeholder that the tokenizer names, or None.
+        image_token: The placeholder that the tokenizer names, or None.
         tools: Whether the template shows tool results.
     """
     try:
-        placeholder = _placeholder(source, named)
+        placeholder = _placeholder(source, image_token)
     except TemplateError as error:
         return ImageCertificate(None, (), tuple((place, str(error)) for place in (USER, RESULT)))
     added = source.encoder.added
@@ -319,7 +321,7 @@ def certify_images(
     return ImageCertificate(placeholder, tuple(places), tuple(refused), tuple(sorted(media)))
 
 
-def _placeholder(source: DeltaSource, named: str | None) -> str:
+def _placeholder(source: DeltaSource, image_token: str | None) -> str:
     """Return the control token that stands for an image.
 
     Raises:
@@ -334,7 +336,7 @@ def _placeholder(source: DeltaSource, named: str | None) -> str:
     one, two = counts[1] - counts[0], counts[2] - counts[0]
     texts = {index: text for text, index in source.encoder.added.items()}
     found = [texts[token] for token, count in one.items() if count == 1 and two[token] == 2]
-    usual = [text for text in (named, *PLACEHOLDERS) if text in found]
+    usual = [text for text in (image_token, *PLACEHOLDERS) if text in found]
     if not found:
         raise TemplateError("The template writes no control token for an image. Use a template that shows images.")
     if len(found) > 1 and not usual:

@@ -332,5 +332,5 @@ def describe(value: Any) -> str:
         text = repr(value)
     except Exception:  # any `__repr__`, and integers with too many digits for `repr`
         text = "a value"
-    known = value is None or isinstance(value, str | int | float)
-    return text[:_MAX_REPR] if known else f"of type {type(value).__name__} ({text[:_MAX_REPR]})"
+    is_plain = value is None or isinstance(value, str | int | float)
+    return text[:_MAX_REPR] if is_plain else f"of type {type(value).__name__} ({text[:_MAX_REPR]})"

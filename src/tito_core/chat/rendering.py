@@ -65,7 +65,7 @@ class Rendering:
             compiled = compile_template(source, now)
         except TemplateSyntaxError as error:
             raise TemplateError(f"The chat template is not valid Jinja: {error} (line {error.lineno}).") from error
-        default: tuple[ToolSpec, ...] = () if _accepts_tools(compiled, variables, ()) else (LOOK,)
+        default = _default_tools(compiled, variables)
         render = partial(_run, compiled, variables, template_tools(default), False)
         return cls(compiled, variables, find_message_format(render), default, now)
 
@@ -125,16 +125,17 @@ def _is_shown(message: TemplateMessage, origins: set[int]) -> bool:
     return not content or not origins.isdisjoint({UNKNOWN, *sources(content)})
 
 
-def _accepts_tools(compiled: Any, variables: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> bool:
-    """Return whether the template renders a question with these tools, or refuses it with the probe tool too."""
+def _default_tools(compiled: Any, variables: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    """Return no tools, or the probe tool if the template renders a question only with tools."""
     question = template_messages([user_message("Why?")])
-    for given in (tools, (LOOK,)):
+    choices: tuple[tuple[ToolSpec, ...], ...] = ((), (LOOK,))
+    for tools in choices:
         try:
-            _run(compiled, variables, template_tools(given), False, question)
+            _run(compiled, variables, template_tools(tools), False, question)
         except Exception:  # as above
             continue
-        return given == tools
-    return True
+        return tools
+    return ()
 
 
 def _run(
