@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from strands.types.content import Message, Messages
+from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
@@ -227,25 +227,30 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses the messages, or `tools` or `history` is needed.
         """
-        messages, source, specs = self._stand_in(answer, new, tools, history, system)
+        uses = [block for block in answer["content"] if "toolUse" in block]
+        messages, source, specs = self._stand_in(answer, uses, new, tools, history, system)
         text = self.rendering.of_translated(messages, template_tools(specs))
-        calls = any("toolUse" in block for block in answer["content"])
-        ending = self.calls if calls and self.calls is not None else self.answers
+        ending = self.calls if uses and self.calls is not None else self.answers
         controls = self.encoder.controls(text)
         start = _end(text, controls, source, ending)
         return Tail(text, start, [control for control in controls if control[0] >= start], ending)
 
     def _stand_in(
-        self, answer: Message, new: Messages, tools: Sequence[ToolSpec] | None, history: Messages | None, system: Any
+        self,
+        answer: Message,
+        uses: list[ContentBlock],
+        new: Messages,
+        tools: Sequence[ToolSpec] | None,
+        history: Messages | None,
+        system: str | None,
     ) -> tuple[list[TemplateMessage], int, Sequence[ToolSpec] | None]:
-        """Return a minimal conversation around the answer's calls; arguments and errors as `tail`.
+        """Return a minimal conversation around the answer's calls `uses`; other arguments and errors as `tail`.
 
         Returns:
             The messages before the answer, its stand-in and the new messages; the trace source of the stand-in; and
             the tools to render.
         """
         self._check_inputs(tools, history)
-        uses = [block for block in answer["content"] if "toolUse" in block]
         candidate = self.candidate
         before, opening = candidate.before, self.opening
         specs: Any = {"none": None, "ours": [LOOK], "rollout": tools}[candidate.tools]
