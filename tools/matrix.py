@@ -46,9 +46,9 @@ WHOLE = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "exp
 """Folders of tests that need no engine, of the core and of exports."""
 ALL_OF = ("vllm", "sglang", "export")
 OF = {
-    "chat": "certificate certify delta encoder ending environment formatting gguf_tokenizer idioms image_content"
-    " image_prompts inert_tokenizer least_tokens message_format referee renderers rendering template template_turns"
-    " tokenizer traced translation",
+    "chat": "certificate certify delta encoder ending environment gguf_tokenizer idioms image_content image_prompts"
+    " inert_tokenizer message_format messages referee renderers rendering template tokenizer traced"
+    " word_cache",
     "backend": "connect connections http_errors in_process optional_outputs_recorded retries sampling_params streaming"
     " tokenize transport unix_sockets",
     "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"

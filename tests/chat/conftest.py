@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tito_core.chat import certify as certificate
+from tito_core.chat import certify
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,5 +18,5 @@ def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         folder = folder.parent  # workers share certificates: certifying a template takes a third of a second
     folder /= "chat-certificates"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificate, "default_folder", lambda: folder)
+        patch.setattr(certify, "default_folder", lambda: folder)
         yield folder

@@ -11,6 +11,7 @@ from typing import Any
 import platformdirs
 import pytest
 
+from tito_core.chat import certify
 from tito_core.chat.certify import Certificate, CertificateStore, Thinking, default_folder
 
 CERTIFICATE = Certificate(
@@ -95,6 +96,7 @@ def test_a_certificate_is_json_that_people_can_read() -> None:
     [
         ("[]", "TypeError('list indices must be integers or slices, not str')"),
         ("{}", "KeyError('passed')"),
+        ("{", "Expecting property name"),
         (CERTIFICATE.to_json().replace('"tools"', '"tool"'), "unexpected keyword argument 'tool'"),
     ],
 )
@@ -113,13 +115,22 @@ def test_the_default_folder_is_in_the_users_cache_or_in_tito_cache_dir(
     assert default_folder() == tmp_path / "kept" / "certificates"
 
 
-def test_keys_of_different_facts_differ(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = CertificateStore(tmp_path / "file" / "inside")
+    store.save("key", CERTIFICATE)
+    assert store.load("key") is None
+
+
+def test_keys_of_different_facts_and_of_other_code_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CertificateStore(tmp_path)
     facts = [("a",), ("a", ""), ("a", "b"), ("ab",), ("b", "a"), ("a", "\udcff")]
     keys = [store.key(*each) for each in facts]
     assert len(set(keys)) == len(facts)
     assert all(len(key) == 32 and key.isalnum() for key in keys)
     assert keys == [CertificateStore(tmp_path / "other").key(*each) for each in facts]
+    monkeypatch.setattr(certify, "_code", lambda: "other")
+    assert set(keys).isdisjoint(store.key(*each) for each in facts)
 
 
 def test_a_store_without_a_folder_uses_the_default_one(certificate_folder: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import answer, calls, results, user
-from tito_core.chat import certify as certificate
-from tito_core.chat import template
-from tito_core.chat.certify import Certificate, CertificateStore, Thinking, default_folder
+from tito_core.chat import certify
+from tito_core.chat.certify import Certificate
 from tito_core.chat.probes import LOOK, cases
 from tito_core.chat.template import ChatTemplate, TemplateError
 
@@ -113,55 +112,16 @@ def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
     assert len(certificate.passed) + len(certificate.refused) == CASES
 
 
-def test_what_a_template_rewrites_is_on_the_certificate() -> None:
-    dated = certified("{{ strftime_now('%Y') }}" + CHATML_TOOLS).rewrites
-    prompted = certified(CHATML_TOOLS.replace("{{- header('assistant') -}}", "{{- header('assistant') + '>' -}}"))
-    first = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
-    collapsed = certified(CHATML_TOOLS.replace(first, first + "{%- break -%}")).rewrites
-    last = CHATML_TOOLS.replace(
-        "header(message.role) +", "header(message.role) + (tools[0].function.name if loop.last and tools else '') +"
-    )
-    assert [line.split(":")[0] for line in dated] == ["calls", "date"]
-    assert [line.split(":")[0] for line in prompted.rewrites] == ["calls", "prompt"]
-    assert [line for line in collapsed if "only the first" in line]
-    assert "tools: they are written elsewhere once more messages follow" in certified(last).rewrites
-
-
-@pytest.mark.parametrize(
-    ("condition", "thinking"),
-    [
-        ("true", Thinking.KEPT),
-        ("messages[loop.index0:]|selectattr('role', 'equalto', 'user')|list == []", Thinking.STRIPPED),
-        ("loop.last", Thinking.ALWAYS_STRIPPED),
-        ("false", Thinking.NOT_SHOWN),
-    ],
-)
-def test_reasoning_of_earlier_answers(condition: str, thinking: Thinking) -> None:
-    shown = "{{- header(message.role) + (message.reasoning_content or '' if " + condition + " else '') + message"
-    certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) + message", shown))
-    assert certificate.thinking == thinking
-    assert certificate.tools
-
-
-def test_a_certificate_reads_back_and_speaks() -> None:
-    certificate = certified(CHATML_TOOLS, enable_thinking=False)
-    assert Certificate.from_json(certificate.to_json()) == certificate
-    lines = "\n".join(certificate.lines())
-    assert certificate.template in lines
-    assert f"{CASES} equal" in lines
-    assert "enable_thinking" in certificate.arguments
-    for broken in ("{}", "[]", "{", certificate.to_json().replace('"passed"', '"past"')):
-        with pytest.raises(ValueError):
-            Certificate.from_json(broken)
-
-
 def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tokenizer = byte_level()
     made = ChatTemplate.of(tokenizer, certificates=tmp_path)
     [kept] = tmp_path.iterdir()
-    monkeypatch.setattr(template, "choose", None)  # would be called if there were no certificate
+    monkeypatch.setattr(certify, "choose", None)  # would be called if there were no certificate
     again = ChatTemplate.of(tokenizer, certificates=tmp_path)
-    assert again.certificate == made.certificate
+    for name in ("certificate", "fingerprint", "closer_id", "stop_ids", "arguments"):
+        assert getattr(again, name) == getattr(made, name)
+    assert made.arguments == tokenizer.special_tokens_map
+    assert (made.closer_id, made.stop_ids) == (2, (2,))
     assert (
         again.delta(answer("a"), [user("b")], None).ids.tolist()
         == made.delta(answer("a"), [user("b")], None).ids.tolist()
@@ -172,31 +132,6 @@ def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     kept.write_text("{")
     with pytest.raises(TypeError):
         ChatTemplate.of(tokenizer, certificates=tmp_path)
-
-
-def test_a_folder_that_cannot_be_used_keeps_nothing(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    certificate = certified(CHATML_TOOLS)
-    store = CertificateStore(blocked / "inside")
-    store.save("key", certificate)
-    assert store.load("key") is None
-
-
-def test_certificates_hold_for_the_code_that_made_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = CertificateStore(tmp_path)
-    key = store.key("a", "b")
-    assert key not in {store.key("ab", ""), store.key("a"), store.key("b", "a")}
-    monkeypatch.setattr(certificate, "_code", lambda: "other")
-    assert store.key("a", "b") != key
-
-
-def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.undo()
-    monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path))
-    assert default_folder() == tmp_path / "certificates"
-    monkeypatch.delenv("TITO_CACHE_DIR")
-    assert default_folder().name == "certificates"
 
 
 REMARK = "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}"

@@ -22,7 +22,7 @@ from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokeni
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
-from tito_core.chat.certify import (
+from tito_core.chat.comparison import (
     MAX_COMPARED_TOKENS,
     TOKENS_PER_COMPARED_TOKEN,
     Comparisons,
@@ -113,7 +113,7 @@ async def test_the_same_turns_are_sent_with_a_consistent_template(kind: str) -> 
 async def test_the_first_delta_of_every_path_is_compared_also_when_it_is_long(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tito_core.chat.certify.MAX_COMPARED_TOKENS", 1)
+    monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)
     run = rollout(kind, BEGINS, *["So."] * 4)
     for question in ("Why?", "And?"):  # a harmless rollout
         await run.agent.invoke_async(question)
@@ -157,7 +157,7 @@ FAILS = "{%- set ns = namespace(bad=0) -%}{%- for m in messages -%}{%- if m.role
 
 
 async def test_a_counter_that_no_probe_finds_is_caught_by_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_core.chat.certify.MAX_COMPARED_TOKENS", 1)  # as in a process that saw all shapes
+    monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)  # as in a process that saw all shapes
     look_twice = [call("look", '{"at": "%s"}' % ("x" * 30))] * 2
     run = rollout("vllm", FAILS, *[*look_twice, "So."] * 40)
     for _ in range(40):

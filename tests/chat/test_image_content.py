@@ -204,12 +204,3 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImageError, match=r"'\.\[images\]'"):
         read_image(content(png(2, 2, 77)))
-
-
-@pytest.mark.parametrize(("alpha", "share"), [(0, 0.0), (51, 0.2), (128, 128 / 255), (204, 0.8), (255, 1.0)])
-def test_a_transparent_picture_lies_on_white(alpha: int, share: float) -> None:
-    colour = (200, 100, 0)
-    found = pixels(read_image(content(encoded(pillow.new("RGBA", (3, 2), (*colour, alpha)), "png"))).data)
-    expected = [255 * (1 - share) + value * share for value in colour]
-    assert found.shape == (2, 3, 3)
-    assert np.abs(found.astype(float) - expected).max() <= 1

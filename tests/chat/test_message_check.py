@@ -21,7 +21,7 @@ from tito_core.chat.message_check import (
     check_opening,
     check_schemas,
     check_system_blocks,
-    shown,
+    describe,
 )
 from tito_core.chat.messages import UnsupportedContentError
 
@@ -280,7 +280,7 @@ def test_messages_are_a_list_or_a_tuple(value: Any) -> None:
     for check in checks:
         with pytest.raises(InvalidMessageError, match=r"messages is .*'role': 'user'") as caught:
             check()
-        assert shown(value) in str(caught.value)
+        assert describe(value) in str(caught.value)
 
 
 @pytest.mark.parametrize("several", [list, tuple])
@@ -356,11 +356,11 @@ class Silent:
     ],
 )
 def test_a_wrong_value_is_shown_shortly_with_its_type(value: Any, expected: str) -> None:
-    assert shown(value) == expected
+    assert describe(value) == expected
 
 
 def test_a_number_too_long_for_its_repr_is_still_shown() -> None:
-    assert shown(10**5000) == "a value"
+    assert describe(10**5000) == "a value"
 
 
 @given(st.lists(texts | simple, max_size=3))

@@ -13,7 +13,10 @@ from tito_core.chat.rendering import Rendering
 
 ARGUMENTS = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
 TEXT = "{{- header(message.role) + message.content -}}"
-PARTS = "{{- header(message.role) -}}{%- for p in message.content -%}{{- p['text'] -}}{%- endfor -%}"
+PARTS = (
+    "{{- header(message.role) -}}{%- for p in message.content if p.type == 'text' -%}{{- p['text'] -}}{%- endfor -%}"
+)
+THINKING = "{{- message.thinking or '' -}}"
 
 
 def message_format(source: str) -> MessageFormat:
@@ -94,3 +97,50 @@ def test_reasoning_that_is_not_shown_is_left_out() -> None:
         "reasoning_content"
         not in template_messages([answer("a", reasoning="b")], message_format=MessageFormat(reasoning=None))[0]
     )
+
+
+@pytest.mark.parametrize("arguments", ["mapping", "string"])
+@pytest.mark.parametrize("reasoning", [None, "thinking"])
+def test_parts_are_kept_with_every_other_option(arguments: Any, reasoning: str | None) -> None:
+    source = CHATML_TOOLS.replace(TEXT, (THINKING if reasoning else "") + PARTS)
+    source = source.replace("'\\n' if message.content or not loop.first else ''", "'\\n'")
+    if arguments == "string":
+        source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
+    found = message_format(source)
+    assert found == MessageFormat(arguments, reasoning, text_and_reasoning=True, parts=True)
+
+
+def test_a_template_that_shows_no_question_gets_the_default_format() -> None:
+    found = message_format("{{ messages[-1].tool_calls }}")
+    assert (found.parts, found.reasoning) == (False, None)
+
+
+def test_text_that_is_refused_with_calls_does_not_exclude_reasoning() -> None:
+    alone = "{{- raise_exception('alone') if message.tool_calls and message.content -}}"
+    found = message_format(CHATML_TOOLS.replace(TEXT, alone + THINKING + TEXT))
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
+    unthought = "{{- raise_exception('unthought') if message.tool_calls and message.thinking -}}"
+    found = message_format(CHATML_TOOLS.replace(TEXT, unthought + THINKING + TEXT))
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
+
+
+def test_reasoning_shown_only_with_calls_is_found_with_string_arguments() -> None:
+    shown = "{{- message.reasoning if message.tool_calls else '' -}}"
+    source = CHATML_TOOLS.replace(TEXT, shown + TEXT)
+    source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
+    assert message_format(source) == MessageFormat("string", "reasoning", text_and_reasoning=True, parts=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{{- call.function.arguments if call.function.arguments[0] == '{' else raise_exception('JSON') -}}", "string"),
+        ("{{- call.function.arguments|string -}}", "string"),
+        ("{{- call.function.arguments.items()|list|string -}}", "mapping"),
+        ("{{- (call.function.arguments|string)[6:] -}}", "mapping"),
+        ("{{- call.function.arguments|upper -}}", "mapping"),
+        ("{{- call.function.arguments.n|tojson -}}", "mapping"),
+    ],
+)
+def test_a_python_repr_of_arguments_does_not_count_as_a_mapping(arguments: str, expected: str) -> None:
+    assert message_format(CHATML_TOOLS.replace(ARGUMENTS, arguments)).arguments == expected

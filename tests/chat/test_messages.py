@@ -1,4 +1,4 @@
-"""Conversion of Strands messages to template messages."""
+"""Conversion of Strands messages to template messages, feedback on malformed calls, and refusals."""
 
 from __future__ import annotations
 
@@ -16,50 +16,207 @@ from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,
     TOOLS_SOURCE,
+    MessageFormat,
     UnsupportedContentError,
+    sampled_id,
     template_messages,
     template_tools,
     with_sampled_id,
 )
-from tito_core.chat.traced import sources
+from tito_core.chat.traced import Traced, sources
 from tito_core.turn.inputs import system_text
+
+PARTS = MessageFormat("string", "thinking", text_and_reasoning=True, parts=True)
+CONVERSATION = [
+    user("Why?", "Say."),
+    *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
+    results("seen", {"n": [1, None]}),
+    answer("So.", reasoning="Ah."),
+    user("And?"),
+]
+
+
+def call(index: int, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(index: int, name: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{index}", "name": name, "content": content}
+
+
+def test_a_conversation_in_the_default_format() -> None:
+    assert translated(template_messages(CONVERSATION, "Be brief.")) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?\nSay."},
+        {
+            "role": "assistant",
+            "content": "Let me.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call(0, "look", {"at": "é"}), call(1, "find", {})],
+        },
+        result(0, "look", "seen"),
+        result(1, "find", '{"n": [1, null]}'),
+        {"role": "assistant", "content": "So.", "reasoning_content": "Ah."},
+        {"role": "user", "content": "And?"},
+    ]
+    assert translated(template_messages(CONVERSATION, ""))[0]["role"] == "user"
+
+
+def test_a_conversation_in_another_format() -> None:
+    def part(text: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text}]
+
+    assert translated(template_messages(CONVERSATION, "Be brief.", message_format=PARTS)) == [
+        {"role": "system", "content": part("Be brief.")},
+        {"role": "user", "content": part("Why?\nSay.")},
+        {
+            "role": "assistant",
+            "content": part("Let me."),
+            "thinking": "Hm.",
+            "tool_calls": [call(0, "look", '{"at": "é"}'), call(1, "find", "{}")],
+        },
+        result(0, "look", part("seen")),
+        result(1, "find", part('{"n": [1, null]}')),
+        {"role": "assistant", "content": part("So."), "thinking": "Ah."},
+        {"role": "user", "content": part("And?")},
+    ]
+
+
+def test_every_string_is_traced_to_its_message() -> None:
+    def check(value: Any, key: str = "") -> None:
+        if isinstance(value, dict):
+            for inner, item in value.items():
+                check(item, inner)
+        elif isinstance(value, list):
+            for item in value:
+                check(item, key)
+        elif isinstance(value, str) and key not in ("role", "type"):
+            assert isinstance(value, Traced), (key, value)
+            assert sum(stop - start for start, stop, _ in value.spans) == len(value)
+
+    for message_format in (MessageFormat(), PARTS):
+        found = template_messages(CONVERSATION, "Be brief.", first=7, message_format=message_format)
+        check(found)
+        assert [set(sources(message)) for message in found] == [{SYSTEM_SOURCE}, {7}, {8}, {9}, {9}, {10}, {11}]
+    tools = template_tools([{"name": "f", "description": "d", "inputSchema": {"json": {"k": ["v"]}}}])
+    check(tools)
+    assert set(sources(tools)) == {TOOLS_SOURCE}
+
+
+def test_reasoning_is_dropped_only_with_text_and_calls() -> None:
+    alone = MessageFormat(text_and_reasoning=False)
+    found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], message_format=alone)
+    assert [message.get("reasoning_content") for message in translated(found)] == [
+        None, None, None, None, "Ah.", None, "Oh."
+    ]  # fmt: skip
+
+
+def feedback(*named: tuple[str, Any]) -> list[str]:
+    """Return the texts of the results of calls that Strands did not run."""
+    message = calls(*named)[0]
+    shown = results(*(f"Unknown tool: {MALFORMED_CALL}" if name == MALFORMED_CALL else "fine" for name, _ in named))
+    return [str.__str__(each["content"]) for each in template_messages([message, shown])[1:]]
+
+
+def malformed(**given: Any) -> tuple[str, dict[str, Any]]:
+    return MALFORMED_CALL, given
+
+
+@pytest.mark.parametrize(
+    ("named", "read"),
+    [
+        (
+            [malformed(reason="Bad.", raw="<c>{")],
+            ["Error: the tool call was malformed and was not executed. Bad. It said: <c>{"],
+        ),
+        (
+            [("look", {}), malformed(reason="Bad.", raw="<c>", name="find")],
+            ["fine", "Error: tool call 2 of 2 to find was malformed and was not executed. Bad. It said: <c>"],
+        ),
+        (
+            [malformed(raw="x" * 200), ("look", {}), malformed(raw="y" * 201)],
+            [
+                "Error: tool call 1 of 3 was malformed and was not executed. It said: " + "x" * 200,
+                "fine",
+                "Error: tool call 3 of 3 was malformed and was not executed. It began: " + "y" * 200,
+            ],
+        ),
+        ([malformed()], ["Error: the tool call was malformed and was not executed."]),
+        ([malformed(reason="Bad.")], ["Error: the tool call was malformed and was not executed. Bad."]),
+        ([(MALFORMED_CALL, None)], ["Error: the tool call was malformed and was not executed."]),
+    ],
+)
+def test_feedback_on_malformed_calls(named: Any, read: list[str]) -> None:
+    assert feedback(*named) == read
+
+
+@pytest.mark.parametrize(
+    ("malformed", "shown"),
+    [
+        ({"name": "look", "raw": "<c>", "reason": "Bad."}, ("look", {"raw": "<c>"})),
+        ({"raw": "<c>"}, (MALFORMED_CALL, {"raw": "<c>"})),
+        ({"name": "look"}, ("look", {"raw": ""})),
+        ("edited", (MALFORMED_CALL, "edited")),
+    ],
+)
+def test_a_malformed_call_is_rendered_as_it_was_sampled(malformed: Any, shown: tuple[str, Any]) -> None:
+    message, answered = translated(template_messages([*calls((MALFORMED_CALL, malformed)), results("x")]))
+    assert message["tool_calls"] == [call(0, *shown)]
+    assert (answered["name"], answered["tool_call_id"]) == (shown[0], "call_0")
+
+
+def test_the_input_of_other_tools_is_unchanged() -> None:
+    [message] = translated(template_messages(calls(("look", {"name": "x", "raw": "y", "reason": "z"}))))
+    assert message["tool_calls"] == [call(0, "look", {"name": "x", "raw": "y", "reason": "z"})]
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"), [({"document": {}}, "document"), ({"video": {}, "x": 1}, "video"), ({}, "empty")]
+)
+def test_an_unsupported_block_is_refused(block: Any, kind: str) -> None:
+    message: Message = {"role": "user", "content": [block]}
+    with pytest.raises(UnsupportedContentError, match=f"'{kind}' block.*Send text"):
+        template_messages([message])
+
+
+@pytest.mark.parametrize(
+    ("block", "kind", "why"),
+    [
+        ({"video": {}}, "video", "'json'"),
+        ({}, "empty", "'json'"),
+        ({"json": {"a": {1}}}, "json", "Object of type set is not JSON serializable"),
+    ],
+)
+def test_an_unsupported_result_is_refused(block: Any, kind: str, why: str) -> None:
+    shown = results("x")
+    shown["content"][0]["toolResult"]["content"] = [block]
+    with pytest.raises(UnsupportedContentError, match=f"'call_0' holds a '{kind}' block.*{why}.*Return text"):
+        template_messages([*calls(("f", {})), shown])
+
+
+def test_results_of_calls_of_an_earlier_turn_have_no_tool_name() -> None:
+    found = translated(template_messages([*calls(("look", {})), results("x"), answer("So."), results("y")]))
+    assert [message["name"] for message in found if message["role"] == "tool"] == ["look", ""]
+
+
+@pytest.mark.parametrize(
+    ("ours", "sampled", "shown"),
+    [
+        ("call_0123abcd_0", "functions.look:0", "functions.look:0"),
+        ("call_0123abcd_12", "a.b\nc", "a.b\nc"),
+        ("call_0123abcd_0", None, "call_0123abcd_0"),
+        ("call_0123abcd_0", "", "call_0123abcd_0"),
+    ],
+)
+def test_a_sampled_id_is_rendered_again(ours: str, sampled: str | None, shown: str) -> None:
+    whole = with_sampled_id(ours, sampled)
+    assert whole.startswith(ours)
+    assert sampled_id(whole) == shown
+    assert sampled_id(f"x{whole}") == f"x{whole}"
 
 
 def contents(*messages: Message) -> list[str]:
     return [message["content"] for message in translated(template_messages(list(messages)))]
-
-
-def test_all_text_blocks_in_order() -> None:
-    assert contents(user("a", "b\n", "", "c")) == ["a\nb\n\n\nc"]
-    assert contents(user()) == [""]
-
-
-def test_every_character_is_content_of_its_message() -> None:
-    messages = [user("a", "b"), *calls(("f", {"k": "v"}), text="t", reasoning="r"), results("x"), answer("y")]
-    found = template_messages(messages, "s", first=3)
-    assert [set(sources(message)) for message in found] == [{SYSTEM_SOURCE}, {3}, {4}, {5}, {6}]
-    for message in found:
-        text = message["content"]
-        assert sum(stop - start for start, stop, _ in text.spans) == len(text)
-
-
-def test_calls_and_reasoning_keep_their_shape() -> None:
-    [message] = calls(("f", {"k": [1, {"x": "v"}], "n": None}), ("g", {}), text="t", reasoning="r")
-    assert translated(template_messages([message])) == [
-        {
-            "role": "assistant",
-            "content": "t",
-            "reasoning_content": "r",
-            "tool_calls": [
-                {
-                    "id": "call_0",
-                    "type": "function",
-                    "function": {"name": "f", "arguments": {"k": [1, {"x": "v"}], "n": None}},
-                },
-                {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": {}}},
-            ],
-        }
-    ]
 
 
 def test_results_are_ordered_by_call_and_named_after_it() -> None:
@@ -86,44 +243,10 @@ def test_result_contents(value: Any, text: str) -> None:
     assert contents(*calls(("f", {})), results(value))[1:] == [text]
 
 
-def test_an_error_result_is_shown() -> None:
-    shown = results("Error: no such place")
-    shown["content"][0]["toolResult"]["status"] = "error"
-    assert contents(*calls(("f", {})), shown)[1:] == ["Error: no such place"]
-
-
-def test_feedback_replaces_the_result_of_a_malformed_call() -> None:
-    malformed = {"reason": "Bad.", "raw": "<tool_call>{" + "x" * 300, "name": "look"}
-    message = calls((MALFORMED_CALL, malformed), (MALFORMED_CALL, "edited"), ("f", {}))[0]
-    unknown = f"Unknown tool: {MALFORMED_CALL}"
-    found = contents(message, results(unknown, unknown, "3"))[1:]
-    assert found == [
-        "Error: tool call 1 of 3 to look was malformed and was not executed. Bad. It began: <tool_call>{" + "x" * 188,
-        "Error: tool call 2 of 3 was malformed and was not executed.",
-        "3",
-    ]
-
-
-def test_feedback_of_one_call_shows_all_of_a_short_one() -> None:
-    message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": "<tool_call>"}))[0]
-    found = contents(message, results(f"Unknown tool: {MALFORMED_CALL}"))[1:]
-    assert found == ["Error: the tool call was malformed and was not executed. Bad. It said: <tool_call>"]
-
-
 def test_a_hooks_text_on_a_malformed_call_follows_the_feedback() -> None:
     message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": ""}))[0]
     found = contents(message, results("Only two calls are left."))[1:]
     assert found == ["Error: the tool call was malformed and was not executed. Bad.\nOnly two calls are left."]
-
-
-def test_a_malformed_call_is_rendered_with_its_sampled_name_and_raw_text() -> None:
-    message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": "<tool_call>", "name": "look"}), (MALFORMED_CALL, {}))[0]
-    answered, first, second = translated(template_messages([message, results("", "")]))
-    assert [call["function"] for call in answered["tool_calls"]] == [
-        {"name": "look", "arguments": {"raw": "<tool_call>"}},
-        {"name": MALFORMED_CALL, "arguments": {"raw": ""}},
-    ]
-    assert (first["name"], second["name"]) == ("look", MALFORMED_CALL)
 
 
 def test_a_template_renders_the_sampled_ids() -> None:
@@ -142,23 +265,6 @@ def test_cache_points_are_ignored() -> None:
     message = user("a")
     message["content"].append({"cachePoint": {"type": "default"}})
     assert contents(message) == ["a"]
-
-
-@pytest.mark.parametrize("block", [{"video": {}}, {"document": {}}, {}])
-def test_unsupported_blocks_are_refused(block: Any) -> None:
-    message = user("a")
-    message["content"].append(block)
-    with pytest.raises(UnsupportedContentError, match=f"a '{next(iter(block), 'empty')}' block"):
-        template_messages([message])
-    shown = results("a")
-    shown["content"][0]["toolResult"]["content"].append(block)
-    with pytest.raises(UnsupportedContentError, match="Tool result 'call_0'"):
-        template_messages([*calls(("f", {})), shown])
-
-
-def test_a_result_that_is_not_json_is_refused() -> None:
-    with pytest.raises(UnsupportedContentError, match=r"'call_0' .*'json'"):
-        template_messages([*calls(("f", {})), results({"a": object()})])
 
 
 def test_tools_are_functions_with_traced_schemas() -> None:

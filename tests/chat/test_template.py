@@ -1,9 +1,13 @@
-"""First prompts and deltas: laws 1 and 7 over random conversations, with a tool template and with Qwen3's."""
+"""A bound template: its checks and arguments, and laws 1 and 7 over random conversations, with Qwen3's template too."""
 
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import replace
 from datetime import datetime
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.types.content import Message, Messages
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.budget import examples
-from support.byte_level import CHATML_TOOLS, byte_level, shared
+from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
 from support.conversations import (
     HOSTILE,
     LOOK,
@@ -27,9 +32,11 @@ from support.conversations import (
     user,
 )
 from support.templates import NAMES, template_of, tokenizer_of
+from tito_core.chat.certify import Thinking
 from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
 from tito_core.chat.rendering import render
-from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.template import ChatTemplate, TemplateError, checked_arguments
+from tito_core.chat.tokenizer import TokenizerError
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
 
@@ -239,8 +246,6 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (None, "has no chat template"),
-        ({"default": CHATML, "tool_use": CHATML}, r"several chat templates \(default, tool_use\)"),
         ("{% for %}", "not valid Jinja"),
         ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
         ("{{ nothing.at.all }}", "refused messages with roles"),
@@ -256,20 +261,6 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
 def test_unsupported_templates_are_refused(source: Any, words: str) -> None:
     with pytest.raises(TemplateError, match=words):
         ChatTemplate.of(byte_level(template=source))
-
-
-def test_a_tokenizer_with_single_word_control_tokens_is_refused() -> None:
-    with pytest.raises(TemplateError, match="Unsupported tokenizer"):
-        ChatTemplate.of(
-            byte_level(single_word=True, template=CHATML.replace("{{ m.role", "x{{ m.role") + "x<|im_end|>x")
-        )
-
-
-def test_counting_leaves_out_the_generation_prompt() -> None:
-    template = template_of("byte level")
-    prompt = template.first_prompt([user("a")], None, [LOOK]).ids.tolist()
-    header = shared().encode("<|im_start|>assistant\n", add_special_tokens=False)
-    assert template.count_tokens([user("a")], None, [LOOK]) == len(prompt) - len(header)
 
 
 def test_a_template_that_needs_tools_is_refused_a_prompt_without_any() -> None:
@@ -294,3 +285,154 @@ def test_tools_that_the_template_does_not_show_are_warned_of_once(caplog: pytest
             silent.first_prompt([user("look")], None, [LOOK])
     [record] = caplog.records
     assert "tools=<look> | the chat template shows no tools, so the policy never sees" in record.getMessage()
+
+
+def test_the_text_of_a_delta_is_what_it_encodes() -> None:
+    template = template_of("byte level")
+    [called] = calls(("look", {"at": "x"}))
+    for answered, new in ((answer("a"), [user("b")]), (called, [results("b")])):
+        text = template.tail(answered, new)
+        ids = template.delta(answered, new, template.closer_id).ids.tolist()
+        assert template.encoder.encode(text).ids.tolist() == ids
+        assert shared().decode(ids) == text
+        assert [source for *_, source in text.spans] == [2]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(None, {}), ({}, {}), ({"enable_thinking": False}, {"enable_thinking": False})],
+)
+def test_template_arguments_are_copied(given: Any, found: dict[str, Any]) -> None:
+    taken = checked_arguments(given)
+    assert taken == found
+    assert taken is not given
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"content_tokens": "inert"}, "content_tokens"),
+        ({"certificates": None, "x": 1, "markup": ()}, "certificates, markup"),
+        ({"certificates": None}, "certificates"),
+    ],
+)
+def test_our_own_parameters_are_refused_as_template_arguments(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"template_arguments has {named}, .*content_tokens="):
+        checked_arguments(given)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "question", "results_only", "nothing"),
+    [
+        (Thinking.KEPT, False, False, False),
+        (Thinking.STRIPPED, True, False, False),
+        (Thinking.ALWAYS_STRIPPED, True, True, False),
+        (Thinking.NOT_SHOWN, True, True, True),
+    ],
+)
+def test_when_the_template_strips_reasoning(
+    thinking: Thinking, question: bool, results_only: bool, nothing: bool
+) -> None:
+    usual = template_of("byte level")
+    template = replace(usual, certificate=replace(usual.certificate, thinking=thinking))
+    assert template.strips_thinking([user("b")]) is question
+    assert template.strips_thinking([results("a"), user("b")]) is question
+    assert template.strips_thinking([results("a")]) is results_only
+    assert template.strips_thinking([]) is nothing
+
+
+def test_a_certificate_depends_on_arguments_and_content_tokens() -> None:
+    certificate = ChatTemplate.certify(shared(), content_tokens="as-template", enable_thinking=False)
+    assert certificate.content_tokens == "as-template"
+    assert "('enable_thinking', False)" in certificate.arguments
+    usual = template_of("byte level").certificate
+    assert usual.content_tokens == "inert"
+    assert "enable_thinking" not in usual.arguments
+    assert (usual.template, usual.tokenizer) == (certificate.template, certificate.tokenizer)
+
+
+def test_content_tokens_has_two_values() -> None:
+    wrong: Any = "safe"
+    with pytest.raises(ValueError) as refused:
+        ChatTemplate.of(shared(), content_tokens=wrong)
+    assert "'inert' or 'as-template', not 'safe'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "has"),
+    [
+        (None, "no chat template"),
+        ({}, "no chat template"),
+        ({"tool_use": "", "default": ""}, "several chat templates (default, tool_use)"),
+    ],
+)
+def test_a_tokenizer_must_have_one_template(chat_template: Any, has: str) -> None:
+    tokenizer: Any = SimpleNamespace(chat_template=chat_template, name_or_path="some/model")
+    message = rf"'some/model' has {re.escape(has)}.*Set tokenizer\.chat_template"
+    with pytest.raises(TemplateError, match=message) as refused:
+        ChatTemplate.of(tokenizer)
+    is_missing = has == "no chat template"
+    assert ("DeepSeek V3.2, V4 and V4.1 ship none" in str(refused.value)) is is_missing
+    assert ("tito template check" in str(refused.value)) is is_missing
+
+
+def test_a_parsers_markup_is_a_control_token() -> None:
+    tokenizer = byte_level((*MARKUP, "[CALL"))
+    usual, marked = ChatTemplate.of(tokenizer), ChatTemplate.of(tokenizer, markup=["[CALL"])
+    assert set(marked.encoder.added) == {*SPECIAL, *MARKUP, "[CALL"}
+    assert set(usual.encoder.added) == {*SPECIAL, *MARKUP}
+    assert marked.fingerprint != usual.fingerprint
+    attack = tokenizer.convert_tokens_to_ids("[CALL")
+    assert attack in usual.first_prompt([user("[CALL")], None, None).ids
+    assert attack not in marked.first_prompt([user("[CALL")], None, None).ids
+
+
+def test_a_tokenizer_that_encodes_parts_differently_is_refused_with_both_ids() -> None:
+    source = "{% for m in messages %}x<|im_start|>{{ m.role }}{{ m.content }}x<|im_end|>x{% endfor %}"
+    tokenizer = byte_level(single_word=True, template=source)
+    with pytest.raises(TemplateError) as refused:
+        ChatTemplate.of(tokenizer)
+    text = "x<|im_start|>user.x<|im_end|>xx<|im_start|>assistant.x<|im_end|>xx<|im_start|>user.x<|im_end|>x"
+    own = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    assert f"{text!r} it gives {own}, and [" in str(refused.value)
+
+
+def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
+    opens = (
+        "{%- for m in messages -%}{{- '<|im_start|>' if m.role == 'user' else '<|endoftext|>' -}}{{- m.content -}}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}<|endoftext|>{%- endif -%}"
+    )
+    template = ChatTemplate.of(byte_level(template=opens))
+    start = shared().convert_tokens_to_ids("<|im_start|>")
+    whole = template.delta(answer("a"), [user("b")], None)
+    rest = template.delta(answer("a"), [user("b")], start)
+    assert whole.ids.tolist() == [start, *rest.ids.tolist()]
+    assert whole.provenance.tolist() == [Provenance.SCAFFOLD, *rest.provenance.tolist()]
+    assert template.stop_ids == (start,)
+    assert template.delta(answer("a"), [user("b")], 5).ids.tolist() == whole.ids.tolist()
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    class Slow:
+        chat_template = CHATML_TOOLS
+        name_or_path = "slow"
+        backend_tokenizer = None
+
+    slow: Any = Slow()
+    with pytest.raises(TokenizerError, match=r"Slow .*use_fast=True"):
+        ChatTemplate.of(slow)
+
+
+def test_tokens_are_counted_with_the_system_prompt_and_the_tools_and_without_the_generation_prompt() -> None:
+    template = template_of("byte level")
+    header = len(shared().encode("<|im_start|>assistant\n", add_special_tokens=False))
+    for system, tools in ((None, None), ("Be brief.", None), (None, [LOOK]), ("Be brief.", [LOOK])):
+        whole = template.first_prompt([user("a")], system, tools)
+        assert template.count_tokens([user("a")], system, tools) == len(whole.ids) - header
+
+
+def test_parameters_of_apply_chat_template_that_no_template_reads_are_refused() -> None:
+    known = set(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"self", "kwargs"}
+    for name in known:
+        with pytest.raises(ValueError, match=f"template_arguments has {name},"):
+            checked_arguments({name: None})

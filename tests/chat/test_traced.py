@@ -110,11 +110,6 @@ def test_predicates_return_the_same_as_for_plain_strings(name: str, s: str, o: s
     assert SAME[name](s, o) == SAME[name](plain(s), plain(o))
 
 
-def test_plain_string_before_content_keeps_the_trace() -> None:
-    found = "x" + Traced.content("а", 1)
-    assert origins(found) == [None, 1]
-
-
 def test_adding_another_type_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         Traced.content("а", 1) + 1  # type: ignore[operator]

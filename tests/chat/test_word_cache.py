@@ -10,145 +10,157 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from support import zoo
 from support.budget import PROVE
-from support.byte_level import shared
-from tito_core.chat import encoder as words
-from tito_core.chat.encoder import InertTokenizer, WordCache, _ascii
-from tito_engines import models
+from support.byte_level import MARKUP, SPECIAL, wrapped
+from tito_core.chat import encoder as module
+from tito_core.chat.encoder import MAX_CACHED_CHARS, ContentSafeEncoder, InertTokenizer, WordCache, _ascii
+from tito_core.chat.traced import Traced, concat
+from tito_engines.models import load_tokenizer
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=40)
 PIECES = st.lists(
     st.sampled_from(["I'm", "we'LL", "'s", "\n\n", "\r\n", "a1234b", "\t", "", "x==", "//n", "("]), max_size=12
 ).map(" ".join)
+EXPRESSION = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
+GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPLIT = {"type": "Split", "pattern": {"Regex": EXPRESSION}, "behavior": "Isolated", "invert": False}
+LAST = {**GPT2, "use_regex": False}
+DEFINITION: dict[str, Any] = {"normalizer": None, "added_tokens": [], "pre_tokenizer": None}
+
+
+def definition_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {**json.loads(tokenizer.to_str()), "model": None}
+
+
+def words_of(tokenizer: Tokenizer) -> WordCache:
+    found = WordCache.of(tokenizer, definition_of(tokenizer))
+    assert found is not None
+    return found
 
 
 @cache
 def inert(name: str) -> Tokenizer:
-    """Return the inert copy of a real tokenizer."""
-    return InertTokenizer.of(zoo.real_tokenizer(name).backend_tokenizer, "").tokenizer
+    loaded = load_tokenizer(name) if name == "smollm2" else zoo.real_tokenizer(name)
+    return InertTokenizer.of(loaded.backend_tokenizer, "").tokenizer
 
 
-@cache
-def with_merges(count: int) -> str:
-    """Return the definition of Qwen3's tokenizer with its first merges only, which loads in little time."""
-    definition = json.loads(inert("qwen3").to_str())
-    model = definition["model"]
-    model["merges"] = model["merges"][:count]
-    pieces = {"".join(pair) for pair in model["merges"]}
-    model["vocab"] = {piece: i for piece, i in model["vocab"].items() if len(piece) == 1 or piece in pieces}
-    return json.dumps(definition)
+def small(*control: str) -> Tokenizer:
+    """Return a byte-level tokenizer of few merges."""
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ċ", "Ċ"), ("i", "n"), ("<", "|"), ("|", ">"), ("1", "2")]
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    split = pre_tokenizers.Split(Regex(EXPRESSION), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in control])
+    return made
 
 
-def assert_equal_tokens(tokenizer: Tokenizer) -> None:
-    known = WordCache.of(tokenizer)
-    assert known is not None
+def with_steps(*steps: dict[str, Any]) -> Tokenizer:
+    definition = json.loads(small().to_str())
+    definition["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
+    return Tokenizer.from_str(json.dumps(definition))
+
+
+ALONE, NUMBERS = ({"type": "Digits", "individual_digits": alone} for alone in (True, False))
+STEPS: dict[str, list[dict[str, Any]]] = {
+    "small": [SPLIT, LAST],
+    "gpt2": [GPT2],
+    "gpt2, digit by digit": [ALONE, GPT2],
+    "gpt2, numbers": [NUMBERS, GPT2],
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptoss", "smollm2", *(["llama3"] if PROVE else []), *STEPS])
+def test_ids_and_lengths_are_the_tokenizers(name: str) -> None:
+    tokenizer = with_steps(*STEPS[name]) if name in STEPS else inert(name)
+    words = words_of(tokenizer)
 
     @settings(deadline=None, max_examples=150 if PROVE else 60)
-    @given(ASCII | PIECES)
+    @given(ASCII | PIECES | st.text("the in12'<|>\n", max_size=200))
     def holds(text: str) -> None:
         for _ in range(2):  # the second time from the cache
-            found = known.encode(text)
-            encoding = tokenizer.encode(text, add_special_tokens=False)
+            found, encoding = words.encode(text), tokenizer.encode(text, add_special_tokens=False)
             if not text or tokenizer.decode(encoding.ids) != text:  # SmolLM2 has no tokens for some of the bytes
                 assert found is None
                 continue
             assert found is not None
-            assert np.frombuffer(found.ids, np.int32).tolist() == encoding.ids
-            assert list(found.stops) == [stop for _, stop in encoding.offsets]
+            assert np.frombuffer(found[0], np.int32).tolist() == encoding.ids
+            assert list(found[1]) == [stop for _, stop in encoding.offsets]
 
     holds()
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama3", "gptoss"] if PROVE else ["qwen3", "gptoss"])
-def test_ids_and_lengths_are_the_tokenizers(name: str) -> None:
-    assert_equal_tokens(inert(name))
+BY_WORD, WHOLE = (ContentSafeEncoder(wrapped(small(*SPECIAL, *MARKUP))) for _ in range(2))
+WHOLE._words = None
+TEXT = st.text("the in12'<|>\n", max_size=10) | st.sampled_from([*SPECIAL, *MARKUP, "é", "the"])
 
 
-BLANKS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-
-
-@pytest.mark.parametrize(
-    "pre_tokenizer",
-    [
-        BLANKS,
-        {"type": "Sequence", "pretokenizers": [BLANKS]},
-        *(
-            {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": alone}, BLANKS]}
-            for alone in (True, False)
-        ),
-    ],
-    ids=["gpt2", "gpt2 in a sequence", "digit by digit", "numbers"],
-)
-def test_gpt2_pre_tokenizers_give_the_same_words(pre_tokenizer: dict[str, Any]) -> None:
-    definition = json.loads(with_merges(10_000))
-    definition["pre_tokenizer"] = pre_tokenizer
-    assert_equal_tokens(Tokenizer.from_str(json.dumps(definition)))
-
-
-def test_smollm2_has_a_word_cache() -> None:
-    assert_equal_tokens(InertTokenizer.of(models.load_tokenizer("smollm2").backend_tokenizer, "").tokenizer)
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.booleans(), TEXT), max_size=5))
+def test_provenance_is_the_same_with_and_without_the_word_cache(runs: list[tuple[bool, str]]) -> None:
+    text = concat(Traced.content(text, i) if content else text for i, (content, text) in enumerate(runs))
+    rendered = text if isinstance(text, Traced) else Traced.of(text, ())
+    found, expected = BY_WORD.encode(rendered), WHOLE.encode(rendered)
+    assert BY_WORD._words is not None
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.provenance.tolist() == expected.provenance.tolist()
 
 
 @pytest.mark.parametrize("name", ["gemma3", "deepseek"])
-def test_other_tokenizers_have_no_word_cache(name: str) -> None:
-    assert WordCache.of(inert(name)) is None
+def test_real_tokenizers_of_another_kind_have_no_word_cache(name: str) -> None:
+    assert WordCache.of(inert(name), definition_of(inert(name))) is None
 
 
-def test_text_that_is_not_ascii_is_not_encoded() -> None:
-    known = WordCache.of(inert("qwen3"))
-    assert known is not None
-    assert known.encode("naïve") is None
-    assert known.encode("") is None
-
-
-def changed(**changes: Any) -> Tokenizer:
-    definition = json.loads(with_merges(0))
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        inner = definition
-        for key in parents:
-            inner = inner[int(key) if key.isdigit() else key]
-        inner[int(last) if last.isdigit() else last] = value
-    return Tokenizer.from_str(json.dumps(definition))
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}])
+def test_a_tokenizer_with_one_split_expression_has_a_word_cache(normalizer: Any) -> None:
+    steps = {"type": "Sequence", "pretokenizers": [SPLIT, LAST]}
+    assert WordCache.of(small(), DEFINITION | {"pre_tokenizer": steps, "normalizer": normalizer}) is not None
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("steps", "others"),
     [
-        {"normalizer": {"type": "Lowercase"}},
-        {"pre_tokenizer": None},
-        {"pre_tokenizer__pretokenizers__0__behavior": "Removed"},
-        {"pre_tokenizer__pretokenizers__0__invert": True},
-        {"pre_tokenizer__pretokenizers__0__pattern": {"String": " "}},
-        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"\p{Sc}+|."}},
-        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"(a)|."}},
-        {"pre_tokenizer__pretokenizers__1__add_prefix_space": True},
-        {"pre_tokenizer__pretokenizers__1__use_regex": True},
-        {"pre_tokenizer": {**BLANKS, "add_prefix_space": True}},
-        {"pre_tokenizer__pretokenizers__0": {"type": "Punctuation", "behavior": "Isolated"}},
-        {"pre_tokenizer__pretokenizers__0": {"type": "Digits", "individual_digits": True}},
+        ([SPLIT, LAST], {"normalizer": {"type": "Lowercase"}}),
+        ([SPLIT, LAST], {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}),
+        ([SPLIT, LAST], {"added_tokens": [{"content": "<b>"}]}),
+        ([], {"pre_tokenizer": None}),
+        ([SPLIT], {}),
+        ([LAST], {}),
+        ([SPLIT, LAST, SPLIT, LAST], {}),
+        ([SPLIT | {"type": "Punctuation"}, LAST], {}),
+        ([SPLIT | {"behavior": "Removed"}, LAST], {}),
+        ([SPLIT | {"invert": True}, LAST], {}),
+        ([SPLIT | {"pattern": {"String": " "}}, LAST], {}),
+        ([SPLIT | {"pattern": {"Regex": r"\p{Han}"}}, LAST], {}),
+        ([SPLIT | {"pattern": {"Regex": r"\p{Sc}+|."}}, LAST], {}),
+        ([SPLIT | {"pattern": {"Regex": r"(a)|."}}, LAST], {}),
+        ([SPLIT, LAST | {"type": "Digits"}], {}),
+        ([SPLIT, LAST | {"add_prefix_space": True}], {}),
+        ([SPLIT, LAST | {"use_regex": True}], {}),
+        ([GPT2 | {"add_prefix_space": True}], {}),
+        ([ALONE, LAST], {}),
     ],
 )
-def test_other_definitions_have_no_word_cache(changes: dict[str, Any]) -> None:
-    assert WordCache.of(changed()) is not None
-    assert WordCache.of(changed(**changes)) is None
+def test_other_definitions_have_no_word_cache(steps: list[Any], others: dict[str, Any]) -> None:
+    definition = DEFINITION | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}} | others
+    assert WordCache.of(small(), definition) is None
 
 
-def test_tokenizers_with_added_tokens_have_no_word_cache() -> None:
-    tokenizer = changed()
-    tokenizer.add_tokens(["<b>"])
-    assert WordCache.of(tokenizer) is None
-    assert WordCache.of(shared().backend_tokenizer) is None
+@pytest.mark.parametrize("text", ["", "é", "aé"])
+def test_text_that_is_not_ascii_is_not_encoded(text: str) -> None:
+    assert words_of(small()).encode(text) is None
 
 
 def test_text_that_the_expression_does_not_cover_is_not_encoded() -> None:
-    known = WordCache.of(changed(pre_tokenizer__pretokenizers__0__pattern={"Regex": "a+"}))
-    assert known is not None
-    assert known.encode("aa") is not None
-    assert known.encode("ab") is None
+    words = words_of(with_steps(SPLIT | {"pattern": {"Regex": "a+"}}, LAST))
+    assert words.encode("aa") is not None
+    assert words.encode("ab") is None
 
 
 @pytest.mark.parametrize(
@@ -157,22 +169,32 @@ def test_text_that_the_expression_does_not_cover_is_not_encoded() -> None:
         (r"\p{L}+", "[A-Za-z]+"),
         (r"[^\s\p{L}\p{N}]", r"[^\sA-Za-z0-9]"),
         (r"\p{M}?[\p{Lu}\p{M}]", "(?!)?[A-Z]"),
-        (r"[\p{M}]", None),
-        (r"\p{Han}", None),
-        (r"(\d)", None),
+        (r"[\p{Lu}][\p{Ll}]\p{N}", "[A-Z][a-z][0-9]"),
+        (r"\p{Lt}|\p{Lm}|\p{Lo}", "(?!)|(?!)|(?!)"),
+        (r"[^\p{M}a]", "[^a]"),
+        (r"[X\p{L}]", "[XA-Za-z]"),
+        (r"X\p{L}", "X[A-Za-z]"),
+        ("\\\n", "\\\n"),
+        (r"a(?=b)\(c", r"a(?=b)\(c"),
         (r"(?:\d)\(", r"(?:\d)\("),
+        (r"[\p{M}]", None),
+        (r"[^\p{M}]", None),
+        (r"\p{Greek}", None),
+        (r"a(b)", None),
     ],
 )
-def test_expressions(expression: str, ascii_only: str | None) -> None:
+def test_expressions_are_converted_for_ascii_or_refused(expression: str, ascii_only: str | None) -> None:
     assert _ascii(expression) == ascii_only
 
 
-def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "CACHE_SIZE", 3)
-    known = WordCache.of(inert("qwen3"))
-    assert known is not None
-    for i in range(10):
-        assert known.encode(f"word{i} and {'x' * 50}") is not None
-        assert len(known._words) <= 3
-        assert len(known._texts) <= 3
-        assert all(len(text) <= words.MAX_CACHED_CHARS for text in (*known._words, *known._texts))
+def test_words_are_cached_up_to_a_length_and_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, longest = words_of(small()), "t" * MAX_CACHED_CHARS
+    words.encode(longest)
+    assert longest in words._words
+    words.encode(longest + "t")
+    assert longest + "t" not in words._words
+    monkeypatch.setattr(module, "WORD_CACHE_SIZE", 3)
+    words = words_of(small())
+    for letter in "abcdefghij":
+        assert words.encode(letter) is not None
+        assert 0 < len(words._words) <= 3

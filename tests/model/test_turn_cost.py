@@ -14,7 +14,7 @@ import pytest
 from support.conversations import user
 from support.scripted import Says, model_of
 from tito_core import store
-from tito_core.chat import certify as comparison
+from tito_core.chat import comparison
 
 SHORT, LONG = 50, 350
 PER_MESSAGE = 4

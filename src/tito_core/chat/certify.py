@@ -1,4 +1,7 @@
-"""Certification: try candidates on the probes and choose the first that the referee accepts on all of them."""
+"""Certification: a template's deltas are tried on probes, and the referee decides (law 7).
+
+The first candidate that is right on all probes is chosen, and what was found out is kept as a `Certificate`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import hashlib
 import json
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, partial
@@ -18,10 +20,10 @@ from typing import Any, Literal
 import platformdirs
 from strands.types.content import Message, Messages
 
-from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
+from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource, Switches
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.ending import Opened, content_spans
-from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.images import certify_images
 from tito_core.chat.probes import (
     TOOLS,
     USUAL,
@@ -34,10 +36,270 @@ from tito_core.chat.probes import (
 )
 from tito_core.chat.referee import Difference, Judge, JudgedTurn, Referee, RefusedError
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.ledger.errors import LawViolationError
+from tito_core.chat.switches import compared_literals, find_switches
+
+ContentTokens = Literal["inert", "as-template"]
+
+
+class Thinking(StrEnum):
+    """What a template does with the reasoning of earlier answers."""
+
+    KEPT = "kept"
+    STRIPPED = "stripped at the next question"
+    ALWAYS_STRIPPED = "shown in the last answer only"
+    NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The result of certifying a template.
+
+    Attributes:
+        template: sha256 of the template's source, hex.
+        tokenizer: sha256 of the tokenizer's definition, hex.
+        arguments: The template arguments as text.
+        candidate: Name of the chosen candidate for the delta.
+        passed: Names of the probes on which the delta equals the template's own rendering.
+        refused: Probes that the template itself refuses, each with the reason.
+        rewrites: Where the template renders earlier messages differently from how they were sampled or prompted.
+        thinking: What the template does with the reasoning of earlier answers.
+        tools: Whether probes with tool results passed.
+        needs_tools: Whether the template works only with tools.
+        content_tokens: "inert", or "as-template" where content may become control tokens.
+        placeholder: The control token that the template writes for an image, or None if it takes no images.
+        images: Places where images are certified: "user messages", "tool results".
+        images_refused: The other places, each with the reason.
+        media_ids: Ids of the vocabulary's placeholders of images, videos and audio; empty if it takes no images.
+        switches: Words that change what the template writes later if an earlier message holds them, as `/no_think`.
+        system_switches: Such words in the system prompt.
+        whole_history: Whether a delta after a word of `switches` is rendered with the whole history, and not with the
+            history up to that word.
+    """
+
+    template: str
+    tokenizer: str
+    arguments: str
+    candidate: str
+    passed: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    rewrites: tuple[str, ...]
+    thinking: Thinking
+    tools: bool
+    content_tokens: ContentTokens = "inert"
+    needs_tools: bool = False
+    placeholder: str | None = None
+    images: tuple[str, ...] = ()
+    images_refused: tuple[tuple[str, str], ...] = ()
+    media_ids: tuple[int, ...] = ()
+    switches: tuple[str, ...] = ()
+    system_switches: tuple[str, ...] = ()
+    whole_history: bool = False
+
+    @property
+    def moves_text(self) -> bool:
+        """Whether the template moves text that was sampled with calls."""
+        return any(line.startswith(_MOVED) for line in self.rewrites)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the certificate as `tito template check` prints it."""
+        yield f"template   sha256 {self.template}"
+        yield f"tokenizer  sha256 {self.tokenizer}"
+        yield f"delta      rendered {self.candidate}"
+        yield f"probes     {len(self.passed)} equal to the template's own rendering, 0 different"
+        only = ", and it works only with tools" if self.needs_tools else ""
+        yield f"tools      {f'yes{only}' if self.tools else 'no: the template shows none'}"
+        yield f"images     {f'{self.placeholder} in ' + ' and '.join(self.images) if self.images else 'no'}"
+        for place, reason in self.images_refused if self.images else ():
+            yield f"           not in {place}: {reason}"
+        for probe, reason in self.refused:
+            yield f"refuses    {probe}: {reason}"
+        for rewrite in self.rewrites:
+            yield f"rewrites   {rewrite}"
+        for words, place, context in (
+            (self.system_switches, "the system prompt", "the rollout's own system prompt"),
+            (self.switches, "messages", f"the rollout's history{'' if self.whole_history else ' up to the last one'}"),
+        ):
+            if words:
+                yield f"switches   {', '.join(map(repr, words))} in {place}: later deltas are rendered with {context}"
+        yield f"reasoning  {self.thinking}"
+        yield f"thinking   'keep' {_KEEP[self.thinking]}; 'as-template' {_AS_TEMPLATE[self.thinking]}"
+        inert = "no control token comes from content" if self.content_tokens == "inert" else "content may write tokens"
+        yield f"content    {self.content_tokens}: {inert}"
+
+    def to_json(self) -> str:
+        """Return the certificate as JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Load a certificate from the output of `to_json`.
+
+        Raises:
+            ValueError: The text is not a certificate.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["passed"] = tuple(fields["passed"])
+            fields["refused"] = tuple((probe, reason) for probe, reason in fields["refused"])
+            fields["rewrites"] = tuple(fields["rewrites"])
+            fields["images"], fields["media_ids"] = tuple(fields["images"]), tuple(fields["media_ids"])
+            fields["images_refused"] = tuple((place, reason) for place, reason in fields["images_refused"])
+            fields["thinking"] = Thinking(fields["thinking"])
+            for name in ("switches", "system_switches"):
+                fields[name] = tuple(fields.get(name, ()))
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"Not a certificate of a chat template: {error!r}. Delete it to certify again.") from error
+
+
+_MOVED = "text besides calls"
+"""Prefix of the rewrite that marks a template which moves text that was sampled with calls."""
+_KEEP = {
+    Thinking.KEPT: "keeps it, as the template does",
+    Thinking.STRIPPED: "keeps what was sampled, where the template would strip it",
+    Thinking.ALWAYS_STRIPPED: "keeps what was sampled, where the template would strip it",
+    Thinking.NOT_SHOWN: "keeps what was sampled",
+}
+_AS_TEMPLATE = {
+    Thinking.KEPT: "does the same",
+    Thinking.STRIPPED: "branches at each question after an answer with reasoning",
+    Thinking.ALWAYS_STRIPPED: "branches after each answer with reasoning",
+    Thinking.NOT_SHOWN: "branches after each answer with reasoning",
+}
+
+
+def default_folder() -> Path:
+    """Return the folder of certificates: under `TITO_CACHE_DIR` if set, else under the platform's cache directory."""
+    chosen = os.environ.get("TITO_CACHE_DIR")
+    return (Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tito"))) / "certificates"
+
+
+class CertificateStore:
+    """Reads and writes cached certificates. An unusable folder or a bad file counts as a cache miss."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or default_folder()
+
+    def key(self, *facts: str) -> str:
+        """Return the cache key for these facts and the current version of this package."""
+        return hashlib.sha256("\0".join((_code(), *facts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def load(self, key: str) -> Certificate | None:
+        """Return a certificate, or None where none is cached."""
+        try:
+            return Certificate.from_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def save(self, key: str, certificate: Certificate) -> None:
+        """Write a certificate atomically."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(certificate.to_json())
+            os.replace(path, self.folder / f"{key}.json")
+        except OSError:
+            return  # certified again next time, which takes a tenth of a second
+
+
+@cache
+def _code() -> str:
+    """Return a digest of this package: a certificate is valid only for the code that made it."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
 
 JudgeOf = Callable[[Sequence[int]], Judge]
 """Makes the judge of deltas for the given stop token ids."""
+
+
+def certified(
+    source: str,
+    rendering: Rendering,
+    encoder: ContentSafeEncoder,
+    referee: Referee,
+    content_tokens: ContentTokens,
+    image_token: str | None,
+    store: CertificateStore,
+) -> tuple[Certificate, DeltaSource]:
+    """Return a template's certificate, from the store if it is there, and the deltas that it allows.
+
+    Args:
+        source: Source of the template.
+        rendering: The compiled template.
+        encoder: The tokenizer.
+        referee: The plain rendering.
+        content_tokens: Whether content is inert; the certificate says so.
+        image_token: The placeholder that the tokenizer names, or None.
+        store: Keeps a new certificate.
+
+    Raises:
+        TemplateError: No candidate is right.
+    """
+    variables = repr(sorted(rendering.variables.items()))
+    key = store.key(source, encoder.digest, variables, content_tokens, repr(sorted(encoder.added)))
+    certificate = store.load(key)
+    if certificate is None:
+        certificate, deltas = _certify(source, rendering, encoder, referee, content_tokens, image_token)
+        store.save(key, certificate)
+        return certificate, deltas
+    chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
+    deltas = DeltaSource.of(rendering, encoder, chosen)
+    if certificate.switches or certificate.system_switches:
+        switches = Switches(certificate.system_switches, certificate.switches, certificate.whole_history)
+        deltas = replace(deltas, switches=switches)
+    return certificate, deltas
+
+
+def _certify(
+    source: str,
+    rendering: Rendering,
+    encoder: ContentSafeEncoder,
+    referee: Referee,
+    content_tokens: ContentTokens,
+    image_token: str | None,
+) -> tuple[Certificate, DeltaSource]:
+    judge = judge_of(referee, encoder)
+    trial = choose(rendering, encoder, judge)
+    fault = partial(_image_fault, trial.source, judge)
+    images = certify_images(trial.source, referee, fault, image_token=image_token, tools=trial.tools)
+    literals = compared_literals(source, rendering.variables)
+    deltas, switched = find_switches(trial.source, referee, literals, tools=trial.tools)
+    switches = deltas.switches or Switches()
+    moved = [f"{_MOVED}: it is written in another place ({name})" for name in trial.moved[:1]]
+    certificate = Certificate(
+        template=hashlib.sha256(source.encode()).hexdigest(),
+        tokenizer=encoder.digest,
+        arguments=repr(sorted(rendering.variables.items())),
+        candidate=trial.source.candidate.name,
+        passed=(*(case.name for case in trial.passed), *switched),
+        refused=tuple(trial.refused),
+        rewrites=(*rewrites(source, rendering.variables, rendering, tools=trial.tools), *moved),
+        thinking=thinking(rendering),
+        tools=trial.tools,
+        needs_tools=trial.needs_tools,
+        content_tokens=content_tokens,
+        placeholder=images.placeholder,
+        images=images.places,
+        images_refused=images.refused,
+        media_ids=images.media_ids,
+        switches=switches.messages,
+        system_switches=switches.system,
+        whole_history=switches.whole_history,
+    )
+    return certificate, deltas
+
+
+def _image_fault(source: DeltaSource, judge_of: JudgeOf, probes: Sequence[Case]) -> str | None:
+    """Return why a candidate is wrong on probes with images, or None if it is right on all."""
+    trial = attempt(source, judge_of, probes)
+    if trial.refused:
+        return f"It refuses the probe {trial.refused[0][0]!r}: {trial.refused[0][1]}"
+    if trial.difference is not None:
+        probe, difference = trial.difference
+        return f"It renders an image differently depending on what precedes it. On the probe {probe!r}, {difference}"
+    return None
 
 
 @dataclass(slots=True)
@@ -181,171 +443,6 @@ def judge_of(referee: Referee, encoder: ContentSafeEncoder) -> JudgeOf:
     return lambda stops: Judge(referee, encode, decode, controls, frozenset(stops), encoder.eos_id)
 
 
-ContentTokens = Literal["inert", "as-template"]
-
-
-class Thinking(StrEnum):
-    """What a template does with the reasoning of earlier answers."""
-
-    KEPT = "kept"
-    STRIPPED = "stripped at the next question"
-    ALWAYS_STRIPPED = "shown in the last answer only"
-    NOT_SHOWN = "not shown"
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """The result of certifying a template.
-
-    Attributes:
-        template: sha256 of the template's source, hex.
-        tokenizer: sha256 of the tokenizer's definition, hex.
-        arguments: The template arguments as text.
-        candidate: Name of the chosen candidate for the delta.
-        passed: Names of the probes on which the delta equals the template's own rendering.
-        refused: Probes that the template itself refuses, each with the reason.
-        rewrites: Where the template renders earlier messages differently from how they were sampled or prompted.
-        thinking: What the template does with the reasoning of earlier answers.
-        tools: Whether probes with tool results passed.
-        needs_tools: Whether the template works only with tools.
-        content_tokens: "inert", or "as-template" where content may become control tokens.
-        placeholder: The control token that the template writes for an image, or None if it takes no images.
-        images: Places where images are certified: "user messages", "tool results".
-        images_refused: The other places, each with the reason.
-        media_ids: Ids of the vocabulary's placeholders of images, videos and audio; empty if it takes no images.
-        switches: Words that change what the template writes later if an earlier message holds them, as `/no_think`.
-        system_switches: Such words in the system prompt.
-        whole_history: Whether a delta after a word of `switches` is rendered with the whole history, and not with the
-            history up to that word.
-    """
-
-    template: str
-    tokenizer: str
-    arguments: str
-    candidate: str
-    passed: tuple[str, ...]
-    refused: tuple[tuple[str, str], ...]
-    rewrites: tuple[str, ...]
-    thinking: Thinking
-    tools: bool
-    content_tokens: ContentTokens = "inert"
-    needs_tools: bool = False
-    placeholder: str | None = None
-    images: tuple[str, ...] = ()
-    images_refused: tuple[tuple[str, str], ...] = ()
-    media_ids: tuple[int, ...] = ()
-    switches: tuple[str, ...] = ()
-    system_switches: tuple[str, ...] = ()
-    whole_history: bool = False
-
-    def lines(self) -> Iterator[str]:
-        """Yield the certificate as `tito template check` prints it."""
-        yield f"template   sha256 {self.template}"
-        yield f"tokenizer  sha256 {self.tokenizer}"
-        yield f"delta      rendered {self.candidate}"
-        yield f"probes     {len(self.passed)} equal to the template's own rendering, 0 different"
-        only = ", and it works only with tools" if self.needs_tools else ""
-        yield f"tools      {f'yes{only}' if self.tools else 'no: the template shows none'}"
-        yield f"images     {f'{self.placeholder} in ' + ' and '.join(self.images) if self.images else 'no'}"
-        for place, reason in self.images_refused if self.images else ():
-            yield f"           not in {place}: {reason}"
-        for probe, reason in self.refused:
-            yield f"refuses    {probe}: {reason}"
-        for rewrite in self.rewrites:
-            yield f"rewrites   {rewrite}"
-        for words, place, own in (
-            (self.system_switches, "the system prompt", "the rollout's own system prompt"),
-            (self.switches, "messages", f"the rollout's history{'' if self.whole_history else ' up to the last one'}"),
-        ):
-            if words:
-                yield f"switches   {', '.join(map(repr, words))} in {place}: later deltas are rendered with {own}"
-        yield f"reasoning  {self.thinking}"
-        yield f"thinking   'keep' {_KEEP[self.thinking]}; 'as-template' {_AS_TEMPLATE[self.thinking]}"
-        inert = "no control token comes from content" if self.content_tokens == "inert" else "content may write tokens"
-        yield f"content    {self.content_tokens}: {inert}"
-
-    def to_json(self) -> str:
-        """Return the certificate as JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Certificate:
-        """Load a certificate from the output of `to_json`.
-
-        Raises:
-            ValueError: The text is not a certificate.
-        """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            fields["passed"] = tuple(fields["passed"])
-            fields["refused"] = tuple((probe, reason) for probe, reason in fields["refused"])
-            fields["rewrites"] = tuple(fields["rewrites"])
-            fields["images"], fields["media_ids"] = tuple(fields["images"]), tuple(fields["media_ids"])
-            fields["images_refused"] = tuple((place, reason) for place, reason in fields["images_refused"])
-            fields["thinking"] = Thinking(fields["thinking"])
-            for name in ("switches", "system_switches"):
-                fields[name] = tuple(fields.get(name, ()))
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"Not a certificate of a chat template: {error!r}. Delete it to certify again.") from error
-
-
-_KEEP = {
-    Thinking.KEPT: "keeps it, as the template does",
-    Thinking.STRIPPED: "keeps what was sampled, where the template would strip it",
-    Thinking.ALWAYS_STRIPPED: "keeps what was sampled, where the template would strip it",
-    Thinking.NOT_SHOWN: "keeps what was sampled",
-}
-_AS_TEMPLATE = {
-    Thinking.KEPT: "does the same",
-    Thinking.STRIPPED: "branches at each question after an answer with reasoning",
-    Thinking.ALWAYS_STRIPPED: "branches after each answer with reasoning",
-    Thinking.NOT_SHOWN: "branches after each answer with reasoning",
-}
-
-
-def default_folder() -> Path:
-    """Return the folder of certificates: under `TITO_CACHE_DIR` if set, else under the platform's cache directory."""
-    chosen = os.environ.get("TITO_CACHE_DIR")
-    return (Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tito"))) / "certificates"
-
-
-class CertificateStore:
-    """Reads and writes cached certificates. An unusable folder or a bad file counts as a cache miss."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or default_folder()
-
-    def key(self, *facts: str) -> str:
-        """Return the cache key for these facts and the current version of this package."""
-        return hashlib.sha256("\0".join((_code(), *facts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-    def load(self, key: str) -> Certificate | None:
-        """Return a certificate, or None where none is cached."""
-        try:
-            return Certificate.from_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-
-    def save(self, key: str, certificate: Certificate) -> None:
-        """Write a certificate atomically."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(certificate.to_json())
-            os.replace(path, self.folder / f"{key}.json")
-        except OSError:
-            return  # certified again next time, which takes a tenth of a second
-
-
-@cache
-def _code() -> str:
-    """Return a digest of this package: a certificate is valid only for the code that made it."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
-
-
 _THOUGHT = "Hmmm"
 _DATES = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 10, 9, 8))
 _SECOND = "the second"
@@ -417,140 +514,3 @@ def _collapses_calls(rendering: Rendering) -> bool:
     except TemplateError:
         return False
     return _SECOND not in text
-
-
-MOVED = "text besides calls"
-"""Prefix of the rewrite that marks a template which moves text that was sampled with calls."""
-MAX_COMPARED_TOKENS = 8192
-"""Longest prompt, in tokens, that is rendered again because its shape is new."""
-TOKENS_PER_COMPARED_TOKEN = 4
-"""New tokens for each token of a sampled comparison."""
-WAITS = 32
-"""Number of different waits, in turns, between a sample that is paid for and its comparison."""
-
-Shape = tuple[Any, ...]
-"""What a template's rendering of a delta may depend on, other than content."""
-
-
-class Comparisons:
-    """Chooses and compares deltas, and remembers the shapes that passed. Thread-safe.
-
-    Args:
-        referee: Renders whole conversations.
-        certificate: The template's.
-    """
-
-    def __init__(self, referee: Referee, certificate: Certificate) -> None:
-        self._referee = referee
-        self._moves_text = any(line.startswith(MOVED) for line in certificate.rewrites)
-        self._seen: set[int] = set()  # hashes, since shapes hold whole system prompts
-        self._lock = threading.Lock()
-        self._unspent = self._samples = self._wait = 0
-        self._differed = False
-
-    def due(
-        self,
-        messages: Sequence[Any],
-        answered: int,
-        system: str | None,
-        tools: Sequence[Any] | None,
-        length: int,
-        text: Callable[[], str],
-        added: int,
-        first_delta: bool,
-    ) -> Callable[[], None] | None:
-        """Return a function that compares a delta, or None if no comparison is due.
-
-        Args:
-            messages: The whole history.
-            answered: Number of leading messages up to and including the parent turn; 0 for a first prompt.
-            system: The system prompt.
-            tools: The tool specifications.
-            length: Tokens of the whole prompt.
-            text: Renders the delta as text, or the whole of a first prompt.
-            added: Tokens of the prompt that were not in the parent turn's prompt.
-            first_delta: Whether the parent turn begins its path.
-
-        Returns:
-            A function that may run in a thread. It raises `LawViolationError` (law 7) on a difference.
-        """
-        shape = hash(shape_of(messages, answered, system, tools)) if length <= MAX_COMPARED_TOKENS else None
-        is_new = shape is not None and shape not in self._seen
-        with self._lock:
-            self._unspent += added
-            is_sampled = 0 < length * TOKENS_PER_COMPARED_TOKEN <= self._unspent and self._is_next()
-        if not (is_sampled or first_delta or is_new or self._differed):
-            return None
-        if any(_calls(message, MALFORMED_CALL) for message in messages):
-            return None  # a malformed call is rendered with feedback of ours
-        if answered and self._moves_text and {"text", "toolUse"} <= set(_kinds(messages[answered - 1])):
-            return None
-
-        def compare() -> None:
-            try:
-                whole = self._referee.render(messages, system, tools)
-            except RefusedError:  # the template cannot render the whole history to compare with
-                return
-            found = text()
-            expected = whole[len(whole) - len(found) :] if answered else whole
-            if expected != found or _text_before_delta(messages[answered:], whole, found):
-                self._differed = True
-                raise LawViolationError(
-                    7,
-                    "the prompt tokens that this turn adds differ from the chat template's own rendering "
-                    f"{Difference(expected, found)}\nNothing was sent. Earlier turns of this rollout may differ too, "
-                    "since only a sample of them was compared: do not train on it. Use another chat template and "
-                    "report this one. Until then every turn under this template is compared.",
-                )
-            if shape is not None:
-                self._seen.add(shape)
-
-        return compare
-
-    def _is_next(self) -> bool:
-        """Return whether the wait before a sample that is paid for has ended, and begin the next one."""
-        if self._wait:
-            self._wait -= 1
-            return False
-        self._samples += 1
-        self._unspent, self._wait = 0, self._samples % WAITS
-        return True
-
-
-def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: Sequence[Any] | None) -> Shape:
-    """Return the shape of a delta or, where `answered` is 0, of a first prompt.
-
-    It holds the system prompt, tool names, counts of earlier messages and tool results, and the kinds of the blocks
-    from the parent turn on; of a first prompt, those of all messages.
-    """
-    opening = system, tuple(tool["name"] for tool in tools or ())
-    if not answered:
-        return (*opening, *map(_kinds, messages))
-    earlier = sum("toolResult" in block for message in messages[: answered - 1] for block in message["content"][:1])
-    return (*opening, answered, earlier, *map(_kinds, messages[answered - 1 :]))
-
-
-def _calls(message: Any, name: str) -> bool:
-    return any(block.get("toolUse", {}).get("name") == name for block in message["content"])
-
-
-def _text_before_delta(new: Sequence[Any], whole: str, found: str) -> bool:
-    """Return whether the rendering shows a text of the new messages before the delta instead of in it."""
-    return any(text.strip() not in found and text.strip() in whole for message in new for text in _texts(message))
-
-
-def _texts(message: Any) -> Iterator[str]:
-    for block in message["content"]:
-        yield from (item["text"] for item in block.get("toolResult", {}).get("content", ()) if "text" in item)
-        if "text" in block:
-            yield block["text"]
-
-
-def _kinds(message: Any) -> tuple[str, ...]:
-    return (message["role"], *(_kind(block) for block in message["content"]))
-
-
-def _kind(block: Any) -> str:
-    kind, result = next(iter(block), ""), block.get("toolResult")
-    images = sum("image" in item for item in result["content"]) if isinstance(result, dict) else 0
-    return f"{kind} with {images} images" if images else str(kind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from strands.types.content import Message, Messages
+from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
@@ -57,7 +57,7 @@ class Candidate:
     before_after_results: Messages | None = None
     mirrors_history: bool = False
     system: str | None = None
-    tools: Literal["none", "ours", "own"] = "none"
+    tools: Literal["none", "ours", "rollout"] = "none"
     remark: str = ""
 
 
@@ -69,7 +69,7 @@ CANDIDATES = (
     Candidate("after a round of tools, with a tool", _ROUND, tools="ours"),
     Candidate("after a round of tools where there was one", before_after_results=_ROUND),
     Candidate("after a question, with text before the calls", remark="."),
-    Candidate("after a question, with the rollout's tools", tools="own"),
+    Candidate("after a question, with the rollout's tools", tools="rollout"),
     Candidate("after messages like the rollout's own", mirrors_history=True),
     Candidate("after messages like the rollout's own, with a tool", mirrors_history=True, tools="ours"),
 )
@@ -142,36 +142,17 @@ def _inner_strings(value: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """A minimal conversation around a turn, as template messages.
-
-    Attributes:
-        messages: The messages before the turn, its stand-in, and the new messages.
-        source: Trace source of the stand-in.
-        tools: The tools to render.
-        ending: How the turn ends.
-    """
-
-    messages: list[TemplateMessage]
-    source: int
-    tools: list[dict[str, Any]] | None
-    ending: Ending
-
-
-@dataclass(frozen=True, slots=True)
 class Tail:
     """A rendering and the position in it where the delta begins.
 
     Attributes:
         text: The stand-in conversation, the new messages and the generation prompt.
-        source: Trace source of the turn's stand-in.
         start: Index of the first character after the turn's closing tokens.
         controls: The control tokens from `start` on.
         ending: How the turn ends.
     """
 
     text: Traced
-    source: int
     start: int
     controls: list[Control]
     ending: Ending
@@ -199,45 +180,7 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses that conversation, or no control token ends its turns.
         """
-        specs = [LOOK] if candidate.tools == "ours" else rendering.default_tools
-
-        def shown(turn: Message, *new: Message) -> Traced:
-            history = [*candidate.before, turn, *new]
-            return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
-
-        source = len(candidate.before)
-        thought = assistant_message("", THOUGHT)
-        thought_turns = ([thought, _QUESTION], [thought], [call_message(_LOOK_CALL, thought=THOUGHT)])
-        thoughts = [_try_render(shown, *messages) for messages in thought_turns]
-        several = [
-            _try_render(shown, assistant_message(".", THOUGHT)),
-            _try_render(shown, call_message(_LOOK_CALL, thought=THOUGHT)),
-        ]
-        inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
-        answers = learn_answers(
-            Sample(encoder, shown(_ANSWER), shown(_ANSWER, _QUESTION), source),
-            [text for text in thoughts if text is not None],
-            inner,
-        )
-        if answers is None:
-            raise TemplateError(
-                "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
-                "control token, such as the tokenizer's eos_token."
-            )
-        alone, followed = _try_render(shown, _CALL), _try_render(shown, _CALL, _RESULT)
-        calls = None
-        if alone is not None and followed is not None:
-            calls = learn_calls(Sample(encoder, alone, followed, source), answers)
-        if calls is not None:
-            answers, calls = share_closers(answers, calls)
-        if not answers.stops - inner:
-            # What closes an answer also closes its reasoning (Solar): only the end of sequence ends the turn.
-            if encoder.eos_id is None or encoder.eos_id in inner:
-                raise TemplateError(
-                    "Each control token that ends an answer of this chat template also ends its reasoning, and the "
-                    "tokenizer has no other eos_token. Set tokenizer.eos_token to the token that ends a turn."
-                )
-            answers = replace(answers, finals=frozenset({encoder.eos_id}))
+        answers, calls, inner = _learn_endings(rendering, encoder, candidate)
         stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
         opening = template_messages(candidate.before, candidate.system, message_format=rendering.message_format)
         return cls(rendering, encoder, candidate, answers, calls, stops, opening)
@@ -284,49 +227,118 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses the messages, or `tools` or `history` is needed.
         """
-        placed = self._placed(answer, new, tools, history, system)
-        text = self.rendering.of_translated(placed.messages, placed.tools)
-        controls = self.encoder.controls(text)
-        end = _end(text, controls, placed.source, placed.ending)
-        return Tail(text, placed.source, end, [control for control in controls if control[0] >= end], placed.ending)
-
-    def _placed(
-        self, answer: Message, new: Messages, tools: Sequence[ToolSpec] | None, history: Messages | None, system: Any
-    ) -> _Placed:
-        """Return a minimal conversation around the answer's calls; arguments and errors as `tail`."""
-        self._check_inputs(tools, history)
         uses = [block for block in answer["content"] if "toolUse" in block]
+        messages, source, specs = self._stand_in(answer, uses, new, tools, history, system)
+        text = self.rendering.of_translated(messages, template_tools(specs))
+        ending = self.calls if uses and self.calls is not None else self.answers
+        controls = self.encoder.controls(text)
+        start = _end(text, controls, source, ending)
+        return Tail(text, start, [control for control in controls if control[0] >= start], ending)
+
+    def _stand_in(
+        self,
+        answer: Message,
+        uses: list[ContentBlock],
+        new: Messages,
+        tools: Sequence[ToolSpec] | None,
+        history: Messages | None,
+        system: str | None,
+    ) -> tuple[list[TemplateMessage], int, Sequence[ToolSpec] | None]:
+        """Return a minimal conversation around the answer's calls `uses`; other arguments and errors as `tail`.
+
+        Returns:
+            The messages before the answer, its stand-in and the new messages; the trace source of the stand-in; and
+            the tools to render.
+        """
+        self._check_inputs(tools, history)
         candidate = self.candidate
         before, opening = candidate.before, self.opening
-        shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
+        specs: Any = {"none": None, "ours": [LOOK], "rollout": tools}[candidate.tools]
         text = candidate.remark if uses else "."
         if candidate.before_after_results is not None and _has_results(history):
             before = candidate.before_after_results
         if candidate.mirrors_history:
             before = [_mirror(message) for message in history or ()]
-        own_system = False
+        keeps_system = False
         if self.switches is not None:
-            own_system = self.switches.in_system(system)
+            keeps_system = self.switches.in_system(system)
             if needed := self.switches.needed(history or [], answer):
-                before, shown, own_system = (history or [])[:needed], tools, True
+                before, specs, keeps_system = (history or [])[:needed], tools, True
                 if self.switches.in_message({"role": "assistant", "content": [{"text": _spoken(answer)}]}):
                     text = _spoken(answer)
-        if own_system or before is not candidate.before:
-            prompt = system if own_system else candidate.system
+        if keeps_system or before is not candidate.before:
+            prompt = system if keeps_system else candidate.system
             opening = template_messages(before, prompt, message_format=self.rendering.message_format)
         stand_in: Message = {"role": "assistant", "content": [{"text": text}, *uses] if text else uses}
         turn = template_messages([stand_in, *new], first=len(before), message_format=self.rendering.message_format)
-        ending = self.calls if uses and self.calls is not None else self.answers
-        return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
+        return [*opening, *turn], len(before), specs
 
     def _check_inputs(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
         looks_back = self.candidate.mirrors_history or self.candidate.before_after_results or self.switches is not None
-        for needed, name in ((self.candidate.tools == "own", "tool_specs"), (looks_back, "history")):
+        for needed, name in ((self.candidate.tools == "rollout", "tool_specs"), (looks_back, "history")):
             if needed and {"tool_specs": tools, "history": history}[name] is None:
                 raise TemplateError(
                     f"The chat template's delta is rendered {self.candidate.name}: pass {name}=..., "
                     "an empty list if there are none."
                 )
+
+
+def _learn_endings(
+    rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate
+) -> tuple[Ending, Ending | None, frozenset[int]]:
+    """Learn how turns end in a candidate's conversation.
+
+    Returns:
+        How answers end; how calls end, or None if the template shows none; and the ids that end only a part of a turn.
+
+    Raises:
+        TemplateError: As `DeltaSource.of`.
+    """
+    specs = [LOOK] if candidate.tools == "ours" else rendering.default_tools
+
+    def render(turn: Message, *new: Message) -> Traced:
+        history = [*candidate.before, turn, *new]
+        return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
+
+    def try_render(*messages: Message) -> list[Traced]:
+        try:
+            return [render(*messages)]
+        except TemplateError:
+            return []
+
+    source = len(candidate.before)
+    thought, thought_call = assistant_message("", THOUGHT), call_message(_LOOK_CALL, thought=THOUGHT)
+    thoughts = [*try_render(thought, _QUESTION), *try_render(thought), *try_render(thought_call)]
+    in_parts = [*try_render(assistant_message(".", THOUGHT)), *try_render(thought_call)]
+    inner = inner_controls(encoder, [(text, source) for text in in_parts])
+    answers = learn_answers(Sample(encoder, render(_ANSWER), render(_ANSWER, _QUESTION), source), thoughts, inner)
+    if answers is None:
+        raise TemplateError(
+            "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
+            "control token, such as the tokenizer's eos_token."
+        )
+    calls = None
+    if (alone := try_render(_CALL)) and (followed := try_render(_CALL, _RESULT)):
+        calls = learn_calls(Sample(encoder, alone[0], followed[0], source), answers)
+    if calls is not None:
+        answers, calls = share_closers(answers, calls)
+    if not answers.stops - inner:
+        answers = _ended_by_eos(answers, encoder, inner)
+    return answers, calls, inner
+
+
+def _ended_by_eos(answers: Ending, encoder: ContentSafeEncoder, inner: frozenset[int]) -> Ending:
+    """Return an ending whose closer also closes reasoning (Solar), so that only the end of sequence ends the turn.
+
+    Raises:
+        TemplateError: The tokenizer has no other eos_token.
+    """
+    if encoder.eos_id is None or encoder.eos_id in inner:
+        raise TemplateError(
+            "Each control token that ends an answer of this chat template also ends its reasoning, and the tokenizer "
+            "has no other eos_token. Set tokenizer.eos_token to the token that ends a turn."
+        )
+    return replace(answers, finals=frozenset({encoder.eos_id}))
 
 
 def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> int:
@@ -340,9 +352,9 @@ def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> 
         for begin, _, token in controls:
             if start <= begin < until and token in ending.openers:
                 return begin
-    named = ending.closing or sorted(ending.openers)
+    expected = ending.closing or sorted(ending.openers)
     raise TemplateError(
-        f"The chat template did not end this assistant turn with the expected tokens {list(named)}, so it cannot be "
+        f"The chat template did not end this assistant turn with the expected tokens {list(expected)}, so it cannot be "
         "extended. Report this template."
     )
 
@@ -370,11 +382,3 @@ def _spoken(answer: Message) -> str:
 
 def _has_results(history: Messages | None) -> bool:
     return any("toolResult" in block for message in history or () for block in message["content"])
-
-
-def _try_render(shown: Any, *messages: Message) -> Traced | None:
-    try:
-        text: Traced = shown(*messages)
-    except TemplateError:
-        return None
-    return text

@@ -14,7 +14,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
@@ -33,167 +33,273 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-WORD_CACHE_SIZE = 1 << 16
-"""Capacity of the caches of words and of short texts."""
-MAX_CACHED_CHARS = 32
-"""Longest cached word or text, in characters."""
-SMALL_BYTES = 1 << 10
-"""Largest packed result that plain Python unpacks faster than NumPy."""
 LONG_TEXT = 1 << 15
 """Characters from which encoding takes milliseconds, so other threads must be able to run meanwhile."""
+CACHE_SIZE = 1 << 12
+"""Capacity of the caches of scaffold stretches."""
+MAX_CACHED_SCAFFOLD = 256
+"""Longest cached stretch of scaffold, in characters."""
+WORD_CACHE_SIZE = 1 << 16
+"""Capacity of a cache of words."""
+MAX_CACHED_CHARS = 32
+"""Longest cached word, in characters."""
 _BATCH = 1 << 14
 """Words per batch of a long text, so that other threads can run in between."""
-_CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
-"""The ASCII members of Unicode classes."""
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-_GPT2 = {**_BYTE_LEVEL, "use_regex": True}
+_PROMPT, _SCAFFOLD = bytes([Provenance.PROMPT]), bytes([Provenance.SCAFFOLD])
+_SPACES = re.compile(r"\s*")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Lone surrogates, which tokenizers reject; they become U+FFFD."""
+Control = tuple[int, int, int]
+"""(start, stop, id) of a control token in rendered text, in characters."""
+Places = npt.NDArray[np.int64] | Sequence[int]
+"""Places of tokens in a text, in characters, shape (n,)."""
 
 
-class Encoded(NamedTuple):
-    """The tokens of a text: packed int32 ids in native byte order, and the end of each in characters, shape (n,)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedText:
+    """Token ids (int32, shape (n,)) and the provenance of each (uint8, shape (n,))."""
 
-    ids: bytes
-    stops: Sequence[int] | npt.NDArray[np.int64]
-
-
-class _Cache(dict[str, bytes]):
-    """Caches a function's results for short texts; a `dict`, so that hits run in C."""
-
-    def __init__(self, function: Callable[[str], bytes]) -> None:
-        self._function = function
-
-    def __missing__(self, text: str) -> bytes:
-        found = self._function(text)
-        if len(text) <= MAX_CACHED_CHARS:
-            if len(self) >= WORD_CACHE_SIZE:
-                self.clear()
-            self[text] = found
-        return found
-
-
-class WordCache:
-    """Encodes ASCII text word by word. Thread-safe. Build it with `WordCache.of`."""
-
-    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
-        self._model = tokenizer.model
-        self._pattern = pattern
-        self._words = _Cache(self._look_up)
-        self._texts: dict[str, Encoded] = {}  # short texts, such as scaffold between control tokens
+    ids: TokenIds
+    provenance: Provenances
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, definition: dict[str, Any] | None = None) -> WordCache | None:
-        """Return the cache of a tokenizer, or None if it is not known to encode word by word.
+    def joined(cls, ids: Iterable[bytes], provenance: Iterable[bytes]) -> EncodedText:
+        """Join packed pieces: ids as int32, provenance as one byte per id."""
+        packed_ids, packed_provenance = bytearray().join(ids), bytearray().join(provenance)
+        return cls(np.frombuffer(packed_ids, np.int32), np.frombuffer(packed_provenance, np.uint8))
+
+
+class ContentSafeEncoder:
+    """Encodes rendered templates so that content gives no control token (law 6).
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+        markup: Texts of added tokens that a parser reads as control tokens, besides those of a known form.
+        inert: Whether content gives no control token. If False, content is matched like scaffold.
+
+    Attributes:
+        inert: The argument.
+        tokenizer: A private copy of the tokenizer, which matches control tokens in any text.
+        added: Ids of the control tokens by text.
+        control_ids: Ids of the control tokens.
+        digest: sha256 of the tokenizer's definition, hex.
+        eos_id: Id of the tokenizer's eos_token if it is a control token, else None.
+        vocab_size: Number of the tokenizer's ids, added tokens included.
+
+    Raises:
+        TokenizerError: The tokenizer is not a fast tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise TokenizerError(
+                f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
+                "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
+            )
+        self._plain = plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
+        self.tokenizer = plain.original
+        self.digest = plain.digest
+        self.vocab_size = len(tokenizer)  # cached: a fast tokenizer counts on each call
+        tokens = {
+            i: token for i, token in plain.original.get_added_tokens_decoder().items() if token.content in plain.control
+        }
+        self.added = {token.content: index for index, token in tokens.items()}
+        self.control_ids = frozenset(tokens)
+        self.eos_id = self.added.get(str(tokenizer.eos_token))
+        self._packed = {index: np.int32(index).tobytes() for index in tokens}
+        self._scaffolds: dict[str, Sequence[Control]] = {}
+        self._stretches: dict[str, tuple[bytes, bytes]] = {}
+        self.inert = inert
+        self._strips_left = frozenset(index for index, token in tokens.items() if token.lstrip)
+        self._strips_right = frozenset(index for index, token in tokens.items() if token.rstrip)
+        self._inert_tokenizer = plain.tokenizer
+        self._words = plain.words
+        longest_first = sorted(self.added, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def encode(self, text: Traced, begin: int = 0, controls: Sequence[Control] | None = None) -> EncodedText:
+        """Encode rendered text: control ids where the scaffold has them, ordinary ids elsewhere.
 
         Args:
-            tokenizer: The tokenizer.
-            definition: Its definition without the model, if known; serialising it takes half a second.
+            text: The rendering.
+            begin: First character to encode; must be a boundary of a control token.
+            controls: The control tokens from `begin` on, if known from `controls`.
         """
-        if definition is None:
-            text = tokenizer.to_str()
-            definition = json.loads(text[: text.index('"model":{')] + '"model":null}')
-        pattern = _pattern(definition)
-        return None if pattern is None else cls(tokenizer, pattern)
+        content = _Content.of(text.spans)
+        ids: list[bytes] = []
+        provenance: list[bytes] = []
+        at = begin
+        for start, stop, token in self._controls(text, begin) if controls is None else controls:
+            self._encode_stretch(text, at, start, content, ids, provenance)
+            ids.append(self._packed[token])
+            # It is scaffold, even if it strips blanks of content.
+            provenance.append(_SCAFFOLD if self.inert or not content.between(start, stop) else _PROMPT)
+            at = stop
+        self._encode_stretch(text, at, len(text), content, ids, provenance)
+        return EncodedText.joined(ids, provenance)
 
-    def encode(self, text: str) -> Encoded | None:
-        """Return the tokens of a text; None if it is not ASCII or the words do not cover it."""
-        if not text.isascii():
-            return None
-        short = self._texts.get(text)
-        if short is not None:
-            return short
-        words = [self._pattern.findall(text)] if len(text) < LONG_TEXT else self._batches(text)
-        packed = b"".join([b"".join(map(self._words.__getitem__, batch)) for batch in words])
-        found = _unpack_small(packed) if len(packed) <= SMALL_BYTES else _unpack_large(packed)
-        if len(found.stops) == 0 or found.stops[-1] != len(text):
-            return None
-        if len(text) <= MAX_CACHED_CHARS:
-            if len(self._texts) >= WORD_CACHE_SIZE:
-                self._texts.clear()
-            self._texts[text] = found
-        return found
+    def count(self, content: str) -> int:
+        """Return the number of tokens of content alone."""
+        return self._encoded(str.__str__(content))[1]
 
-    def _batches(self, text: str) -> Iterator[list[str]]:
-        """Yield the words of a text in batches; `findall` would hold the GIL until its end."""
-        found = map(re.Match.group, self._pattern.finditer(text))
-        while batch := list(islice(found, _BATCH)):
-            yield batch
+    def controls(self, text: Traced) -> list[Control]:
+        """List the scaffold's control tokens as (start, stop, id) in characters, with the blanks that they strip."""
+        return list(self._controls(text, 0))
 
-    def _look_up(self, word: str) -> bytes:
-        """Return each token of a word as its id and its length in characters, int32."""
-        ((mapped, _),) = _BYTES.pre_tokenize_str(word)
-        tokens = self._model.tokenize(mapped)
-        return np.array([(token.id, len(token.value)) for token in tokens], np.int32).tobytes()
+    def _controls(self, text: Traced, at: int) -> Iterator[Control]:
+        plain = str.__str__(text)
+        for gap_start, gap_stop in _gaps(text.spans, at, len(text)) if self.inert else ((at, len(text)),):
+            for first, last, token in self._match_controls(plain[gap_start:gap_stop]):
+                start, stop = gap_start + first, gap_start + last
+                if start < at:
+                    continue
+                if token in self._strips_left:
+                    start = at + len(plain[at:start].rstrip())
+                if token in self._strips_right and (blanks := _SPACES.match(plain, stop)):
+                    stop = blanks.end()
+                yield start, stop, token
+                at = stop
+
+    def _match_controls(self, scaffold: str) -> Sequence[Control]:
+        """List the control tokens in a stretch of scaffold; cached, since a template has few different ones."""
+        controls = self._scaffolds.get(scaffold)
+        if controls is None:
+            found = self._pattern.finditer(scaffold)
+            controls = tuple((match.start(), match.end(), self.added[match.group()]) for match in found)
+            if len(scaffold) <= MAX_CACHED_SCAFFOLD:
+                if len(self._scaffolds) >= CACHE_SIZE:
+                    self._scaffolds.clear()
+                self._scaffolds[scaffold] = controls
+        return controls
+
+    def _encode_stretch(
+        self, text: Traced, start: int, stop: int, content: _Content, ids: list[bytes], provenance: list[bytes]
+    ) -> None:
+        """Append the packed ids and provenance of the characters from `start` to `stop`."""
+        if start >= stop:
+            return
+        stretch = str.__getitem__(text, slice(start, stop))
+        inside = content.between(start, stop)
+        spans = [(a - start, b - start) for a, b, _ in inside]
+        packed_ids, packed_provenance = self._stretch(stretch, spans) if spans else self._scaffold(stretch)
+        ids.append(packed_ids)
+        provenance.append(packed_provenance)
+
+    def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+        """Return the packed ids and provenance of text without control tokens, given its content spans."""
+        packed, count, bounds = self._encoded(text)
+        if len(spans) > 1:
+            spans = _merged(spans)
+        if spans[0][0] <= 0 and spans[0][1] >= len(text):
+            return packed, _PROMPT * count
+        starts, stops = bounds()
+        return packed, _provenance(starts, stops, spans)
+
+    def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
+        """Return the packed ids and provenance of a stretch without content; cached."""
+        encoded = self._stretches.get(stretch)
+        if encoded is None:
+            packed, count, _ = self._encoded(stretch)
+            encoded = packed, _SCAFFOLD * count
+            if len(stretch) <= MAX_CACHED_SCAFFOLD:
+                if len(self._stretches) >= CACHE_SIZE:
+                    self._stretches.clear()
+                self._stretches[stretch] = encoded
+        return encoded
+
+    def _encoded(self, stretch: str) -> tuple[bytes, int, Callable[[], tuple[Places | None, Places]]]:
+        """Return a stretch's packed ids, their number, and a function that returns the bounds of each token."""
+        found = self._words.encode(stretch) if self._words is not None else None
+        if found is not None:
+            packed, stops = found
+            return packed, len(stops), lambda: (None, stops)
+        if not stretch.isascii():
+            stretch = _SURROGATES.sub("\ufffd", stretch)
+        if len(stretch) < LONG_TEXT:
+            encoding = self._inert_tokenizer.encode(stretch, add_special_tokens=False)
+        else:  # the same result, but the GIL is released
+            encoding = self._inert_tokenizer.encode_batch([stretch], add_special_tokens=False)[0]
+        ids = encoding.ids
+        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _bounds(_offsets(encoding), len(stretch))
 
 
-def _unpack_small(packed: bytes) -> Encoded:
-    """Unpack pairs of id and length, and sum the lengths."""
-    numbers = memoryview(packed).cast("i")
-    return Encoded(numbers[::2].tobytes(), list(accumulate(numbers[1::2])))
+class _Content(NamedTuple):
+    """The content spans of a text, indexed by character."""
+
+    spans: tuple[Span, ...]
+    begins: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, spans: tuple[Span, ...]) -> _Content:
+        return cls(spans, [span[0] for span in spans], [span[1] for span in spans])
+
+    def between(self, start: int, stop: int) -> tuple[Span, ...]:
+        """Return the spans that overlap the characters from `start` to `stop`."""
+        return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
 
 
-def _unpack_large(packed: bytes) -> Encoded:
-    """Do the same with NumPy, which is faster for large results."""
-    tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
-    return Encoded(tokens[:, 0].tobytes(), tokens[:, 1].cumsum(dtype=np.int64))
+def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
+    """Return the (start, stop) of each token. Long encodings are read in parts, because `offsets` holds the GIL."""
+    count = len(encoding)
+    if count < LONG_TEXT:
+        return cast(Sequence[tuple[int, int]], encoding.offsets)
+    parts = range(0, count, LONG_TEXT)
+    return np.concatenate(
+        [
+            np.array([encoding.token_to_chars(i) for i in range(at, min(at + LONG_TEXT, count))], np.int64)
+            for at in parts
+        ]
+    )
 
 
-_BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+def _bounds(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length: int) -> tuple[Places, Places]:
+    """Return the starts and stops of tokens, in characters.
+
+    A normaliser that composes characters reports only the first, so each token is extended up to the next one.
+    """
+    starts, stops = np.array(offsets, np.int64).reshape(-1, 2).T
+    if not (starts[1:] == stops[:-1]).all():
+        following = np.append(starts, length)[np.searchsorted(starts, starts, side="right")]
+        stops = np.maximum(stops, following)
+    return starts, stops
 
 
-def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return the expression by which a tokenizer splits ASCII text into words, or None if there is no single one."""
-    normalizer = definition["normalizer"] or {"type": "NFC"}
-    if definition["added_tokens"] or normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
-        return None
-    expression = _expression(definition["pre_tokenizer"] or {})
-    translated = None if expression is None else _ascii(expression)
-    return None if translated is None else re.compile(translated, re.ASCII)
-
-
-def _expression(pre_tokenizer: dict[str, Any]) -> str | None:
-    """Return the Oniguruma expression whose matches are the words, or None for other pre-tokenizers."""
-    match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
-        case [{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(expression)}}, last]:
-            return expression if last.items() >= _BYTE_LEVEL.items() else None
-        case [last] if last.items() >= _GPT2.items():
-            return _gpt2(r" ?\p{N}+")
-        case [{"type": "Digits", "individual_digits": bool(alone)}, last] if last.items() >= _GPT2.items():
-            # Digits are split off first, so they take no blank, and blanks before them end a text.
-            return _gpt2(r"\p{N}" if alone else r"\p{N}+", r"[^\s\p{N}]")
-    return None
-
-
-def _gpt2(numbers: str, after_blanks: str = r"\S") -> str:
-    """Return the expression of `ByteLevel`, GPT-2's (tokenizers, `byte_level.rs`)."""
-    return rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!{after_blanks})|\s+"
-
-
-def _ascii(expression: str) -> str | None:
-    """Convert an Oniguruma expression to Python's `re` for ASCII text; None if the two may differ."""
-    pieces: list[str] = []
-    inside = False
-    for part in re.findall(r"\\p\{\w+\}|\\.|\[|\]|[^\\\[\]]+", expression, re.DOTALL):
-        if part in "[]":
-            inside = part == "["
-        if part.startswith("\\p"):
-            if (letters := _CLASSES.get(part[3:-1])) is None:
-                return None
-            pieces.append(letters if inside else f"[{letters}]" if letters else r"(?!)")
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge adjacent spans, so that an empty token between them counts as content."""
+    merged = [*spans[:1]]
+    for start, stop in spans[1:]:
+        if start == merged[-1][1]:
+            merged[-1] = merged[-1][0], stop
         else:
-            pieces.append(part)
-    rewritten = "".join(pieces)
-    # Capturing groups change what findall returns, and `re` reads an empty class differently.
-    if "[]" in rewritten or "[^]" in rewritten or re.search(r"(?<!\\)\((?!\?)", rewritten):
-        return None
-    return rewritten
+            merged.append((start, stop))
+    return merged
 
 
-_MARKUP = re.compile(
-    r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|"
-    r"</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
-    re.DOTALL,
-)
-"""Added tokens of these forms are control tokens whatever their flags are, because parsers read them as markup."""
+def _provenance(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:
+    """Return the packed provenance: PROMPT for each token that overlaps a content span, else SCAFFOLD.
+
+    If `starts` is None, each token starts where the one before it ends.
+    """
+    provenance = bytearray(_SCAFFOLD * len(stops))
+    for begin, end in spans:
+        first = bisect_right(stops, begin)
+        last = min(bisect_left(stops, end) + 1, len(stops)) if starts is None else bisect_left(starts, end)
+        provenance[first:last] = _PROMPT * (last - first)
+    return bytes(provenance)
+
+
+def _gaps(spans: tuple[Span, ...], at: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of scaffold from character `at` on."""
+    for start, stop, _ in spans:
+        if stop <= at:
+            continue
+        if at < start:
+            yield at, start
+        at = stop
+    if at < length:
+        yield at, length
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -266,6 +372,14 @@ class InertTokenizer:
                 text, control, {token.content for token in added}, original
             )
         return cls(*copies.inert[control], control, digest, copies)
+
+
+_MARKUP = re.compile(
+    r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|"
+    r"</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
+    re.DOTALL,
+)
+"""Added tokens of these forms are control tokens whatever their flags are, because parsers read them as markup."""
 
 
 _STATELESS = '"truncation":null,"padding":null'
@@ -373,268 +487,120 @@ def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
         model["merges"] = [(a, b) for a, b in model["merges"] if not ({a, b, a + b} & names.keys())]
 
 
-Control = tuple[int, int, int]
-"""(start, stop, id) of a control token in rendered text, in characters."""
-
-CACHE_SIZE = 1 << 12
-"""Capacity of the caches of scaffold stretches."""
-MAX_CACHED_SCAFFOLD = 256
-"""Longest cached stretch of scaffold, in characters."""
-_PROMPT, _SCAFFOLD = bytes([Provenance.PROMPT]), bytes([Provenance.SCAFFOLD])
-_SPACES = re.compile(r"\s*")
-_SURROGATES = re.compile("[\ud800-\udfff]")
-"""Lone surrogates, which tokenizers reject."""
+_BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+_CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
+"""The ASCII members of Unicode classes."""
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+_GPT2 = {**_BYTE_LEVEL, "use_regex": True}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedText:
-    """Token ids (int32, shape (n,)) and the provenance of each (uint8, shape (n,))."""
+class _Cache(dict[str, bytes]):
+    """Caches a function of short words; a `dict`, so that hits run in C."""
 
-    ids: TokenIds
-    provenance: Provenances
+    def __init__(self, function: Callable[[str], bytes]) -> None:
+        self._function = function
 
-    @classmethod
-    def joined(cls, ids: Iterable[bytes], provenance: Iterable[bytes]) -> EncodedText:
-        """Join packed pieces: ids as int32, provenance as one byte per id."""
-        packed_ids, packed_provenance = bytearray().join(ids), bytearray().join(provenance)
-        return cls(np.frombuffer(packed_ids, np.int32), np.frombuffer(packed_provenance, np.uint8))
+    def __missing__(self, text: str) -> bytes:
+        found = self._function(text)
+        if len(text) <= MAX_CACHED_CHARS:
+            if len(self) >= WORD_CACHE_SIZE:
+                self.clear()
+            self[text] = found
+        return found
 
 
-class ContentSafeEncoder:
-    """Encodes rendered templates so that content gives no control token (law 6).
+class WordCache:
+    """Encodes ASCII text word by word. Thread-safe. Build it with `WordCache.of`.
 
-    Args:
-        tokenizer: A fast Hugging Face tokenizer.
-        markup: Texts of added tokens that a parser reads as control tokens, besides those of a known form.
-        inert: Whether content gives no control token. If False, content is matched like scaffold.
-
-    Attributes:
-        inert: The argument.
-        tokenizer: A private copy of the tokenizer, which matches control tokens in any text.
-        added: Ids of the control tokens by text.
-        control_ids: Ids of the control tokens.
-        digest: sha256 of the tokenizer's definition, hex.
-        eos_id: Id of the tokenizer's eos_token if it is a control token, else None.
-        vocab_size: Number of the tokenizer's ids, added tokens included.
-
-    Raises:
-        TokenizerError: The tokenizer is not a fast tokenizer.
+    Without it, a turn with a tool result of 1,500 characters costs the client over a tenth more CPU.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if not isinstance(backend, Tokenizer):
-            raise TokenizerError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
-                "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
-            )
-        self._plain = plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
-        self.tokenizer = plain.original
-        self.digest = plain.digest
-        self.vocab_size = len(tokenizer)  # cached: a fast tokenizer counts on each call
-        tokens = {
-            i: token for i, token in plain.original.get_added_tokens_decoder().items() if token.content in plain.control
-        }
-        self.added = {token.content: index for index, token in tokens.items()}
-        self.control_ids = frozenset(tokens)
-        self.eos_id = self.added.get(str(tokenizer.eos_token))
-        self._packed = {index: np.int32(index).tobytes() for index in tokens}
-        self._scaffolds: dict[str, Sequence[Control]] = {}
-        self._stretches: dict[str, tuple[bytes, bytes]] = {}
-        self.inert = inert
-        self._strips_left = frozenset(index for index, token in tokens.items() if token.lstrip)
-        self._strips_right = frozenset(index for index, token in tokens.items() if token.rstrip)
-        self._inert_tokenizer = plain.tokenizer
-        self._words = plain.words
-        longest_first = sorted(self.added, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
+        self._model = tokenizer.model
+        self._pattern = pattern
+        self._words = _Cache(self._look_up)
 
-    def encode(self, text: Traced, begin: int = 0, written: Sequence[Control] | None = None) -> EncodedText:
-        """Encode rendered text: control ids where the scaffold has them, ordinary ids elsewhere.
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordCache | None:
+        """Return the cache of a tokenizer, or None if it is not known to encode word by word.
 
         Args:
-            text: The rendering.
-            begin: First character to encode; must be a boundary of a control token.
-            written: The control tokens from `begin` on, if known from `controls`.
+            tokenizer: The tokenizer.
+            definition: Its definition without the model; serialising all of it takes half a second.
         """
-        content = _Content.of(text.spans)
-        ids: list[bytes] = []
-        provenance: list[bytes] = []
-        at = begin
-        for start, stop, token in self._controls(text, begin) if written is None else written:
-            self._encode_stretch(text, at, start, content, ids, provenance)
-            ids.append(self._packed[token])
-            # It is scaffold, even if it strips blanks of content.
-            provenance.append(_SCAFFOLD if self.inert or not content.between(start, stop) else _PROMPT)
-            at = stop
-        self._encode_stretch(text, at, len(text), content, ids, provenance)
-        return EncodedText.joined(ids, provenance)
+        pattern = _pattern(definition)
+        return None if pattern is None else cls(tokenizer, pattern)
 
-    def count(self, content: str) -> int:
-        """Return the number of tokens of content alone."""
-        return self._encoded(str.__str__(content))[1]
+    def encode(self, text: str) -> tuple[bytes, Places] | None:
+        """Return the tokens of a text; None if it is not ASCII or the words do not cover it.
 
-    def controls(self, text: Traced) -> list[Control]:
-        """List the scaffold's control tokens as (start, stop, id) in characters, with the blanks that they strip."""
-        return list(self._controls(text, 0))
+        Returns:
+            The ids as packed int32 in native byte order, and the end of each token in characters, shape (n,).
+        """
+        if not text.isascii():
+            return None
+        words = [self._pattern.findall(text)] if len(text) < LONG_TEXT else self._batches(text)
+        packed = b"".join([b"".join(map(self._words.__getitem__, batch)) for batch in words])
+        tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
+        stops = tokens[:, 1].cumsum(dtype=np.int64)
+        return (tokens[:, 0].tobytes(), stops) if len(stops) and stops[-1] == len(text) else None
 
-    def _controls(self, text: Traced, at: int) -> Iterator[Control]:
-        plain = str.__str__(text)
-        for gap_start, gap_stop in _gaps(text.spans, at, len(text)) if self.inert else ((at, len(text)),):
-            for first, last, token in self._match_controls(plain[gap_start:gap_stop]):
-                start, stop = gap_start + first, gap_start + last
-                if start < at:
-                    continue
-                if token in self._strips_left:
-                    start = at + len(plain[at:start].rstrip())
-                if token in self._strips_right and (blanks := _SPACES.match(plain, stop)):
-                    stop = blanks.end()
-                yield start, stop, token
-                at = stop
+    def _batches(self, text: str) -> Iterator[list[str]]:
+        """Yield the words of a text in batches; `findall` would hold the GIL until its end."""
+        found = map(re.Match.group, self._pattern.finditer(text))
+        while batch := list(islice(found, _BATCH)):
+            yield batch
 
-    def _match_controls(self, scaffold: str) -> Sequence[Control]:
-        """List the control tokens in a stretch of scaffold; cached, since a template has few different ones."""
-        known = self._scaffolds.get(scaffold)
-        if known is None:
-            found = self._pattern.finditer(scaffold)
-            known = tuple((match.start(), match.end(), self.added[match.group()]) for match in found)
-            if len(scaffold) <= MAX_CACHED_SCAFFOLD:
-                if len(self._scaffolds) >= CACHE_SIZE:
-                    self._scaffolds.clear()
-                self._scaffolds[scaffold] = known
-        return known
-
-    def _encode_stretch(
-        self, text: Traced, start: int, stop: int, content: _Content, ids: list[bytes], provenance: list[bytes]
-    ) -> None:
-        """Append the packed ids and provenance of the characters from `start` to `stop`."""
-        if start >= stop:
-            return
-        stretch = str.__getitem__(text, slice(start, stop))
-        inside = content.between(start, stop)
-        spans = [(a - start, b - start) for a, b, _ in inside]
-        packed_ids, packed_provenance = self._stretch(stretch, spans) if spans else self._scaffold(stretch)
-        ids.append(packed_ids)
-        provenance.append(packed_provenance)
-
-    def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
-        """Return the packed ids and provenance of text without control tokens, given its content spans."""
-        packed, count, bounds = self._encoded(text)
-        if len(spans) > 1:
-            spans = _merged(spans)
-        if spans[0][0] <= 0 and spans[0][1] >= len(text):
-            return packed, _PROMPT * count
-        starts, stops = bounds()
-        return packed, _provenance(starts, stops, spans)
-
-    def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
-        """Return the packed ids and provenance of a stretch without content; cached."""
-        known = self._stretches.get(stretch)
-        if known is None:
-            packed, count, _ = self._encoded(stretch)
-            known = packed, _SCAFFOLD * count
-            if len(stretch) <= MAX_CACHED_SCAFFOLD:
-                if len(self._stretches) >= CACHE_SIZE:
-                    self._stretches.clear()
-                self._stretches[stretch] = known
-        return known
-
-    def _encoded(self, stretch: str) -> tuple[bytes, int, Callable[[], tuple[Places | None, Places]]]:
-        """Return a stretch's packed ids, their number, and a function that returns the bounds of each token."""
-        found = self._words.encode(stretch) if self._words is not None else None
-        if found is not None:
-            return found.ids, len(found.stops), lambda: (None, found.stops)
-        if not stretch.isascii():
-            stretch = replace_surrogates(stretch)
-        if len(stretch) < LONG_TEXT:
-            encoding = self._inert_tokenizer.encode(stretch, add_special_tokens=False)
-        else:  # the same result, but the GIL is released
-            encoding = self._inert_tokenizer.encode_batch([stretch], add_special_tokens=False)[0]
-        ids = encoding.ids
-        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _bounds(_offsets(encoding), len(stretch))
+    def _look_up(self, word: str) -> bytes:
+        """Return each token of a word as its id and its length in characters, int32."""
+        ((mapped, _),) = _BYTES.pre_tokenize_str(word)
+        tokens = self._model.tokenize(mapped)
+        return np.array([(token.id, len(token.value)) for token in tokens], np.int32).tobytes()
 
 
-def replace_surrogates(text: str) -> str:
-    """Return the text with lone surrogates replaced by U+FFFD."""
-    return _SURROGATES.sub("\ufffd", text)
+def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
+    """Return the expression by which a tokenizer splits ASCII text into words, or None if there is no single one."""
+    normalizer = definition["normalizer"] or {"type": "NFC"}
+    if definition["added_tokens"] or normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
+        return None
+    expression = _expression(definition["pre_tokenizer"] or {})
+    translated = None if expression is None else _ascii(expression)
+    return None if translated is None else re.compile(translated, re.ASCII)
 
 
-class _Content(NamedTuple):
-    """The content spans of a text, indexed by character."""
-
-    spans: tuple[Span, ...]
-    begins: list[int]
-    ends: list[int]
-
-    @classmethod
-    def of(cls, spans: tuple[Span, ...]) -> _Content:
-        return cls(spans, [span[0] for span in spans], [span[1] for span in spans])
-
-    def between(self, start: int, stop: int) -> tuple[Span, ...]:
-        """Return the spans that overlap the characters from `start` to `stop`."""
-        return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
+def _expression(pre_tokenizer: dict[str, Any]) -> str | None:
+    """Return the Oniguruma expression whose matches are the words, or None for other pre-tokenizers."""
+    match pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
+        case [{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(expression)}}, last]:
+            return expression if last.items() >= _BYTE_LEVEL.items() else None
+        case [last] if last.items() >= _GPT2.items():
+            return _gpt2(r" ?\p{N}+")
+        case [{"type": "Digits", "individual_digits": bool(alone)}, last] if last.items() >= _GPT2.items():
+            # Digits are split off first, so they take no blank, and blanks before them end a text.
+            return _gpt2(r"\p{N}" if alone else r"\p{N}+", r"[^\s\p{N}]")
+    return None
 
 
-Places = npt.NDArray[np.int64] | Sequence[int]
+def _gpt2(numbers: str, after_blanks: str = r"\S") -> str:
+    """Return the expression of `ByteLevel`, GPT-2's (tokenizers, `byte_level.rs`)."""
+    return rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!{after_blanks})|\s+"
 
 
-def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
-    """Return the (start, stop) of each token. Long encodings are read in parts, because `offsets` holds the GIL."""
-    count = len(encoding)
-    if count < LONG_TEXT:
-        return cast(Sequence[tuple[int, int]], encoding.offsets)
-    parts = range(0, count, LONG_TEXT)
-    return np.concatenate(
-        [
-            np.array([encoding.token_to_chars(i) for i in range(at, min(at + LONG_TEXT, count))], np.int64)
-            for at in parts
-        ]
-    )
-
-
-def _bounds(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length: int) -> tuple[Places, Places]:
-    """Return the starts and stops of tokens, in characters.
-
-    A normaliser that composes characters reports only the first, so each token is extended up to the next one.
-    """
-    starts, stops = np.array(offsets, np.int64).reshape(-1, 2).T
-    if not (starts[1:] == stops[:-1]).all():
-        following = np.append(starts, length)[np.searchsorted(starts, starts, side="right")]
-        stops = np.maximum(stops, following)
-    return starts, stops
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge adjacent spans, so that an empty token between them counts as content."""
-    merged = [*spans[:1]]
-    for start, stop in spans[1:]:
-        if start == merged[-1][1]:
-            merged[-1] = merged[-1][0], stop
+def _ascii(expression: str) -> str | None:
+    """Convert an Oniguruma expression to Python's `re` for ASCII text; None if the two may differ."""
+    pieces: list[str] = []
+    inside = False
+    for part in re.findall(r"\\p\{\w+\}|\\.|\[|\]|[^\\\[\]]+", expression, re.DOTALL):
+        if part in "[]":
+            inside = part == "["
+        if part.startswith("\\p"):
+            if (letters := _CLASSES.get(part[3:-1])) is None:
+                return None
+            pieces.append(letters if inside else f"[{letters}]" if letters else r"(?!)")
         else:
-            merged.append((start, stop))
-    return merged
-
-
-def _provenance(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:
-    """Return the packed provenance: PROMPT for each token that overlaps a content span, else SCAFFOLD.
-
-    If `starts` is None, each token starts where the one before it ends.
-    """
-    provenance = bytearray(_SCAFFOLD * len(stops))
-    for begin, end in spans:
-        first = bisect_right(stops, begin)
-        last = min(bisect_left(stops, end) + 1, len(stops)) if starts is None else bisect_left(starts, end)
-        provenance[first:last] = _PROMPT * (last - first)
-    return bytes(provenance)
-
-
-def _gaps(spans: tuple[Span, ...], at: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of scaffold from character `at` on."""
-    for start, stop, _ in spans:
-        if stop <= at:
-            continue
-        if at < start:
-            yield at, start
-        at = stop
-    if at < length:
-        yield at, length
+            pieces.append(part)
+    rewritten = "".join(pieces)
+    # Capturing groups change what findall returns, and `re` reads an empty class differently.
+    if "[]" in rewritten or "[^]" in rewritten or re.search(r"(?<!\\)\((?!\?)", rewritten):
+        return None
+    return rewritten

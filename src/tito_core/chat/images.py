@@ -1,7 +1,9 @@
-"""Strands' image blocks -> images as they are sent: upright, opaque, RGB, and read only once.
+"""Images: read for a request, and certified for a template.
 
-Engines agree on the pixels of such files within rounding. A transparent picture or one that is rotated by its EXIF tag
-gives other logprobs on each engine, up to 1.9 nats apart with the same echo.
+`read_image` makes images as they are sent: upright, opaque, RGB, and read only once. Engines agree on the pixels of
+such files within rounding. A transparent picture or one that is rotated by its EXIF tag gives other logprobs on each
+engine, up to 1.9 nats apart with the same echo. `certify_images` tries each place where a template may show images, on
+probes.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ MAX_ASPECT = 200
 """Greatest ratio of the sides: Qwen-VL's image processors refuse more."""
 _ORIENTATION = 0x0112
 """The EXIF tag; 1 is upright."""
-_known: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
+_images: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
 """Images by the digest of the bytes that they were made of, as long as a ledger or a request holds them."""
 
 
@@ -54,7 +56,7 @@ def known_image(content: Mapping[str, Any]) -> Image | None:
     declared = str(content["format"])
     if declared.lower() not in FORMATS:
         raise ImageError(f"The format {declared[:40]!r} is not supported. Send one of {', '.join(FORMATS)}.")
-    return _known.get(sha256(content["source"]["bytes"]).digest())
+    return _images.get(sha256(content["source"]["bytes"]).digest())
 
 
 def read_image(content: Mapping[str, Any]) -> Image:
@@ -69,7 +71,7 @@ def read_image(content: Mapping[str, Any]) -> Image:
     image = known_image(content)
     if image is None:
         data: bytes = content["source"]["bytes"]
-        image = _known[sha256(data).digest()] = _read(data)
+        image = _images[sha256(data).digest()] = _read(data)
     return image
 
 
@@ -233,11 +235,6 @@ def count_images(messages: Messages) -> int:
     return sum("image" in item for block in blocks for item in block["content"])
 
 
-if TYPE_CHECKING:
-    from tito_core.chat.certify import Trial
-
-    Attempt = Callable[[Sequence[Case]], Trial]
-
 PLACEHOLDERS = (
     "<|image_pad|>",  # Qwen-VL
     "<image_soft_token>",  # Gemma
@@ -269,6 +266,10 @@ _ADDED_BY_SERVERS = {
 """Tokens that the image processors of families put around and between placeholders (transformers 5.23)."""
 
 
+Judge = Callable[[Sequence[Case]], str | None]
+"""Returns why deltas are wrong on probes, or None if they are right."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageCertificate:
     """What certification found out about images.
@@ -287,19 +288,19 @@ class ImageCertificate:
 
 
 def certify_images(
-    source: DeltaSource, referee: Referee, attempt: Attempt, *, named: str | None, tools: bool
+    source: DeltaSource, referee: Referee, judge: Judge, *, image_token: str | None, tools: bool
 ) -> ImageCertificate:
     """Certify images for the candidate that was chosen on texts.
 
     Args:
         source: The candidate.
         referee: The plain rendering.
-        attempt: Tries the candidate on probes, up to the first difference.
-        named: The placeholder that the tokenizer names, or None.
+        judge: Returns why the candidate's deltas are wrong on probes, or None.
+        image_token: The placeholder that the tokenizer names, or None.
         tools: Whether the template shows tool results.
     """
     try:
-        placeholder = _placeholder(source, named)
+        placeholder = _placeholder(source, image_token)
     except TemplateError as error:
         return ImageCertificate(None, (), tuple((place, str(error)) for place in (USER, RESULT)))
     added = source.encoder.added
@@ -309,7 +310,7 @@ def certify_images(
         reason = (
             "It shows no tool results."
             if place == RESULT and not tools
-            else _fault(source, referee, attempt, added[placeholder], media, list(image_cases(place)))
+            else _fault(source, referee, judge, added[placeholder], media, list(image_cases(place)))
         )
         if reason is None:
             places.append(place)
@@ -320,7 +321,7 @@ def certify_images(
     return ImageCertificate(placeholder, tuple(places), tuple(refused), tuple(sorted(media)))
 
 
-def _placeholder(source: DeltaSource, named: str | None) -> str:
+def _placeholder(source: DeltaSource, image_token: str | None) -> str:
     """Return the control token that stands for an image.
 
     Raises:
@@ -335,15 +336,15 @@ def _placeholder(source: DeltaSource, named: str | None) -> str:
     one, two = counts[1] - counts[0], counts[2] - counts[0]
     texts = {index: text for text, index in source.encoder.added.items()}
     found = [texts[token] for token, count in one.items() if count == 1 and two[token] == 2]
-    known = [text for text in (named, *PLACEHOLDERS) if text in found]
+    usual = [text for text in (image_token, *PLACEHOLDERS) if text in found]
     if not found:
         raise TemplateError("The template writes no control token for an image. Use a template that shows images.")
-    if len(found) > 1 and not known:
+    if len(found) > 1 and not usual:
         raise TemplateError(
             f"The template writes several control tokens for an image, {', '.join(found)}, and none is a known "
             "placeholder. Report this template."
         )
-    placeholder = str(known[0] if known else found[0])
+    placeholder = str(usual[0] if usual else found[0])
     for text, families in _ADDED_BY_SERVERS.items():
         if text in source.encoder.added and (text == placeholder or text not in found):
             raise TemplateError(
@@ -354,7 +355,7 @@ def _placeholder(source: DeltaSource, named: str | None) -> str:
 
 
 def _fault(
-    source: DeltaSource, referee: Referee, attempt: Attempt, token: int, media: Set[int], cases: Sequence[Case]
+    source: DeltaSource, referee: Referee, judge: Judge, token: int, media: Set[int], cases: Sequence[Case]
 ) -> str | None:
     """Return why images cannot be used in a place, or None if every probe is right.
 
@@ -371,21 +372,14 @@ def _fault(
         if strange := controls.keys() & (media - {token}):
             names = sorted(text for text, index in source.encoder.added.items() if index in strange)
             return f"It writes {', '.join(names)}, which stands for other media, in the probe {case.name!r}."
-        shown = controls[token]
-        if shown != (images := count_images(case.history)):
-            return f"It writes {shown} placeholders for the {images} images of the probe {case.name!r}."
+        if (written := controls[token]) != (images := count_images(case.history)):
+            return f"It writes {written} placeholders for the {images} images of the probe {case.name!r}."
         if str.__str__(text) != plain:
             return f"Content cannot be traced through the probe {case.name!r}."
         written = delta.ids.tolist().count(token)
         if written != (images := count_images(case.new)):
             return f"It writes {written} placeholders for the {images} new images of the probe {case.name!r}."
-    trial = attempt(cases)
-    if trial.refused:
-        return f"It refuses the probe {trial.refused[0][0]!r}: {trial.refused[0][1]}"
-    if trial.difference is not None:
-        probe, difference = trial.difference
-        return f"It renders an image differently depending on what precedes it. On the probe {probe!r}, {difference}"
-    return None
+    return judge(cases)
 
 
 def _rendered(source: DeltaSource, messages: Messages, case: Case | None = None) -> Traced:

@@ -16,12 +16,12 @@ DEEPEST = 100
 """Deepest nesting of lists and mappings in a tool's arguments; the parsers' limit for sampled calls is the same."""
 _SUPPORTED = frozenset({"text", "image", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
 """Keys of the supported content blocks."""
-_KNOWN = _SUPPORTED | ContentBlock.__annotations__.keys()
+_KINDS = _SUPPORTED | ContentBlock.__annotations__.keys()
 _RESULT_KINDS = ToolResultContent.__annotations__.keys() | {"video"}
 """Keys of the content of tool results that Strands' models know; an item has one of them."""
-_LEAST, _BEYOND = -(2**63), 2**64
-"""The range of integers that a ledger's file holds: `_LEAST <= n < _BEYOND`."""
-_SHOWN = 60
+_MIN_INTEGER, _INTEGER_END = -(2**63), 2**64
+"""The range of integers that a ledger's file holds: `_MIN_INTEGER <= n < _INTEGER_END`."""
+_MAX_REPR = 60
 """Characters of a wrong value that an error shows."""
 
 
@@ -45,7 +45,8 @@ def check_messages(messages: Any, first: int = 0) -> int:
     """
     if not isinstance(messages, list | tuple):
         raise InvalidMessageError(
-            f"messages is {shown(messages)}: give a list, such as [{{'role': 'user', 'content': [{{'text': 'Hi'}}]}}]."
+            f"messages is {describe(messages)}: give a list, such as "
+            "[{'role': 'user', 'content': [{'text': 'Hi'}]}]."
         )
     count = 0
     for index, message in enumerate(messages, first):
@@ -62,12 +63,12 @@ def check_system_blocks(content: Any) -> None:
     """
     if not isinstance(content, list | tuple):
         raise InvalidMessageError(
-            f"system_prompt_content is {shown(content)}: give a list, such as [{{'text': '...'}}]."
+            f"system_prompt_content is {describe(content)}: give a list, such as [{{'text': '...'}}]."
         )
     for i, block in enumerate(content):
         where = f"system_prompt_content[{i}]"
         if not isinstance(block, dict):
-            raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': '...'}}.")
+            raise InvalidMessageError(f"{where} is {describe(block)}: a block is a dict, such as {{'text': '...'}}.")
         if "text" in block:
             _text(block["text"], f"{where}['text']")
 
@@ -82,25 +83,25 @@ def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
     if not isinstance(messages, list | tuple):
         check_messages(messages)
     if system_prompt is not None and not isinstance(system_prompt, str):
-        raise InvalidMessageError(f"system_prompt is {shown(system_prompt)}: give a string, or None.")
+        raise InvalidMessageError(f"system_prompt is {describe(system_prompt)}: give a string, or None.")
     if tool_specs is not None and not isinstance(tool_specs, list | tuple):
-        raise InvalidMessageError(f"tool_specs is {shown(tool_specs)}: give a list of tool specifications, or None.")
+        raise InvalidMessageError(f"tool_specs is {describe(tool_specs)}: give a list of tool specifications, or None.")
     for i, spec in enumerate(tool_specs or ()):
         where = f"tool_specs[{i}]"
         if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or not spec["name"]:
             raise InvalidMessageError(
-                f"{where} is {shown(spec)}: a tool specification is a dict with 'name', 'description' and "
+                f"{where} is {describe(spec)}: a tool specification is a dict with 'name', 'description' and "
                 "'inputSchema', and its name is a non-empty string."
             )
         schema = spec.get("inputSchema")
         if not isinstance(schema, dict) or not isinstance(schema.get("json"), dict):
             raise InvalidMessageError(
-                f"{where}['inputSchema'] of tool {spec['name']!r} is {shown(schema)}: give "
+                f"{where}['inputSchema'] of tool {spec['name']!r} is {describe(schema)}: give "
                 "{'json': {'type': 'object', ...}}, with the JSON Schema of its arguments."
             )
         if not isinstance(spec.get("description", ""), str):
             raise InvalidMessageError(
-                f"{where}['description'] of tool {spec['name']!r} is {shown(spec['description'])}: give a string."
+                f"{where}['description'] of tool {spec['name']!r} is {describe(spec['description'])}: give a string."
             )
 
 
@@ -146,14 +147,14 @@ def _count_simple(message: Any) -> int | None:
 
 def _message(message: Any, where: str) -> int:
     if not isinstance(message, dict):
-        raise InvalidMessageError(f"{where} is {shown(message)}: a message is a dict with 'role' and 'content'.")
+        raise InvalidMessageError(f"{where} is {describe(message)}: a message is a dict with 'role' and 'content'.")
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         hint = " Give a system prompt as system_prompt." if role == "system" else ""
-        has = f"has the role {shown(role)}" if "role" in message else "has no role"
+        has = f"has the role {describe(role)}" if "role" in message else "has no role"
         raise InvalidMessageError(f"{where} {has}: the role is 'user' or 'assistant'.{hint}")
     if not isinstance(content, list | tuple):
-        has = f"{where}['content'] is {shown(content)}" if "content" in message else f"{where} has no content"
+        has = f"{where}['content'] is {describe(content)}" if "content" in message else f"{where} has no content"
         raise InvalidMessageError(f"{has}: content is a list of blocks, such as [{{'text': 'Hi'}}].")
     return sum([_block(block, role, f"{where}['content'][{i}]") for i, block in enumerate(content)])
 
@@ -168,7 +169,7 @@ def _block(block: Any, role: str, where: str) -> int:
     if kind not in _SUPPORTED:
         raise UnsupportedContentError(unsupported(f"a block of kind {kind!r}", role, where))
     if not isinstance(value, dict):
-        raise InvalidMessageError(f"{where}[{kind!r}] is {shown(value)}: give a dict.")
+        raise InvalidMessageError(f"{where}[{kind!r}] is {describe(value)}: give a dict.")
     if kind == "image":
         if role == "assistant":
             raise UnsupportedContentError(unsupported("an image", role, where))
@@ -188,17 +189,17 @@ def _block(block: Any, role: str, where: str) -> int:
 def _kind(block: Any, where: str) -> str:
     """Return the key that names a block's kind."""
     if not isinstance(block, dict):
-        raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': 'Hi'}}.")
-    kinds = [key for key in block if key in _KNOWN]
+        raise InvalidMessageError(f"{where} is {describe(block)}: a block is a dict, such as {{'text': 'Hi'}}.")
+    kinds = [key for key in block if key in _KINDS]
     if len(kinds) == 1:
         return str(kinds[0])
-    has = f"has the keys {', '.join(map(repr, kinds))}" if kinds else f"has none of the known keys: {shown(block)}"
+    has = f"has the keys {', '.join(map(repr, kinds))}" if kinds else f"has none of the known keys: {describe(block)}"
     raise InvalidMessageError(f"{where} {has}. Give each block one of {', '.join(sorted(_SUPPORTED))}.")
 
 
 def _text(value: Any, where: str) -> int:
     if not isinstance(value, str):
-        raise InvalidMessageError(f"{where} is {shown(value)}: give a string.")
+        raise InvalidMessageError(f"{where} is {describe(value)}: give a string.")
     return len(value)
 
 
@@ -207,7 +208,7 @@ def _reasoning(value: Mapping[str, Any], where: str) -> int:
         return 0
     thought = value["reasoningText"]
     if not isinstance(thought, dict):
-        raise InvalidMessageError(f"{where}['reasoningText'] is {shown(thought)}: give {{'text': ...}}.")
+        raise InvalidMessageError(f"{where}['reasoningText'] is {describe(thought)}: give {{'text': ...}}.")
     return _text(thought.get("text"), f"{where}['reasoningText']['text']")
 
 
@@ -217,7 +218,7 @@ def _call(use: Mapping[str, Any], where: str) -> int:
         raise InvalidMessageError(f"{where} has no 'input': give the call's arguments, such as {{}}.")
     if not isinstance(use["input"], dict):
         raise InvalidMessageError(
-            f"{where}['input'] of tool call {use['toolUseId']!r} is {shown(use['input'])}: give the arguments as a "
+            f"{where}['input'] of tool call {use['toolUseId']!r} is {describe(use['input'])}: give the arguments as a "
             "dict, such as {'a': 1}; json.loads() makes one of JSON text."
         )
     if fault := _fault_of(use["input"], f"{where}['input']", DEEPEST):
@@ -228,13 +229,13 @@ def _call(use: Mapping[str, Any], where: str) -> int:
 def _result(result: Mapping[str, Any], role: str, where: str) -> int:
     content = result.get("content")
     if not isinstance(content, list | tuple):
-        raise InvalidMessageError(f"{where}['content'] is {shown(content)}: give a list, such as [{{'text': '5'}}].")
+        raise InvalidMessageError(f"{where}['content'] is {describe(content)}: give a list, such as [{{'text': '5'}}].")
     return sum([_result_item(item, result, role, f"{where}['content'][{i}]") for i, item in enumerate(content)])
 
 
 def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) -> int:
     if not isinstance(item, dict):
-        raise InvalidMessageError(f"{where} is {shown(item)}: give {{'text': ...}} or {{'json': ...}}.")
+        raise InvalidMessageError(f"{where} is {describe(item)}: give {{'text': ...}} or {{'json': ...}}.")
     of = f"in the tool result {result['toolUseId']!r}"
     kinds = [key for key in item if key in _RESULT_KINDS]
     if len(kinds) > 1:
@@ -263,12 +264,13 @@ def _image(image: Any, where: str) -> int:
     source = image.get("source") if isinstance(image, dict) else None
     if not isinstance(source, dict) or not isinstance(image.get("format"), str):
         raise InvalidMessageError(
-            f"{where} is {shown(image)}: give {{'format': 'png', 'source': {{'bytes': ...}}}}, with the image's bytes."
+            f"{where} is {describe(image)}: give {{'format': 'png', 'source': {{'bytes': ...}}}}, with the "
+            "image's bytes."
         )
     if not isinstance(source.get("bytes"), bytes) or source.get("location") is not None:
         data = f", its 'bytes' of type {type(source['bytes']).__name__}" if "bytes" in source else ""
         raise UnsupportedContentError(
-            f"{where}['source'] is {shown(source)}{data}. This provider reads only an object of type bytes, and no "
+            f"{where}['source'] is {describe(source)}{data}. This provider reads only an object of type bytes, and no "
             "location. Load the image and pass {'bytes': data}, with bytes(data) for another type."
         )
     return 0
@@ -290,8 +292,8 @@ def _bound_fault(value: Any, where: str) -> str | None:
         item, depth = waiting.pop()
         if depth > DEEPEST:
             return f"{where} nests more than {DEEPEST} levels deep"
-        if isinstance(item, int) and not _LEAST <= item < _BEYOND:
-            return f"{where} holds {shown(item)}, which needs more than 64 bits"
+        if isinstance(item, int) and not _MIN_INTEGER <= item < _INTEGER_END:
+            return f"{where} holds {describe(item)}, which needs more than 64 bits"
         if isinstance(item, dict | list | tuple):
             waiting += [(each, depth + 1) for each in (item.values() if isinstance(item, dict) else item)]
     return None
@@ -302,23 +304,24 @@ def _fault_of(value: Any, where: str, depth: int) -> str | None:
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return None if _LEAST <= value < _BEYOND else f"{where} is {shown(value)}, which needs more than 64 bits"
+        fits = _MIN_INTEGER <= value < _INTEGER_END
+        return None if fits else f"{where} is {describe(value)}, which needs more than 64 bits"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{where} is {value}"
     if not isinstance(value, dict | list | tuple):
-        return f"{where} is {shown(value)}"
+        return f"{where} is {describe(value)}"
     if not depth:
         return f"{where.partition('][')[0]}] nests more than {DEEPEST} levels deep"
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         if isinstance(value, dict) and not isinstance(key, str):
-            return f"{where} has the key {shown(key)}, which is not a string"
+            return f"{where} has the key {describe(key)}, which is not a string"
         if fault := _fault_of(item, f"{where}[{key!r}]", depth - 1):
             return fault
     return None
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a short description of a wrong value: the start of its `repr`, with its type if that is not obvious."""
     if isinstance(value, Mapping | list | tuple):
         names = (
@@ -329,5 +332,5 @@ def shown(value: Any) -> str:
         text = repr(value)
     except Exception:  # any `__repr__`, and integers with too many digits for `repr`
         text = "a value"
-    known = value is None or isinstance(value, str | int | float)
-    return text[:_SHOWN] if known else f"of type {type(value).__name__} ({text[:_SHOWN]})"
+    is_plain = value is None or isinstance(value, str | int | float)
+    return text[:_MAX_REPR] if is_plain else f"of type {type(value).__name__} ({text[:_MAX_REPR]})"

@@ -25,7 +25,7 @@ MALFORMED_CALL = "tito_malformed_call"
 
 The call's input holds the "reason", the "raw" text of the call, and its "name" if that is certain.
 """
-_RAW_SHOWN = 200
+_RAW_QUOTED = 200
 """Characters of a malformed call that are quoted in the feedback to the policy."""
 
 Arguments = Literal["mapping", "string"]
@@ -236,7 +236,7 @@ def _user(
             "role": "tool",
             "tool_call_id": trace(message_format.call_id(sampled_id(result["toolUseId"])), source),
             "name": trace(_tool_name(by_id.get(result["toolUseId"], {"name": ""})), source),
-            "content": message_format.content_of(_shown(result, feedback.get(result["toolUseId"])), source),
+            "content": message_format.content_of(_with_feedback(result, feedback.get(result["toolUseId"])), source),
         }
         for result in results
     ]
@@ -262,13 +262,13 @@ def _feedback(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         label = f"tool call {number} of {len(calls)}" if len(calls) > 1 else "the tool call"
         to = f" to {malformed['name']}" if malformed.get("name") else ""
         raw = str(malformed.get("raw", ""))
-        quote = "It said" if len(raw) <= _RAW_SHOWN else "It began"
+        quote = "It said" if len(raw) <= _RAW_QUOTED else "It began"
         parts = [f"Error: {label}{to} was malformed and was not executed.", str(malformed.get("reason", ""))]
-        feedback[call["toolUseId"]] = " ".join(filter(None, [*parts, raw and f"{quote}: {raw[:_RAW_SHOWN]}"]))
+        feedback[call["toolUseId"]] = " ".join(filter(None, [*parts, raw and f"{quote}: {raw[:_RAW_QUOTED]}"]))
     return feedback
 
 
-def _shown(result: ToolResult, feedback: str | None) -> Sequence[Piece]:
+def _with_feedback(result: ToolResult, feedback: str | None) -> Sequence[Piece]:
     """Return a result's texts and images. For a malformed call, feedback replaces Strands' unknown-tool error."""
     pieces = _result_pieces(result)
     if feedback is None:
@@ -318,7 +318,7 @@ def _joined(texts: Sequence[str], source: int) -> str:
     return join(Traced.content("\n", source), [Traced.content(text, source) for text in texts])
 
 
-_OWN_ID = re.compile(r"call_[0-9a-f]{8}_[0-9]+\.(.+)", re.DOTALL)
+_UNIQUE_ID = re.compile(r"call_[0-9a-f]{8}_[0-9]+\.(.+)", re.DOTALL)
 
 
 def with_sampled_id(call_id: str, sampled: str | None) -> str:
@@ -328,5 +328,5 @@ def with_sampled_id(call_id: str, sampled: str | None) -> str:
 
 def sampled_id(tool_use_id: str) -> str:
     """Return the id that the template renders: the policy's sampled id if there is one, else the whole `toolUseId`."""
-    match = _OWN_ID.fullmatch(tool_use_id)
+    match = _UNIQUE_ID.fullmatch(tool_use_id)
     return match[1] if match else tool_use_id

@@ -1,7 +1,8 @@
 """The referee of deltas (law 7): transformers' own plain rendering of whole conversations.
 
-It converts Strands messages with its own code and imports nothing that makes deltas (enforced by import-linter), so
-that the two share no mistakes.
+`Referee` renders, and `Judge` compares deltas with its renderings: their tokens, and where an engine would stop. They
+convert Strands messages with their own code and import nothing that makes deltas (enforced by import-linter), so that
+the two sides share no mistakes.
 """
 
 from __future__ import annotations
@@ -18,107 +19,22 @@ from typing import Any
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """transformers 5.23 copies reasoning under these names too (`chat_template_utils._alias_reasoning_fields`)."""
-_OWN_ID = re.compile(r"call_[0-9a-f]{8}_\d+\.(?P<sampled>.+)", re.DOTALL)
+_UNIQUE_ID = re.compile(r"call_[0-9a-f]{8}_\d+\.(?P<sampled>.+)", re.DOTALL)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _TOOL = {
     "name": "zqtool",
     "description": "Zq.",
     "inputSchema": {"json": {"type": "object", "properties": {"zqkey": {"type": "string"}}, "required": []}},
 }
+CONTEXT = 60
+"""Characters shown on each side of the first difference."""
+_QUESTION = {"role": "user", "content": [{"text": "Why n000."}]}
+_WORD = re.compile(r"\bn\d{3}\b")
+"""The number in each text of a probe."""
 
 
 class RefusedError(ValueError):
     """The template raises on these messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """How Strands messages are converted for a template.
-
-    Attributes:
-        parts: Content is a list of `{"type": "text"}` parts, not a string.
-        json_arguments: A call's arguments are JSON text, not a mapping.
-        short_ids: Call ids have nine letters or digits, as Mistral's templates require.
-        text_or_reasoning: A message with calls has text or reasoning, not both, as gpt-oss requires.
-    """
-
-    parts: bool = False
-    json_arguments: bool = False
-    short_ids: bool = False
-    text_or_reasoning: bool = False
-
-    def messages(self, messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
-        """Convert a history."""
-        converted = [{"role": "system", "content": self._content(system)}] if system else []
-        calls: list[Any] = []
-        for message in messages:
-            texts = [block["text"] for block in message["content"] if "text" in block]
-            images = any("image" in block for block in message["content"])
-            if message["role"] == "assistant":
-                calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
-                converted.append(self._answer(message, texts, calls))
-                continue
-            results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
-            names = {call["toolUseId"]: call["name"] for call in calls}
-            order = {call_id: position for position, call_id in enumerate(names)}
-            for result in sorted(results, key=lambda each: order.get(each["toolUseId"], len(order))):
-                call_id = result["toolUseId"]
-                converted.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": self._id(call_id),
-                        "name": names.get(call_id, ""),
-                        "content": self._mixed(result["content"]),
-                    }
-                )
-            if texts or images or not results:
-                converted.append({"role": "user", "content": self._mixed(message["content"])})
-        return converted
-
-    def _mixed(self, blocks: Sequence[Any]) -> Any:
-        """Return the texts and images of a message or tool result; a list of parts if there is an image."""
-        runs: list[list[str] | None] = [[]]  # None is an image
-        for block in blocks:
-            if "image" in block:
-                runs += [None, []]
-            elif "text" in block or "json" in block:
-                run = runs[-1]
-                assert run is not None
-                run.append(block["text"] if "text" in block else _json(block["json"]))
-        if len(runs) == 1:
-            return self._content("\n".join(runs[0] or []))
-        shown = [run for run in runs if run is None or run]
-        return [{"type": "image"} if run is None else {"type": "text", "text": "\n".join(run)} for run in shown]
-
-    def _answer(self, message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
-        blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]
-        reasoning = [block["reasoningText"]["text"] for block in blocks if "reasoningText" in block]
-        answer: dict[str, Any] = {"role": "assistant", "content": self._content("\n".join(texts))}
-        if reasoning and not (self.text_or_reasoning and calls and any(texts)):
-            answer |= dict.fromkeys(_REASONING_KEYS, "\n".join(reasoning))
-        if calls:
-            answer["tool_calls"] = [
-                {
-                    "id": self._id(call["toolUseId"]),
-                    "type": "function",
-                    "function": {
-                        "name": call["name"],
-                        "arguments": _json(call["input"]) if self.json_arguments else call["input"],
-                    },
-                }
-                for call in calls
-            ]
-        return answer
-
-    def _content(self, text: str) -> Any:
-        return [{"type": "text", "text": text}] if self.parts else text
-
-    def _id(self, call_id: str) -> str:
-        own = _OWN_ID.fullmatch(call_id)
-        shown = own["sampled"] if own else call_id
-        if self.short_ids and not _SHORT_ID.fullmatch(shown):
-            return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()[:9]
-        return shown
 
 
 class Referee:
@@ -205,6 +121,99 @@ class Referee:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How Strands messages are converted for a template.
+
+    Attributes:
+        parts: Content is a list of `{"type": "text"}` parts, not a string.
+        json_arguments: A call's arguments are JSON text, not a mapping.
+        short_ids: Call ids have nine letters or digits, as Mistral's templates require.
+        text_or_reasoning: A message with calls has text or reasoning, not both, as gpt-oss requires.
+    """
+
+    parts: bool = False
+    json_arguments: bool = False
+    short_ids: bool = False
+    text_or_reasoning: bool = False
+
+    def messages(self, messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
+        """Convert a history."""
+        converted = [{"role": "system", "content": self._content(system)}] if system else []
+        calls: list[Any] = []
+        for message in messages:
+            texts = [block["text"] for block in message["content"] if "text" in block]
+            images = any("image" in block for block in message["content"])
+            if message["role"] == "assistant":
+                calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+                converted.append(self._answer(message, texts, calls))
+                continue
+            results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
+            names = {call["toolUseId"]: call["name"] for call in calls}
+            order = {call_id: position for position, call_id in enumerate(names)}
+            for result in sorted(results, key=lambda each: order.get(each["toolUseId"], len(order))):
+                call_id = result["toolUseId"]
+                converted.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": self._id(call_id),
+                        "name": names.get(call_id, ""),
+                        "content": self._mixed(result["content"]),
+                    }
+                )
+            if texts or images or not results:
+                converted.append({"role": "user", "content": self._mixed(message["content"])})
+        return converted
+
+    def _mixed(self, blocks: Sequence[Any]) -> Any:
+        """Return the texts and images of a message or tool result; a list of parts if there is an image."""
+        runs: list[list[str] | None] = [[]]  # None is an image
+        for block in blocks:
+            if "image" in block:
+                runs += [None, []]
+            elif "text" in block or "json" in block:
+                run = runs[-1]
+                assert run is not None
+                run.append(block["text"] if "text" in block else _json(block["json"]))
+        if len(runs) == 1:
+            return self._content("\n".join(runs[0] or []))
+        return [
+            {"type": "image"} if run is None else {"type": "text", "text": "\n".join(run)}
+            for run in runs
+            if run is None or run
+        ]
+
+    def _answer(self, message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
+        blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]
+        reasoning = [block["reasoningText"]["text"] for block in blocks if "reasoningText" in block]
+        answer: dict[str, Any] = {"role": "assistant", "content": self._content("\n".join(texts))}
+        if reasoning and not (self.text_or_reasoning and calls and any(texts)):
+            answer |= dict.fromkeys(_REASONING_KEYS, "\n".join(reasoning))
+        if calls:
+            answer["tool_calls"] = [
+                {
+                    "id": self._id(call["toolUseId"]),
+                    "type": "function",
+                    "function": {
+                        "name": call["name"],
+                        "arguments": _json(call["input"]) if self.json_arguments else call["input"],
+                    },
+                }
+                for call in calls
+            ]
+        return answer
+
+    def _content(self, text: str) -> Any:
+        return [{"type": "text", "text": text}] if self.parts else text
+
+    def _id(self, call_id: str) -> str:
+        unique = _UNIQUE_ID.fullmatch(call_id)
+        sampled = unique["sampled"] if unique else call_id
+        if self.short_ids and not _SHORT_ID.fullmatch(sampled):
+            return hashlib.sha256(sampled.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        return sampled
+
+
 def _function(tool: Any) -> dict[str, Any]:
     schema = tool["inputSchema"]
     parameters = schema.get("json", schema)
@@ -213,13 +222,6 @@ def _function(tool: Any) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-CONTEXT = 60
-"""Characters shown on each side of the first difference."""
-_QUESTION = {"role": "user", "content": [{"text": "Why n000."}]}
-_WORD = re.compile(r"\bn\d{3}\b")
-"""The number in each text of a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +299,11 @@ class Judge:
         history = [*turn.before, turn.answer, *turn.new]
         whole = self.referee.render(history, turn.system, turn.tools)
         words = list(_words(turn.new))
-        if (shown := [word for word in _WORD.findall(whole) if word in words]) != words:
+        if (found := [word for word in _WORD.findall(whole) if word in words]) != words:
             results = set(_words(_results(turn.new)))
-            if results and results.isdisjoint(shown) and shown == [word for word in words if word not in results]:
+            if results and results.isdisjoint(found) and found == [word for word in words if word not in results]:
                 raise RefusedError("It leaves out tool results.")  # refused in use as well
-            return Difference(f"(each text once: {words})", f"({shown})")
+            return Difference(f"(each text once: {words})", f"({found})")
         start = whole.find(words[0]) if words else len(whole)
         if not _shows_calls(turn, whole, start):
             raise RefusedError("It leaves out the calls of the answer.")
@@ -336,15 +338,15 @@ class Judge:
         """
         for new, prompt in ((turn.new, True), ((), False)):
             history = [*turn.before, turn.answer, *new]
-            shown = self.referee.render(history, turn.system, turn.tools, generation_prompt=prompt)
+            whole = self.referee.render(history, turn.system, turn.tools, generation_prompt=prompt)
             texts, calls = (
-                [shown.rfind(word) for block in turn.answer["content"] if kind in block for word in _words_of(block)]
+                [whole.rfind(word) for block in turn.answer["content"] if kind in block for word in _words_of(block)]
                 for kind in ("text", "toolUse")
             )
             text, call = max(texts, default=-1), min(calls, default=-1)
             if min(text, call) < 0:
                 continue  # left out, not moved
-            if text > call or not self._stops.isdisjoint(self._encode(shown[text:call])):
+            if text > call or not self._stops.isdisjoint(self._encode(whole[text:call])):
                 return True
         return False
 
@@ -372,8 +374,8 @@ class Judge:
         later = [token for token in tail[len(until) :] if token in ends]
         if later and stop not in openers:
             return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
-        shown = _between(turn.answer, alone)
-        early = next((token for token in self._encode(shown) if token in self._stops), None)
+        inside = self._encode(_between(turn.answer, alone))
+        early = next((token for token in inside if token in self._stops), None)
         return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
 
     def _header(self, turn: JudgedTurn) -> list[int]:
@@ -399,8 +401,8 @@ class Judge:
         text = self._decode(found)
         if expected != found:
             return Difference(self._decode(expected), text)
-        if (shown := _WORD.findall(text)) != words:  # texts are shown before the turn's end
-            return Difference(text, f"(shows the texts {shown} instead of {words})")
+        if (numbers := _WORD.findall(text)) != words:  # texts are shown before the turn's end
+            return Difference(text, f"(shows the texts {numbers} instead of {words})")
         return None
 
 

@@ -3,7 +3,7 @@
 A candidate's small conversation holds no content of the rollout, so its delta is wrong where a template looks for a
 word in earlier messages or in the system prompt. The words that a template can look for are literals in its source.
 Each is placed in earlier content. Where that changes what the template writes later, the word is a switch, and deltas
-of a rollout that holds it are rendered with its own system prompt or history (`delta.Switches`).
+of a rollout that holds it are rendered with its system prompt or history (`delta.Switches`).
 
 What has no literal, such as a count of earlier results, is left to the comparison in use (`comparison.py`).
 """
@@ -44,8 +44,8 @@ def find_switches(
     sound = {trial.shape for trial in _trials(_NEUTRAL, tools) if _difference(source, referee, trial) is None}
     system: dict[str, None] = {}
     messages: dict[str, None] = {}
-    made, known, probes = source, -1, list[_Trial]()
-    while known < (known := len(system) + len(messages)):  # a word may matter only after another one
+    made, count, probes = source, -1, list[_Trial]()
+    while count < (count := len(system) + len(messages)):  # a word may matter only after another one
         contexts = [("", ""), *((word, "") for word in system), *(("", word) for word in messages)]
         neutral = [
             trial for context in contexts for trial in _trials(_NEUTRAL, tools, *context) if trial.shape in sound
@@ -59,7 +59,7 @@ def find_switches(
         for trial in probes:
             if _difference(made, referee, trial) is not None:
                 (system if trial.place == _SYSTEM else messages)[trial.word] = None
-    if not known:
+    if not count:
         return source, ()
     words_found = {**system, **messages}
     checked = [*neutral, *(trial for trial in probes if trial.word in words_found)]
@@ -181,8 +181,8 @@ def _trials(word: str, tools: bool, system: str = "", first: str = "") -> Iterat
                 new = result_message([{"text": "It is open."}]) if calls else user_message("And then?")
                 name = f"{'result' if calls else 'question'} after {word!r} {form} in {place}{after}"
                 prompt = text if place == _SYSTEM else f"Well {system} so." if system else None
-                shown = TOOLS if tools else None
-                yield _Trial(word, place, name, (place, calls), prompt, before, answer, [new], shown)
+                specs = TOOLS if tools else None
+                yield _Trial(word, place, name, (place, calls), prompt, before, answer, [new], specs)
 
 
 def _difference(source: DeltaSource, referee: Referee, trial: _Trial) -> Difference | None:

@@ -5,121 +5,27 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.certify import (
-    MOVED,
-    Certificate,
-    CertificateStore,
-    Comparisons,
-    ContentTokens,
-    Thinking,
-    attempt,
-    choose,
-    judge_of,
-    rewrites,
-    thinking,
-)
-from tito_core.chat.delta import CANDIDATES, DeltaSource, Switches
+from tito_core.chat.certify import Certificate, CertificateStore, ContentTokens, Thinking, certified
+from tito_core.chat.comparison import Comparisons
+from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
-from tito_core.chat.images import certify_images
-from tito_core.chat.message_check import shown
+from tito_core.chat.message_check import describe
 from tito_core.chat.messages import TOOLS_SOURCE, ImagePart, MessageFormat, TemplateMessage, template_messages
 from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.switches import compared_literals, find_switches
 from tito_core.chat.traced import UNKNOWN, Traced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-USUAL_IMAGE_TOKENS = 256
-"""Tokens of an image in an estimate; only the server knows the number: that of a 512 x 512 picture in Qwen3-VL."""
-_AGAIN = "tool, again"
-"""Pseudo-role of a tool result that follows another; templates group them."""
-_QUESTION, _LOOK, _RESULT = user_message("."), ("look", {"at": "it"}), [{"text": "."}]
-_ROUNDS: Mapping[str, tuple[Message, Messages]] = {
-    "user": (assistant_message("."), [_QUESTION]),
-    "tool": (call_message(_LOOK), [result_message(_RESULT)]),
-    _AGAIN: (call_message(_LOOK, _LOOK), [result_message(_RESULT, _RESULT)]),
-}
-"""For each role of a template message: an answer, and the messages after it, one of that role more than before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counting:
-    """Counts messages for one template. Build it with `Counting.of`; immutable.
-
-    Attributes:
-        around: Tokens that the template adds around a message's text, by role. Roles that it refuses are missing.
-    """
-
-    encoder: ContentSafeEncoder
-    message_format: MessageFormat
-    around: Mapping[str, int]
-
-    @classmethod
-    def of(cls, source: DeltaSource) -> Counting:
-        """Measure, in a template's own deltas, the tokens around a question and around a tool result."""
-        around: dict[str, int] = {}
-        learned = cls(source.encoder, source.rendering.message_format, around)
-        without, begun = (
-            len(source.encoder.encode(_rendered(source.rendering, prompt)).ids) for prompt in (False, True)
-        )
-        for role, (answer, more) in _ROUNDS.items():
-            try:
-                tail = source.tail(answer, more, [LOOK], [_QUESTION])
-            except TemplateError:
-                continue
-            written = len(source.encoder.encode(tail.text, tail.start, tail.controls).ids)
-            around[role] = 0  # `added` returns None for a role that is missing
-            around[role] = written - (begun - without) - (learned.added(more) or 0)
-        return learned
-
-    def added(self, messages: Messages) -> int | None:
-        """Return about how many tokens user messages add to a prompt, without the generation prompt.
-
-        Each text is counted alone. The count is off where a text merges with the template's text around it, or where
-        the template strips blanks.
-
-        Returns:
-            The count; None if there are messages of other roles.
-
-        Raises:
-            UnsupportedContentError: A block cannot become text.
-        """
-        count, before = 0, ""
-        for message in template_messages(messages, message_format=self.message_format):
-            role = message["role"]
-            around = self.around.get(_AGAIN if role == before == "tool" else role)
-            if around is None:
-                return None
-            count += around + self.encoder.count(_text(message)) + USUAL_IMAGE_TOKENS * _images(message)
-            before = role
-        return count
-
-
-def _rendered(rendering: Rendering, prompt: bool) -> Traced:
-    return rendering.of_messages([_QUESTION], tool_specs=rendering.default_tools, generation_prompt=prompt)
-
-
-def _text(message: TemplateMessage) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-
-
-def _images(message: TemplateMessage) -> int:
-    content = message["content"]
-    return 0 if isinstance(content, str) else sum(isinstance(part, ImagePart) for part in content)
 
 
 logger = logging.getLogger(__name__)
@@ -177,7 +83,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise TemplateError(_without_template(tokenizer))
         if content_tokens not in ("inert", "as-template"):
-            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {shown(content_tokens)}.")
+            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {describe(content_tokens)}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
@@ -187,28 +93,24 @@ class ChatTemplate:
             generation_prompt=False,
         )
         _check_encoding(encoder, tokenizer, text)
-        store = CertificateStore(certificates)
-        facts = (repr(sorted(variables.items())), content_tokens, repr(sorted(encoder.added)))
-        key = store.key(source, encoder.digest, *facts)
-        certificate = store.load(key)
         referee = Referee(source, rendering.variables, lambda: rendering.now)
-        if certificate is None:
-            named = getattr(tokenizer, "image_token", None)
-            certificate, delta = _certify(source, rendering, encoder, referee, content_tokens, named)
-            store.save(key, certificate)
-        else:
-            chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
-            delta = DeltaSource.of(rendering, encoder, chosen)
-            if certificate.switches or certificate.system_switches:
-                found = certificate.system_switches, certificate.switches, certificate.whole_history
-                delta = replace(delta, switches=Switches(*found))
-        stops = delta.stops
+        image_token = getattr(tokenizer, "image_token", None)
+        store = CertificateStore(certificates)
+        certificate, deltas = certified(source, rendering, encoder, referee, content_tokens, image_token, store)
         # The rendered text includes what else a template may write, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
-        counting = Counting.of(delta)
-        seen = Comparisons(referee, certificate)
-        return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta, counting, seen)
+        return cls(
+            encoder,
+            rendering,
+            deltas.stops[0],
+            deltas.stops,
+            digest.hexdigest(),
+            certificate,
+            deltas,
+            Counting.of(deltas),
+            Comparisons(referee, certificate),
+        )
 
     @property
     def placeholder_id(self) -> int | None:
@@ -291,7 +193,7 @@ class ChatTemplate:
     def comparison(
         self,
         messages: Messages,
-        answered: int,
+        parent_end: int,
         system_prompt: str | None,
         tool_specs: Sequence[ToolSpec] | None,
         length: int,
@@ -302,14 +204,14 @@ class ChatTemplate:
         """Return a function that compares a delta with the template's plain rendering; see `Comparisons.due`."""
 
         def text() -> str:
-            if not answered:
+            if not parent_end:
                 return str.__str__(self.rendering.of_messages(messages, system_prompt, tool_specs))
-            turn, new, history = messages[answered - 1], messages[answered:], messages[: answered - 1]
+            turn, new, history = messages[parent_end - 1], messages[parent_end:], messages[: parent_end - 1]
             tail = self.tail(turn, new, tool_specs=tool_specs or (), history=history, system_prompt=system_prompt)
             return str.__str__(tail)
 
         return self._comparisons.due(
-            messages, answered, system_prompt, tool_specs, length, text, added=added, first_delta=first_delta
+            messages, parent_end, system_prompt, tool_specs, length, text, added=added, first_delta=first_delta
         )
 
     def strips_thinking(self, new: Messages) -> bool:
@@ -365,44 +267,6 @@ def _without_template(tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def _certify(
-    source: str,
-    rendering: Rendering,
-    encoder: ContentSafeEncoder,
-    referee: Referee,
-    content_tokens: ContentTokens,
-    image_token: str | None,
-) -> tuple[Certificate, DeltaSource]:
-    judge = judge_of(referee, encoder)
-    trial = choose(rendering, encoder, judge)
-    trying = partial(attempt, trial.source, judge)
-    images = certify_images(trial.source, referee, trying, named=image_token, tools=trial.tools)
-    literals = compared_literals(source, rendering.variables)
-    deltas, switched = find_switches(trial.source, referee, literals, tools=trial.tools)
-    moved = [f"{MOVED}: it is written in another place ({name})" for name in trial.moved[:1]]
-    certificate = Certificate(
-        template=hashlib.sha256(source.encode()).hexdigest(),
-        tokenizer=encoder.digest,
-        arguments=repr(sorted(rendering.variables.items())),
-        candidate=trial.source.candidate.name,
-        passed=(*(case.name for case in trial.passed), *switched),
-        refused=tuple(trial.refused),
-        rewrites=(*rewrites(source, rendering.variables, rendering, tools=trial.tools), *moved),
-        thinking=thinking(rendering),
-        tools=trial.tools,
-        needs_tools=trial.needs_tools,
-        content_tokens=content_tokens,
-        placeholder=images.placeholder,
-        images=images.places,
-        images_refused=images.refused,
-        media_ids=images.media_ids,
-        switches=() if deltas.switches is None else deltas.switches.messages,
-        system_switches=() if deltas.switches is None else deltas.switches.system,
-        whole_history=deltas.switches is not None and deltas.switches.whole_history,
-    )
-    return certificate, deltas
-
-
 def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:
     """Refuse a tokenizer whose ids of a rendering without markup in content differ from the encoder's."""
     expected: list[int] = encoder.tokenizer.encode(str.__str__(text), add_special_tokens=False).ids
@@ -422,7 +286,7 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
         raise ValueError(
-            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
+            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {describe(given)}."
         )
     arguments = dict(given or {})
     if reserved := _SET_EACH_TURN & arguments.keys():
@@ -439,7 +303,7 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
             repr(value)
         except Exception as error:  # too deep, an integer with too many digits, or a `__repr__` that raises
             raise ValueError(
-                f"template_arguments[{name[:80]!r}] is {shown(value)}, which has no repr() for the "
+                f"template_arguments[{name[:80]!r}] is {describe(value)}, which has no repr() for the "
                 f"certificate ({type(error).__name__}). Use a smaller or simpler value."
             ) from None
     if reserved := _OUR_PARAMETERS & arguments.keys():
@@ -460,3 +324,83 @@ _TRANSFORMERS_PARAMETERS = frozenset(
 )
 """Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
 _OUR_PARAMETERS = frozenset({"content_tokens", "markup", "certificates"})
+
+
+USUAL_IMAGE_TOKENS = 256
+"""Tokens of an image in an estimate; only the server knows the number: that of a 512 x 512 picture in Qwen3-VL."""
+_AGAIN = "tool, again"
+"""Pseudo-role of a tool result that follows another; templates group them."""
+_QUESTION, _LOOK, _RESULT = user_message("."), ("look", {"at": "it"}), [{"text": "."}]
+_ROUNDS: Mapping[str, tuple[Message, Messages]] = {
+    "user": (assistant_message("."), [_QUESTION]),
+    "tool": (call_message(_LOOK), [result_message(_RESULT)]),
+    _AGAIN: (call_message(_LOOK, _LOOK), [result_message(_RESULT, _RESULT)]),
+}
+"""For each role of a template message: an answer, and the messages after it, one of that role more than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Counts messages for one template. Build it with `Counting.of`; immutable.
+
+    Attributes:
+        around: Tokens that the template adds around a message's text, by role. Roles that it refuses are missing.
+    """
+
+    encoder: ContentSafeEncoder
+    message_format: MessageFormat
+    around: Mapping[str, int]
+
+    @classmethod
+    def of(cls, source: DeltaSource) -> Counting:
+        """Measure, in a template's own deltas, the tokens around a question and around a tool result."""
+        around: dict[str, int] = {}
+        learned = cls(source.encoder, source.rendering.message_format, around)
+        without, begun = (
+            len(source.encoder.encode(_render_question(source.rendering, prompt)).ids) for prompt in (False, True)
+        )
+        for role, (answer, more) in _ROUNDS.items():
+            try:
+                tail = source.tail(answer, more, [LOOK], [_QUESTION])
+            except TemplateError:
+                continue
+            written = len(source.encoder.encode(tail.text, tail.start, tail.controls).ids)
+            around[role] = 0  # `added` returns None for a role that is missing
+            around[role] = written - (begun - without) - (learned.added(more) or 0)
+        return learned
+
+    def added(self, messages: Messages) -> int | None:
+        """Return about how many tokens user messages add to a prompt, without the generation prompt.
+
+        Each text is counted alone. The count is off where a text merges with the template's text around it, or where
+        the template strips blanks.
+
+        Returns:
+            The count; None if there are messages of other roles.
+
+        Raises:
+            UnsupportedContentError: A block cannot become text.
+        """
+        count, before = 0, ""
+        for message in template_messages(messages, message_format=self.message_format):
+            role = message["role"]
+            around = self.around.get(_AGAIN if role == before == "tool" else role)
+            if around is None:
+                return None
+            count += around + self.encoder.count(_text(message)) + USUAL_IMAGE_TOKENS * _images(message)
+            before = role
+        return count
+
+
+def _render_question(rendering: Rendering, prompt: bool) -> Traced:
+    return rendering.of_messages([_QUESTION], tool_specs=rendering.default_tools, generation_prompt=prompt)
+
+
+def _text(message: TemplateMessage) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _images(message: TemplateMessage) -> int:
+    content = message["content"]
+    return 0 if isinstance(content, str) else sum(isinstance(part, ImagePart) for part in content)

@@ -50,12 +50,12 @@ def load_tokenizer(
         ) from error
     if is_folder:
         return _load(name, local_files_only=True)
-    if (offered := _offered(name, local_files_only)) is not None:
-        return offered
+    if (packaged := _load_packaged(name, local_files_only)) is not None:
+        return packaged
     if os.path.isabs(name) or name.startswith((".", "~")):
         raise TokenizerError(f"Folder {name!r} does not exist. Check the path.")
     try:
-        return _cached(name)
+        return _load_cached(name)
     except TokenizerError:
         if local_files_only:
             raise
@@ -65,17 +65,17 @@ def load_tokenizer(
     except TokenizerError as error:
         if "/" in name:
             raise
-        raise TokenizerError(f"{error} {_known(name)}".strip()) from error.__cause__
+        raise TokenizerError(f"{error} {_suggestion(name)}".strip()) from error.__cause__
 
 
-def _known(name: str) -> str:
+def _suggestion(name: str) -> str:
     """Return a sentence with the names that installed packages offer."""
-    known = sorted({point.name for point in entry_points(group=GROUP)})
-    near = "".join(f" Did you mean {each!r}?" for each in difflib.get_close_matches(name.lower(), known, n=1))
-    return f"Built-in names: {', '.join(known)}.{near}" if known else ""
+    names = sorted({point.name for point in entry_points(group=GROUP)})
+    near = "".join(f" Did you mean {each!r}?" for each in difflib.get_close_matches(name.lower(), names, n=1))
+    return f"Built-in names: {', '.join(names)}.{near}" if names else ""
 
 
-def _cached(name: str) -> PreTrainedTokenizerBase:
+def _load_cached(name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer from the folder of the hub's cache: by name, the hub's client connects even to look there.
 
     Raises:
@@ -96,7 +96,7 @@ def _cached(name: str) -> PreTrainedTokenizerBase:
     raise TokenizerError(f"Tokenizer {name!r} is neither a folder nor in the model hub's cache.")
 
 
-def _offered(name: str, local_files_only: bool) -> PreTrainedTokenizerBase | None:
+def _load_packaged(name: str, local_files_only: bool) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer that an installed package offers by this name, or None if none does."""
     for point in entry_points(group=GROUP, name=name):
         try:

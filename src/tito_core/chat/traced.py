@@ -152,10 +152,10 @@ class Traced(str):
         if not old:
             return mark(str.replace(self, old, new, count), self, new)
         parts: list[str] = []
-        at, left = 0, count.__index__()
-        while left != 0 and (found := str.find(self, old, at)) >= 0:
+        at, remaining = 0, count.__index__()
+        while remaining != 0 and (found := str.find(self, old, at)) >= 0:
             parts += [self._cut(at, found), new]
-            at, left = found + len(old), left - 1
+            at, remaining = found + len(old), remaining - 1
         return concat((*parts, self._cut(at, len(self))))
 
     def lower(self) -> str:

@@ -15,7 +15,7 @@ from strands.types.tools import ToolChoice, ToolChoiceToolDict, ToolSpec
 
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.values import InvalidValueError
-from tito_core.chat.message_check import check_opening, check_system_blocks, shown
+from tito_core.chat.message_check import check_opening, check_system_blocks, describe
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError, arguments_json
@@ -213,7 +213,7 @@ class TurnInput:
                 f"cancel_signal must be a threading.Event, or None, not of type {type(cancel_signal).__name__}."
             )
         if type(injected) is not int or injected < 0:
-            raise InvalidValueError(f"dynamic_trailing_blocks must be a number of blocks, not {shown(injected)}.")
+            raise InvalidValueError(f"dynamic_trailing_blocks must be a number of blocks, not {describe(injected)}.")
         refuse_reserved_name(tool_specs)
         constraint = OutputConstraint(tool_choice, output_model)
         caller = Caller.of(invocation_state, cancel_signal)
@@ -252,7 +252,7 @@ def _check_choice(choice: Any) -> None:
     tool = choice.get("tool", {"name": ""}) if is_choice else None
     if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
         raise UnsupportedToolChoiceError(
-            f"Invalid tool_choice {shown(choice)}. "
+            f"Invalid tool_choice {describe(choice)}. "
             "Use {'auto': {}}, {'any': {}} or {'tool': {'name': ...}}."
         )
 
@@ -264,7 +264,7 @@ def check_output_model(output_model: Any) -> None:
         InvalidValueError: It is not a subclass of pydantic's BaseModel.
     """
     if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
-        raise InvalidValueError(f"output_model must be a subclass of pydantic.BaseModel, not {shown(output_model)}.")
+        raise InvalidValueError(f"output_model must be a subclass of pydantic.BaseModel, not {describe(output_model)}.")
 
 
 def _after_reasoning(given: Grammar | None, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
