@@ -40,5 +40,5 @@ def test_each_of_eight_hundred_messages_is_compared_once() -> None:
     shown = [Counted(each) for each in (*messages, message("user", "last"))]
     Counted.compared = 0
     place = find_parent(ledger, opening, shown, state)  # type: ignore[arg-type]
-    assert (place.parent, place.answered, place.branch) == (ROUNDS - 1, 2 * ROUNDS, None)
+    assert (place.parent, place.path_messages, place.branch) == (ROUNDS - 1, 2 * ROUNDS, None)
     assert Counted.compared == 2 * ROUNDS

@@ -195,7 +195,7 @@ def test_a_messages_excerpt_in_an_error() -> None:
 
 
 def test_the_change_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    context: Any = SimpleNamespace(own=None)
+    context: Any = SimpleNamespace(last_turn=None)
     assert _what_changed(context, Branch(Reason.EDIT, 0)).startswith("the history ")
     assert _what_changed(context, Branch(Reason.OPENING, 0, detail="tools")).startswith("the tools ")
     gone = SimpleNamespace(at=1, before=["opening", {"role": "user", "content": [{"text": "a"}]}], now=["opening"])

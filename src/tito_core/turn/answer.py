@@ -30,7 +30,7 @@ from tito_core.parsing.registry import ToolParser
 from tito_core.parsing.turn import Piece, PreviewError
 from tito_core.policy import PolicyParts
 from tito_core.settings import MalformedCalls, Settings
-from tito_core.turn.history import as_shown
+from tito_core.turn.history import as_stored
 from tito_core.turn.images import read_delta, sampled_placeholders
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def draft(
         prompt_length=response.prompt_length,
         finish=response.finish,
         stop=response.stop,
-        fingerprint=extended(match.history.digest, as_shown(message)),
+        fingerprint=extended(match.history.digest, as_stored(message)),
         max_new_tokens=request.sampling.max_new_tokens,
         sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,

@@ -108,7 +108,7 @@ class _Part(NamedTuple):
 
 def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput) -> int:
     """Return a lower bound for the number of tokens in a turn's delta; 0 if no bound is known."""
-    bound, template, at = LeastTokens.for_encoder(policy.template.encoder), policy.template, match.answered
+    bound, template, at = LeastTokens.for_encoder(policy.template.encoder), policy.template, match.path_messages
     if bound is None:
         return 0
     messages, tools = turn_input.messages, turn_input.tool_specs
@@ -209,11 +209,14 @@ async def prepare_turn(
     Arguments and errors are those of `prepare`. A long text is encoded in a thread, since it would block the event
     loop for seconds.
     """
-    new = await new_images(policy, turn_input.messages, 0 if match.parent is None else match.answered)
+    new = await new_images(policy, turn_input.messages, 0 if match.parent is None else match.path_messages)
     try:
         if match.is_long:
             # The thread renders a copy: the agent's own list may change meanwhile.
-            messages = [*turn_input.messages[: match.answered], *deepcopy(turn_input.messages[match.answered :])]
+            messages = [
+                *turn_input.messages[: match.path_messages],
+                *deepcopy(turn_input.messages[match.path_messages :]),
+            ]
             build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
             prepared = await asyncio.to_thread(build)
         else:
@@ -235,7 +238,7 @@ def _comparison(
     answered, added = 0, length
     if match.parent is not None:
         before = ledger[match.parent].draft
-        answered, is_first = match.answered, before.parent is None
+        answered, is_first = match.path_messages, before.parent is None
         added += len(before.output_ids) - prepared.request.delta_start
     return policy.template.comparison(
         turn_input.messages,
@@ -330,12 +333,12 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: 
         return policy.template.first_prompt(messages, turn_input.system_prompt, tools)
     before = ledger[match.parent].draft
     return policy.template.delta(
-        messages[match.answered - 1],
-        messages[match.answered :],
+        messages[match.path_messages - 1],
+        messages[match.path_messages :],
         int(before.output_ids[-1]) if len(before.output_ids) else None,
         opened=opened(before),
         tool_specs=tools or (),
-        history=messages[: match.answered - 1],
+        history=messages[: match.path_messages - 1],
         system_prompt=turn_input.system_prompt,
     )
 

@@ -33,7 +33,7 @@ from tito_core.turn.answer import (
     with_stop,
 )
 from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer, yield_to_loop
-from tito_core.turn.history import as_shown, ledger_of, match_parent, own_turn, remember, with_shown_tools
+from tito_core.turn.history import as_stored, last_turn_of, ledger_of, match_parent, remember, with_prompt_tools
 from tito_core.turn.images import answered_texts, keep_texts
 from tito_core.turn.inputs import NO_CALLER, Caller, TurnInput
 from tito_core.turn.request import how_to_shorten, prepare_turn
@@ -126,7 +126,7 @@ class Recording:
                 return known
         if caller.name is not None:
             return caller.name
-        earlier = [turn for turn in (own_turn(ledger, state), parent) if turn is not None]
+        earlier = [turn for turn in (last_turn_of(ledger, state), parent) if turn is not None]
         return next((name for turn in earlier if (name := ledger[turn].draft.agent) is not None), NEW_AGENT)
 
     async def commit(
@@ -243,7 +243,7 @@ async def run_turn(
     began = asyncio.get_running_loop().time()
     ledger = await recording.begin(turn_input.model_state)
     try:
-        turn_input = with_shown_tools(policy, ledger, turn_input)
+        turn_input = with_prompt_tools(policy, ledger, turn_input)
         match = match_parent(policy, ledger, turn_input, settings)
         prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
         request = prepared.request
@@ -288,7 +288,7 @@ async def run_turn(
             ledger,
             answer.draft,
             match.history,
-            as_shown(answer.message),
+            as_stored(answer.message),
             new_images,
             turn_input.caller,
             within_s=within_s,
