@@ -47,7 +47,7 @@ WHOLE = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "exp
 ALL_OF = ("vllm", "sglang", "export")
 OF = {
     "chat": "certificate certify delta encoder ending environment formatting gguf_tokenizer idioms image_content"
-    " image_prompts inert_tokenizer least_tokens message_format referee renderers rendering template template_turns"
+    " image_prompts inert_tokenizer message_format referee renderers rendering template template_turns"
     " tokenizer traced translation",
     "backend": "connect connections http_errors in_process optional_outputs_recorded retries sampling_params streaming"
     " tokenize transport unix_sockets",

@@ -181,9 +181,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend:
         )
 
 
-def clamp_new_tokens(
-    max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str, is_lower_bound: bool = False
-) -> int:
+def clamp_new_tokens(max_new_tokens: int, prompt_length: int, max_model_len: int | None, *, backend: str) -> int:
     """Return how many tokens may be sampled: at most `max_new_tokens`, and at most the room left in the context.
 
     Args:
@@ -191,7 +189,6 @@ def clamp_new_tokens(
         prompt_length: Tokens of the prompt.
         max_model_len: Length of the context in tokens, or None if unknown.
         backend: Name for the error.
-        is_lower_bound: Whether `prompt_length` is a lower bound; the error then says so.
 
     Raises:
         ContextLengthError: The prompt leaves no room for a single token.
@@ -200,10 +197,9 @@ def clamp_new_tokens(
         return max_new_tokens
     room = max_model_len - prompt_length
     if room < 1:
-        length = f"at least {prompt_length}" if is_lower_bound else prompt_length
         raise ContextLengthError(
-            f"The prompt has {length} tokens and the server's context {max_model_len}, so there is no room for an "
-            "answer. Shorten the history or start the server with a longer context.",
+            f"The prompt has {prompt_length} tokens and the server's context {max_model_len}, so there is no room for "
+            "an answer. Shorten the history or start the server with a longer context.",
             backend=backend,
         )
     return min(max_new_tokens, room)

@@ -20,7 +20,6 @@ from tito_core.backend.images import clamp_for_images
 from tito_core.backend.protocol import TokenRequest
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
-from tito_core.chat.least_tokens import LeastTokens
 from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Image
@@ -41,12 +40,8 @@ class TotalTokensReachedError(MaxTokensReachedException):
     """
 
 
-def remaining_tokens(
-    max_total_tokens: int | None, prompt_length: int, max_new_tokens: int, *, is_lower_bound: bool = False
-) -> int:
+def remaining_tokens(max_total_tokens: int | None, prompt_length: int, max_new_tokens: int) -> int:
     """Return the number of tokens to sample: at most `max_new_tokens`, at most what `max_total_tokens` leaves.
-
-    With `is_lower_bound`, `prompt_length` is a lower bound of the prompt's tokens, and the error says so.
 
     Raises:
         TotalTokensReachedError: None are left.
@@ -54,10 +49,9 @@ def remaining_tokens(
     if max_total_tokens is None:
         return max_new_tokens
     if prompt_length >= max_total_tokens:
-        has = f"at least {prompt_length}" if is_lower_bound else prompt_length
         raise TotalTokensReachedError(
-            f"The trajectory has {has} tokens, including the new messages, and max_total_tokens={max_total_tokens} "
-            "leaves none to sample. End the rollout, or raise max_total_tokens."
+            f"The trajectory has {prompt_length} tokens, including the new messages, and "
+            f"max_total_tokens={max_total_tokens} leaves none to sample. End the rollout, or raise max_total_tokens."
         )
     return min(max_new_tokens, max_total_tokens - prompt_length)
 
@@ -104,22 +98,6 @@ class _Part(NamedTuple):
     characters: int
     what: str
     remedy: str
-
-
-def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput) -> int:
-    """Return a lower bound for the number of tokens in a turn's delta; 0 if no bound is known."""
-    bound, template, at = LeastTokens.for_encoder(policy.template.encoder), policy.template, match.path_messages
-    if bound is None:
-        return 0
-    messages, tools = turn_input.messages, turn_input.tool_specs
-    if match.parent is None:
-        text = template.rendering.of_messages(messages, turn_input.system_prompt, tools)
-    else:
-        turn, history = messages[at - 1], messages[: at - 1]
-        system = turn_input.system_prompt
-        text = template.tail(turn, messages[at:], tool_specs=tools or (), history=history, system_prompt=system)
-    # Minus 1: the delta does not repeat a sampled stop token that also opens the next message.
-    return max(0, bound.of_text(str.__str__(text)) - 1)
 
 
 def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:
@@ -273,10 +251,6 @@ def prepare(
     """
     backend, max_new_tokens = policy.backend.name, settings.sampling.max_new_tokens
     total, context = settings.max_total_tokens, settings.context_window_limit
-    if match.is_long:
-        least = ledger.path_length(match.parent) + least_length(policy, match, turn_input)
-        left = remaining_tokens(total, least, max_new_tokens, is_lower_bound=True)
-        clamp_new_tokens(left, least, context, backend=backend, is_lower_bound=True)
     delta = _delta(policy, ledger, match, turn_input)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
     before = ledger.path_length(match.parent)
