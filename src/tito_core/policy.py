@@ -33,9 +33,8 @@ from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.chat.traced import Traced
 from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.ledger.columns import TokenIds, VocabularyCheck, check_same_ids, check_vocab_size
-from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Draft, Sampling, Server
+from tito_core.ledger.turn import Sampling, Server
 from tito_core.parsing.registry import (
     AUTO,
     Detected,
@@ -105,6 +104,18 @@ KEPT_TEXTS = 64
 """Maximum paths of one ledger whose text is kept: those of the latest turns. Others are encoded again."""
 
 
+class PathText(NamedTuple):
+    """The text of a path's ids.
+
+    Attributes:
+        text: That of the ledger's ids.
+        collapsed: That of the ids as the next request sends them; None for a path without images.
+    """
+
+    text: IdText
+    collapsed: IdText | None = None
+
+
 class PromptCache:
     """Texts of paths' ids, by ledger and last turn. References to ledgers are weak. Threads may share it.
 
@@ -112,43 +123,32 @@ class PromptCache:
     """
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[Ledger, dict[int, IdText]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Ledger, dict[int, PathText]] = WeakKeyDictionary()
 
-    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds, path: TokenIds | None = None) -> IdText:
-        """Return the text of a path followed by a delta. `path` are its ids, if they are not those of the ledger."""
-        kept = self._of(ledger, parent)
-        if kept is None:
-            kept = IdText.of(ledger.path_ids(parent) if path is None else path)
-        return kept.then(delta)
+    def path(self, ledger: Ledger, turn: int | None) -> PathText | None:
+        """Return the kept text of a path; None where it is not kept."""
+        return None if turn is None else self._kept.get(ledger, {}).get(turn)
 
-    def answered(self, ledger: Ledger, draft: Draft, prompt: IdText, output: TokenIds) -> IdText:
-        """Return the text of a draft's path, with its prompt and its output, before the draft is committed.
+    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> IdText:
+        """Return the text of a path followed by a delta."""
+        kept = self.path(ledger, parent)
+        return (IdText.of(ledger.path_ids(parent)) if kept is None else kept.text).then(delta)
 
-        Raises:
-            LawViolationError: The draft holds other tokens than the request and the response (law 4).
-        """
-        text, before = prompt.then(output), self._of(ledger, draft.parent)
-        ids = draft.columns.ids
-        same = text.matches(ledger.path_ids(draft.parent, ids)) if before is None else text.continues(before, ids)
-        if not same:
-            raise LawViolationError(
-                4,
-                f"turn {len(ledger)} does not hold the tokens of its request and response, so it was not committed. "
-                "Report the template or backend that changed them.",
-            )
-        return text
+    def collapsed(self, ledger: Ledger, parent: int | None, ids: TokenIds) -> IdText:
+        """Return the text of a path's collapsed ids."""
+        kept = self.path(ledger, parent)
+        return IdText.of(ids) if kept is None else kept.collapsed or kept.text
 
-    def keep(self, ledger: Ledger, turn: int, parent: int | None, text: IdText) -> None:
+    def keep(
+        self, ledger: Ledger, turn: int, parent: int | None, text: IdText, collapsed: IdText | None = None
+    ) -> None:
         """Keep the text of a committed turn's path in place of its parent's. Never raise: the turn is committed."""
         kept = self._kept.setdefault(ledger, {})
         if parent is not None:
             kept.pop(parent, None)
-        kept[turn] = text
+        kept[turn] = PathText(text, collapsed)
         if len(kept) > KEPT_TEXTS:
             kept.pop(list(kept)[0], None)  # noqa: RUF015  # atomic: other threads may change the dict during an iteration
-
-    def _of(self, ledger: Ledger, turn: int | None) -> IdText | None:
-        return None if turn is None else self._kept.get(ledger, {}).get(turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,6 @@ class PolicyParts:
         stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
         store: The file to which every rollout's turns are appended at commit, or None.
         prompts: Cache of the prompts' text, by ledger and turn.
-        collapsed_prompts: The same of prompts with images, as they travel.
         samplings: Cache of sampling parameters as turns record them.
         vocabulary: How the tokenizer was compared with the server's (law 15).
     """
@@ -179,7 +178,6 @@ class PolicyParts:
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
-    collapsed_prompts: PromptCache = field(default_factory=PromptCache)
     samplings: SamplingCache = field(default_factory=SamplingCache)
     vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
 

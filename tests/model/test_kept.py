@@ -14,7 +14,8 @@ from support.drafts import make_draft
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
 from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
-from tito_core.policy import KEPT_SAMPLINGS, KEPT_TEXTS, PromptCache, SamplingCache
+from tito_core.policy import KEPT_SAMPLINGS, KEPT_TEXTS, PathText, PromptCache, SamplingCache
+from tito_core.turn.prompt import Prompt
 
 
 def ids(*values: int) -> Any:
@@ -58,8 +59,8 @@ def test_the_number_of_cached_parameters_is_limited() -> None:
 
 
 def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output: Any) -> None:
-    text = prompts.answered(ledger, ledger[turn].draft, prompt, output)
-    prompts.keep(ledger, turn, ledger[turn].parent, text)
+    path = Prompt(ids(), prompt).answered(prompts, ledger, ledger[turn].draft, output)
+    prompts.keep(ledger, turn, ledger[turn].parent, *path)
 
 
 def text_of(text: IdText) -> list[int]:
@@ -75,7 +76,7 @@ def test_the_next_turn_replaces_the_text_of_its_parent() -> None:
     written = prompts.text(ledger, 0, ids(9))
     assert text_of(written) == [100, 101, 200, 9], "rendered again where it is not cached"
     keep(prompts, ledger, 0, IdText.of(ids(100, 101)), ids(200))
-    kept = prompts._kept[ledger][0]
+    kept = prompts._kept[ledger][0].text
     assert text_of(kept) == [100, 101, 200]
     taken = prompts.text(ledger, 0, ids(102))
     assert taken._parts[:-1] == kept._parts, "and not where it was"
@@ -127,7 +128,7 @@ def test_another_thread_may_add_a_text_while_the_oldest_one_is_dropped() -> None
 
     def meanwhile(frame: FrameType, event: str, called: object) -> None:
         if event == "c_call" and frame.f_code is PromptCache.keep.__code__:
-            prompts._kept[ledger][next(others)] = IdText()
+            prompts._kept[ledger][next(others)] = PathText(IdText())
 
     sys.setprofile(meanwhile)
     try:

@@ -64,6 +64,13 @@ class OutputConstraint:
         """Whether a tool has to be called."""
         return self.tool_choice is not None and "auto" not in self.tool_choice
 
+    def forced_tools(self, tools: Tools) -> tuple[str, ...] | None:
+        """Return the names of the tools of which one has to be called; None if no call is forced."""
+        if not self.forces_call:
+            return None
+        choice: Any = self.tool_choice
+        return (choice["tool"]["name"],) if "tool" in choice else tuple(tools)
+
     def tools(self, tools: Tools) -> Tools:
         """Return the tools, with the answer's own schema for the tool of a structured output.
 
