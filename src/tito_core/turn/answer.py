@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from tito_core.turn.request import Prepared
 
 logger = logging.getLogger(__name__)
-
-
 _EXCERPT = 120
 """Maximum characters of a call's raw text in an error."""
 

@@ -169,8 +169,6 @@ def cancelling(task: asyncio.Task[Any] | None = None) -> int:
 
 
 _Watches = dict["CancelWatch", threading.Event]
-
-
 _watches: dict[asyncio.AbstractEventLoop, _Watches] = {}
 
 
@@ -197,8 +195,6 @@ def _poll(loop: asyncio.AbstractEventLoop) -> None:
 
 ROUND = 8
 """Maximum pieces of work in one round of an event loop. More would delay other tasks; fewer would cost more rounds."""
-
-
 LONGEST_S = 0.005
 """Time of a round, in seconds, above which later rounds run fewer pieces. It includes the agent's own work around each
 piece, such as writing a long history to a trace. A task that sleeps wakes after two or three rounds."""

@@ -103,8 +103,6 @@ def match_parent(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, set
 
 
 Strips = Callable[[Messages], bool]
-
-
 Opening = dict[str, Any]
 """What comes before all messages: the system prompt, the tools, and the template's fingerprint."""
 
