@@ -108,18 +108,18 @@ class SamplingCache:
         """Return parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
         if given.ignore_eos:
             return given
-        known = self._with_stop_tokens.get(id(given))
-        if known is not None and known[0] is given:
-            return known[1]
+        cached = self._with_stop_tokens.get(id(given))
+        if cached is not None and cached[0] is given:
+            return cached[1]
         complete = given.model_copy(update={"stop_token_ids": tuple(sorted({*given.stop_token_ids, *stops}))})
         _keep(self._with_stop_tokens, id(given), (given, complete))
         return complete
 
     def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> RecordedSampling:
         """Return what a turn with these parameters records."""
-        known = self._recorded.get(id(sampling))
-        if known is not None and known[0] is sampling and known[1] is info:
-            return known[2]
+        cached = self._recorded.get(id(sampling))
+        if cached is not None and cached[0] is sampling and cached[1] is info:
+            return cached[2]
         parameters = sampling.model_dump(mode="json")
         del parameters["max_new_tokens"]
         made = RecordedSampling(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
@@ -174,10 +174,10 @@ class PromptCache:
             kept.pop(list(kept)[0], None)  # noqa: RUF015  # atomic: other threads may change the dict during an iteration
 
 
-def _keep(known: dict[int, Any], key: int, value: Any) -> None:
-    if len(known) >= KEPT_SAMPLINGS:
-        known.clear()
-    known[key] = value
+def _keep(cache: dict[int, Any], key: int, value: Any) -> None:
+    if len(cache) >= KEPT_SAMPLINGS:
+        cache.clear()
+    cache[key] = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,9 +463,9 @@ def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], b
             says which function takes it.
     """
     refuse_elsewhere(what, given, known, RolloutOptions.__annotations__, "of a rollout", "policy.model")
-    own = option_names(backend)
-    if own is not None:
-        refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *own])))
+    backend_options = option_names(backend)
+    if backend_options is not None:
+        refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *backend_options])))
 
 
 def refuse_elsewhere(

@@ -95,6 +95,8 @@ class OutputConstraint:
         Raises:
             UnsupportedToolChoiceError: The call cannot be forced.
         """
+        if self.tool_choice is None and self.output_model is None and base.grammar is None:
+            return base
         grammar = self._grammar(parser, tools, prompt_tail) or _after_reasoning(base.grammar, parser, prompt_tail)
         if grammar is None:
             return base

@@ -85,8 +85,8 @@ async def run_turn(
         answer = read(policy, prepared, response, next_call_id, settings, agent)
         ledger.check(answer.draft)
         path = prepared.prompt.answered(policy.prompts, ledger, answer.draft, response.output_ids)
-        refused = answer.malformed if settings.malformed_calls == "raise" else ()
-        if not refused:
+        raised = answer.malformed if settings.malformed_calls == "raise" else ()
+        if not raised:
             reason = stop_reason(answer.message, response)
             for event in events(answer.message, reason, response, answer.arguments, streamed.blocks):
                 if settings.reports_ids and "messageStop" in event:
@@ -106,8 +106,8 @@ async def run_turn(
         )
     policy.prompts.keep(ledger, turn.index, turn.parent, *path)
     remember(turn_input.model_state, ledger, turn.index)
-    if refused:
-        raise MalformedCallError(refused, turn.index, answer.message)
+    if raised:
+        raise MalformedCallError(raised, turn.index, answer.message)
 
 
 def lock_wait_s(turn_timeout_s: float | None, elapsed_s: float) -> float:
@@ -136,7 +136,7 @@ class Recording:
         self._agents: WeakKeyDictionary[threading.Event, tuple[str, str]] = WeakKeyDictionary()
         self._sealed: set[str] = set()
         # An empty ledger is falsy.
-        self._ledger = policy.ledger() if ledger is None else self._streamed(self._continued(ledger))
+        self._ledger = policy.ledger() if ledger is None else self._attached(self._checked(ledger))
 
     @property
     def ledger(self) -> Ledger:
@@ -186,9 +186,9 @@ class Recording:
             return None
         if caller.signal is not None:
             with self._lock:
-                uuid, known = self._agents.get(caller.signal, ("", ""))
+                uuid, agent = self._agents.get(caller.signal, ("", ""))
             if uuid == ledger.uuid:
-                return known
+                return agent
         if caller.name is not None:
             return caller.name
         earlier = [turn for turn in (last_turn_of(ledger, state), parent) if turn is not None]
@@ -263,7 +263,7 @@ class Recording:
         if uuid is None or uuid == self._ledger.uuid or uuid in self._sealed:
             return None
         if store is not None and uuid in store:
-            return self._continued(store.resume(uuid))
+            return self._checked(store.resume(uuid))
         _log.warning(
             "ledger=<%s>, new_ledger=<%s> | The agent continues a conversation that was recorded in another ledger, "
             "%s. A new ledger begins: earlier answers are prompt tokens in it, and are not trained. Connect the policy "
@@ -274,24 +274,24 @@ class Recording:
         )
         return None
 
-    def _continued(self, ledger: Ledger) -> Ledger:
+    def _checked(self, ledger: Ledger) -> Ledger:
         """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""
         if (recorded := ledger.header.certificate) is None:
             return ledger
-        own = self._policy.template.certificate
-        if recorded.get("tokenizer", own.tokenizer) != own.tokenizer:
+        certificate = self._policy.template.certificate
+        if recorded.get("tokenizer", certificate.tokenizer) != certificate.tokenizer:
             raise InvalidValueError(
                 f"Law 15: ledger {ledger.header.uuid} is of another tokenizer ({short_repr(ledger.header.tokenizer)}) "
                 "than this policy, so no turn can be added: its ids would mean other texts. Continue it with a policy "
                 "of that tokenizer, or start a new ledger."
             )
-        if recorded.get("content_tokens") == "inert" and own.content_tokens != "inert":
+        if recorded.get("content_tokens") == "inert" and certificate.content_tokens != "inert":
             raise InvalidValueError(
                 f"Law 6: ledger {ledger.header.uuid} records content_tokens='inert', but this policy has "
-                f"{own.content_tokens!r}, so no turn can be added. Continue it with an inert policy, or start a new "
-                "ledger."
+                f"{certificate.content_tokens!r}, so no turn can be added. Continue it with an inert policy, or start "
+                "a new ledger."
             )
         return ledger
 
-    def _streamed(self, ledger: Ledger) -> Ledger:
+    def _attached(self, ledger: Ledger) -> Ledger:
         return ledger if self._policy.store is None or ledger.sink is not None else self._policy.store.attach(ledger)
