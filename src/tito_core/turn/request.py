@@ -32,6 +32,9 @@ from tito_core.turn.images import read_new_images
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.prompt import Prompt
 
+PROMPT_TAIL = 32
+"""Number of last prompt ids in which a parser looks for a reasoning block that the template opened."""
+
 
 class TotalTokensReachedError(MaxTokensReachedException):
     """`max_total_tokens` leaves no token to sample. Nothing was sent, and the ledger is unchanged.
@@ -41,117 +44,8 @@ class TotalTokensReachedError(MaxTokensReachedException):
     """
 
 
-def remaining_tokens(max_total_tokens: int | None, prompt_length: int, max_new_tokens: int) -> int:
-    """Return the number of tokens to sample: at most `max_new_tokens`, at most what `max_total_tokens` leaves.
-
-    Raises:
-        TotalTokensReachedError: None are left.
-    """
-    if max_total_tokens is None:
-        return max_new_tokens
-    if prompt_length >= max_total_tokens:
-        raise TotalTokensReachedError(
-            f"The trajectory has {prompt_length} tokens, including the new messages, and "
-            f"max_total_tokens={max_total_tokens} leaves none to sample. End the rollout, or raise max_total_tokens."
-        )
-    return min(max_new_tokens, max_total_tokens - prompt_length)
-
-
 class TrimmedHistoryError(TemplateError):
     """The chat template cannot show a history of which a message is missing, such as its first question."""
-
-
-def _refuse_trimmed(messages: Messages, error: TemplateError) -> None:
-    """Name the missing message where a template refused a history because of it.
-
-    Raises:
-        TrimmedHistoryError: A message is missing.
-    """
-    missing = _missing(messages)
-    if missing is not None:
-        raise TrimmedHistoryError(
-            f"The agent's history lacks {missing}, as after a conversation manager removed old messages, and the chat "
-            f"template cannot show it. ({error}) Keep the first question with "
-            "SlidingWindowConversationManager(pin_first=1), or use SummarizingConversationManager, which puts a "
-            "summary in its place. Use NullConversationManager to end a rollout when its context is full."
-        ) from error
-
-
-def _missing(messages: Messages) -> str | None:
-    """Return what a history lacks: its first question, or the other half of a call and its result; or None."""
-    first = messages[0]
-    if first["role"] == "assistant" or all("toolResult" in block for block in first["content"]):
-        return f"the user's question before message 0 ({first['role']})"
-    calls: set[str] = set()
-    for index, message in enumerate(messages):
-        results = {block["toolResult"]["toolUseId"] for block in message["content"] if "toolResult" in block}
-        if results - calls:
-            return f"the call of the tool result {min(results - calls)!r} in message {index}"
-        if calls - results:
-            return f"the result of the tool call {min(calls - results)!r} before message {index}"
-        calls = {block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block}
-    return None
-
-
-class _Part(NamedTuple):
-    """A part of a prompt: its number of characters, its name, and how to shorten it."""
-
-    characters: int
-    what: str
-    remedy: str
-
-
-def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:
-    """Return the sentence that names the longest part of a history that does not fit, and how to shorten it."""
-    parts = [
-        _Part(len(system_prompt or ""), "the system prompt", "shorten agent.system_prompt"),
-        _Part(len(str(list(tool_specs or ()))), "the tool specifications", "give the agent fewer tools"),
-        *(part for index, message in enumerate(messages) for part in _parts(message, index)),
-    ]
-    longest = max(parts, key=lambda part: part.characters)
-    total = sum(part.characters for part in parts)
-    share = f"{longest.what} ({longest.characters:,} of the prompt's {total:,} characters)"
-    if longest.characters * 2 >= total:
-        return (
-            f"Its longest part is {share}, and it stays in the agent's history. To continue, {longest.remedy}, and "
-            "call agent()."
-        )
-    return (
-        f"Its longest part is {share}. Use a conversation manager; or remove the oldest of the {len(messages)} "
-        "messages up to a user message (del agent.messages[:n]), and call agent() to continue."
-    )
-
-
-def _parts(message: Mapping[str, Any], index: int) -> Iterator[_Part]:
-    for number, block in enumerate(message["content"]):
-        kind = next(iter(block), "empty")
-        what = f"the block of kind {kind!r} in message {index} ({message['role']})"
-        if len(message["content"]) > 1:
-            what = f"{what}, content index {number}"
-        where = f"agent.messages[{index}]['content'][{number}]"
-        match block:
-            case {"text": str(text)}:
-                yield _Part(len(text), what, f"replace it by a shorter text ({where} = {{'text': '...'}})")
-            case {"toolResult": {"content": shown}}:
-                size = sum(len(item["text"]) if "text" in item else _size(item) for item in shown)
-                place = f"{where}['toolResult']['content'] = [{{'text': '...'}}]"
-                yield _Part(size, what, f"replace it by a shorter result ({place})")
-            case _:
-                yield _Part(
-                    _size(block), what, f"remove that message and the later ones (del agent.messages[{index}:])"
-                )
-
-
-_IMAGE_CHARACTERS = 1024
-"""Characters that an image counts as: about those of its usual tokens."""
-
-
-def _size(block: Any) -> int:
-    return _IMAGE_CHARACTERS if "image" in block else len(str(block))
-
-
-PROMPT_TAIL = 32
-"""Number of last prompt ids in which a parser looks for a reasoning block that the template opened."""
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
@@ -209,27 +103,6 @@ async def prepare_turn(
     return prepared
 
 
-def _comparison(
-    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, prepared: Prepared
-) -> Callable[[], None] | None:
-    """Return a function that compares a turn's prompt with the template's own rendering, if a comparison is due."""
-    match, length, is_first = prepared.match, len(prepared.prompt.ids), False
-    added = length
-    if match.parent is not None:
-        before = ledger[match.parent].draft
-        is_first = before.parent is None
-        added += len(before.output_ids) - prepared.request.delta_start
-    return policy.template.comparison(
-        turn_input.messages,
-        match.path_messages,
-        turn_input.system_prompt,
-        turn_input.tool_specs,
-        length,
-        added=added,
-        first_delta=is_first,
-    )
-
-
 def prepare(
     policy: PolicyParts,
     ledger: Ledger,
@@ -275,28 +148,6 @@ def prepare(
     return Prepared(match, delta, prompt, request, tools, tail, constraint.forced_tools(tools), takes_json)
 
 
-def tokens_to_sample(settings: Settings, prompt_length: int, new: Sequence[Image], *, backend: str) -> int:
-    """Return how many tokens a turn may sample: what its settings and the context leave, with room for new images.
-
-    Args:
-        settings: The rollout's settings.
-        prompt_length: Tokens of the prompt, in which each new image counts as one token.
-        new: The new images.
-        backend: Name for errors.
-
-    Raises:
-        TotalTokensReachedError: The prompt leaves no token of `max_total_tokens`.
-        ContextLengthError: It leaves no room for an answer.
-    """
-    total, context = settings.max_total_tokens, settings.context_window_limit
-    limit = remaining_tokens(total, prompt_length, settings.sampling.max_new_tokens)
-    limit = clamp_new_tokens(limit, prompt_length, context, backend=backend)
-    if new:
-        for bound in (total, context):
-            limit = clamp_for_images(new, limit, prompt_length, bound)
-    return limit
-
-
 def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:
     """Render and encode what a turn adds to its parent's tokens."""
     messages, tools = turn_input.messages, turn_input.tool_specs
@@ -322,3 +173,151 @@ def open_part(before: Draft) -> Opened:
         return Opened.REASONING
     cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
     return Opened.CALL if cut else Opened.MESSAGE
+
+
+def tokens_to_sample(settings: Settings, prompt_length: int, new: Sequence[Image], *, backend: str) -> int:
+    """Return how many tokens a turn may sample: what its settings and the context leave, with room for new images.
+
+    Args:
+        settings: The rollout's settings.
+        prompt_length: Tokens of the prompt, in which each new image counts as one token.
+        new: The new images.
+        backend: Name for errors.
+
+    Raises:
+        TotalTokensReachedError: The prompt leaves no token of `max_total_tokens`.
+        ContextLengthError: It leaves no room for an answer.
+    """
+    total, context = settings.max_total_tokens, settings.context_window_limit
+    limit = remaining_tokens(total, prompt_length, settings.sampling.max_new_tokens)
+    limit = clamp_new_tokens(limit, prompt_length, context, backend=backend)
+    if new:
+        for bound in (total, context):
+            limit = clamp_for_images(new, limit, prompt_length, bound)
+    return limit
+
+
+def remaining_tokens(max_total_tokens: int | None, prompt_length: int, max_new_tokens: int) -> int:
+    """Return the number of tokens to sample: at most `max_new_tokens`, at most what `max_total_tokens` leaves.
+
+    Raises:
+        TotalTokensReachedError: None are left.
+    """
+    if max_total_tokens is None:
+        return max_new_tokens
+    if prompt_length >= max_total_tokens:
+        raise TotalTokensReachedError(
+            f"The trajectory has {prompt_length} tokens, including the new messages, and "
+            f"max_total_tokens={max_total_tokens} leaves none to sample. End the rollout, or raise max_total_tokens."
+        )
+    return min(max_new_tokens, max_total_tokens - prompt_length)
+
+
+def _comparison(
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, prepared: Prepared
+) -> Callable[[], None] | None:
+    """Return a function that compares a turn's prompt with the template's own rendering, if a comparison is due."""
+    match, length, is_first = prepared.match, len(prepared.prompt.ids), False
+    added = length
+    if match.parent is not None:
+        before = ledger[match.parent].draft
+        is_first = before.parent is None
+        added += len(before.output_ids) - prepared.request.delta_start
+    return policy.template.comparison(
+        turn_input.messages,
+        match.path_messages,
+        turn_input.system_prompt,
+        turn_input.tool_specs,
+        length,
+        added=added,
+        first_delta=is_first,
+    )
+
+
+def _refuse_trimmed(messages: Messages, error: TemplateError) -> None:
+    """Name the missing message where a template refused a history because of it.
+
+    Raises:
+        TrimmedHistoryError: A message is missing.
+    """
+    missing = _missing(messages)
+    if missing is not None:
+        raise TrimmedHistoryError(
+            f"The agent's history lacks {missing}, as after a conversation manager removed old messages, and the chat "
+            f"template cannot show it. ({error}) Keep the first question with "
+            "SlidingWindowConversationManager(pin_first=1), or use SummarizingConversationManager, which puts a "
+            "summary in its place. Use NullConversationManager to end a rollout when its context is full."
+        ) from error
+
+
+def _missing(messages: Messages) -> str | None:
+    """Return what a history lacks: its first question, or the other half of a call and its result; or None."""
+    first = messages[0]
+    if first["role"] == "assistant" or all("toolResult" in block for block in first["content"]):
+        return f"the user's question before message 0 ({first['role']})"
+    calls: set[str] = set()
+    for index, message in enumerate(messages):
+        results = {block["toolResult"]["toolUseId"] for block in message["content"] if "toolResult" in block}
+        if results - calls:
+            return f"the call of the tool result {min(results - calls)!r} in message {index}"
+        if calls - results:
+            return f"the result of the tool call {min(calls - results)!r} before message {index}"
+        calls = {block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block}
+    return None
+
+
+def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:
+    """Return the sentence that names the longest part of a history that does not fit, and how to shorten it."""
+    parts = [
+        _Part(len(system_prompt or ""), "the system prompt", "shorten agent.system_prompt"),
+        _Part(len(str(list(tool_specs or ()))), "the tool specifications", "give the agent fewer tools"),
+        *(part for index, message in enumerate(messages) for part in _parts(message, index)),
+    ]
+    longest = max(parts, key=lambda part: part.characters)
+    total = sum(part.characters for part in parts)
+    share = f"{longest.what} ({longest.characters:,} of the prompt's {total:,} characters)"
+    if longest.characters * 2 >= total:
+        return (
+            f"Its longest part is {share}, and it stays in the agent's history. To continue, {longest.remedy}, and "
+            "call agent()."
+        )
+    return (
+        f"Its longest part is {share}. Use a conversation manager; or remove the oldest of the {len(messages)} "
+        "messages up to a user message (del agent.messages[:n]), and call agent() to continue."
+    )
+
+
+class _Part(NamedTuple):
+    """A part of a prompt: its number of characters, its name, and how to shorten it."""
+
+    characters: int
+    what: str
+    remedy: str
+
+
+def _parts(message: Mapping[str, Any], index: int) -> Iterator[_Part]:
+    for number, block in enumerate(message["content"]):
+        kind = next(iter(block), "empty")
+        what = f"the block of kind {kind!r} in message {index} ({message['role']})"
+        if len(message["content"]) > 1:
+            what = f"{what}, content index {number}"
+        where = f"agent.messages[{index}]['content'][{number}]"
+        match block:
+            case {"text": str(text)}:
+                yield _Part(len(text), what, f"replace it by a shorter text ({where} = {{'text': '...'}})")
+            case {"toolResult": {"content": shown}}:
+                size = sum(len(item["text"]) if "text" in item else _size(item) for item in shown)
+                place = f"{where}['toolResult']['content'] = [{{'text': '...'}}]"
+                yield _Part(size, what, f"replace it by a shorter result ({place})")
+            case _:
+                yield _Part(
+                    _size(block), what, f"remove that message and the later ones (del agent.messages[{index}:])"
+                )
+
+
+_IMAGE_CHARACTERS = 1024
+"""Characters that an image counts as: about those of its usual tokens."""
+
+
+def _size(block: Any) -> int:
+    return _IMAGE_CHARACTERS if "image" in block else len(str(block))
