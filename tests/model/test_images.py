@@ -34,10 +34,6 @@ BLOCKS = st.one_of(TEXTS.map(lambda text: {"text": text}), st.sampled_from(PICTU
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call><|im_end|>'
 
 
-def result(use: str, content: list[Any]) -> Any:
-    return {"toolResult": {"toolUseId": use, "status": "success", "content": content}}
-
-
 async def ask(model: TITOModel, messages: list[Any], **options: Any) -> Any:
     """Run a turn as Strands does, and append the answer to the messages."""
     content: list[Any] = []
