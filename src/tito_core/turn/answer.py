@@ -1,4 +1,7 @@
-"""Parse an answer: sampled ids become the message that Strands stores and the draft of the turn."""
+"""An answer: sampled ids become the message that Strands stores, the draft of the turn, and the events that show it.
+
+`ParseReport` counts the calls of a rollout's answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generate a turn's answer, and stop on the agent's cancel signal or the turn's timeout."""
+"""Generate a turn's answer until the agent's cancel signal or the timeout, and share the event loop among turns."""
 
 from __future__ import annotations
 
