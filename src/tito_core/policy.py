@@ -224,7 +224,7 @@ class PolicyParts:
         On a terminal and in a notebook each stage is printed when it begins, unless logging shows it.
         """
         given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
-        return run_blocking(cls._connected(given, stage_printer()))
+        return run_blocking(connect(cls, stage_printer(), **given))
 
     @classmethod
     async def connect_async(
@@ -254,15 +254,7 @@ class PolicyParts:
             BackendError: The server cannot be reached, or does not answer as expected.
             LawViolationError: The server uses another tokenizer (law 15).
         """
-        given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
-        return await cls._connected(given, None)
-
-    @classmethod
-    async def _connected(cls, given: dict[str, Any], on_stage: OnStage | None) -> Self:
-        options = {name: value for name, value in given.items() if name not in CONNECTED_TO}
-        known = [*PolicyOptions.__annotations__, *CONNECTED_TO]
-        check_arguments("Policy.connect", options, known, given["backend"])
-        return await connect(cls, **given, on_stage=on_stage)
+        return await connect(cls, None, backend=backend, base_url=base_url, tokenizer=tokenizer, **options)
 
     def ledger(
         self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
@@ -301,6 +293,8 @@ class PolicyParts:
 
 async def connect(
     kind: type[P],
+    on_stage: OnStage | None,
+    /,
     *,
     backend: str | Backend,
     base_url: str | Sequence[str] = "",
@@ -310,7 +304,6 @@ async def connect(
     template_arguments: Mapping[str, Any] | None = None,
     content_tokens: ContentTokens = "inert",
     store: LedgerFile | str | PathLike[str] | None = None,
-    on_stage: OnStage | None = None,
     **options: Any,
 ) -> P:
     """Connect a policy of this kind; see `Policy.connect_async`. `on_stage` is called when a stage begins."""
@@ -320,6 +313,7 @@ async def connect(
         if on_stage is not None:
             on_stage(message % values)
 
+    check_arguments("Policy.connect", options, [*PolicyOptions.__annotations__, *CONNECTED_TO], backend)
     check_backend(backend)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
