@@ -82,7 +82,6 @@ _LONG = " or ".join(
         "mid_stream",
         "many_rollouts",
         "test_concurrency",
-        "test_histories_cost",
         "test_turn_cost",
         "keeps_running",
         "refused_at_once",

@@ -19,7 +19,7 @@ from crowd import agent_of, crowd, through_agent
 from ours_rollouts import Seeds
 from strands_tito import Policy, TITOModel
 from strands_tito.collect import InProcess, collect
-from tito_core.turn.history import as_shown
+from tito_core.turn.history import as_stored
 from tito_engines import models
 
 
@@ -38,7 +38,7 @@ class Seeded:
     async def __call__(self, model: TITOModel, task: Mapping[str, Any]) -> float:
         """Run the turns."""
         seeds, ledger = self.seeds, model.ledger
-        ledger.commit(seeds.draft, ledger.match(seeds.history), as_shown(seeds.messages[1]))
+        ledger.commit(seeds.draft, ledger.match(seeds.history), as_stored(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
         model.policy.prompts.keep(ledger, 0, None, prompt.then(seeds.draft.output_ids))
         agent = self.ready.pop() if self.ready else agent_of((model, seeds.messages), self.turns)

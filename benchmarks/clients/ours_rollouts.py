@@ -13,7 +13,7 @@ from strands.models.model import Model
 from conversation import CONTEXTS, SYSTEM, message_of, opening, result, serve, turn
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from strands_tito import Policy
-from tito_core.turn.history import as_shown, opening_of
+from tito_core.turn.history import as_stored, opening_of
 from tito_engines import models
 
 
@@ -59,7 +59,7 @@ class Seeds:
     def __call__(self) -> Seeded:
         """Return a rollout."""
         ledger = self.policy.ledger()
-        ledger.commit(self.draft, ledger.match(self.history), as_shown(self.messages[1]))
+        ledger.commit(self.draft, ledger.match(self.history), as_stored(self.messages[1]))
         model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
         prompt = self.policy.prompts.text(ledger, None, self.draft.prompt_ids)
         self.policy.prompts.keep(ledger, 0, None, prompt.then(self.draft.output_ids))

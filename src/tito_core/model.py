@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
@@ -18,22 +17,13 @@ from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import one_model
-from tito_core.backend.values import InvalidValueError, short_repr
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.certify import Certificate
 from tito_core.chat.encoder import LONG_TEXT
 from tito_core.chat.message_check import check_messages, check_opening
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.policy import (
-    OnStage,
-    PolicyOptions,
-    PolicyParts,
-    check_arguments,
-    connect,
-    refuse_elsewhere,
-    run_blocking,
-    stage_printer,
-)
+from tito_core.policy import CONNECTED_TO, PolicyOptions, PolicyParts, check_arguments, refuse_elsewhere
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
 from tito_core.turn.answer import ParseReport
 from tito_core.turn.inputs import TurnInput, check_output_model, system_text
@@ -43,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 M = TypeVar("M", bound=BaseModel)
-CONNECTED_TO = ("backend", "base_url", "tokenizer")
 
 
 class ModelOptions(RolloutOptions, PolicyOptions, total=False):
@@ -54,67 +43,13 @@ class SeveralTrajectoriesError(LookupError):
     """The ledger does not hold exactly one trajectory."""
 
 
-@dataclass(frozen=True, slots=True)
 class Policy(PolicyParts):
     """The parts that all rollouts of one policy share; for its attributes see `PolicyParts`.
 
     Make one with `Policy.connect`, and with `model()` a model for each rollout.
     """
 
-    @classmethod
-    def connect(
-        cls,
-        *,
-        backend: str | Backend,
-        base_url: str | Sequence[str] = "",
-        tokenizer: str | PreTrainedTokenizerBase,
-        **options: Unpack[PolicyOptions],
-    ) -> Policy:
-        """Run `connect_async` from synchronous code. It blocks; in async code, await `connect_async` instead.
-
-        On a terminal and in a notebook each stage is printed when it begins, unless logging shows it.
-        """
-        given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
-        return run_blocking(cls._connected(given, stage_printer()))
-
-    @classmethod
-    async def connect_async(
-        cls,
-        *,
-        backend: str | Backend,
-        base_url: str | Sequence[str] = "",
-        tokenizer: str | PreTrainedTokenizerBase,
-        **options: Unpack[PolicyOptions],
-    ) -> Policy:
-        """Load the tokenizer, certify its template, connect to the server, and measure its logprobs' semantics.
-
-        `tito_core.policy` logs the start of each stage at INFO. What the server reported is not cached for the next
-        call, since a restart may change it.
-
-        Args:
-            backend: A name such as "vllm" or "sglang", or a backend object.
-            base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
-                the addresses of equal servers, which share the rollouts.
-            tokenizer: Name or folder of the model's tokenizer, or the object.
-            **options: See `PolicyOptions` and `BackendOptions`.
-
-        Raises:
-            InvalidValueError: An unknown option, or a bad value.
-            UnknownBackendError, UnknownParserError: No backend or parser has that name.
-            TokenizerError, TemplateError, DetectionError: The tokenizer or its template cannot be used.
-            BackendError: The server cannot be reached, or does not answer as expected.
-            LawViolationError: The server uses another tokenizer (law 15).
-        """
-        given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
-        return await cls._connected(given, None)
-
-    @classmethod
-    async def _connected(cls, given: dict[str, Any], on_stage: OnStage | None) -> Policy:
-        options = {name: value for name, value in given.items() if name not in CONNECTED_TO}
-        known = [*PolicyOptions.__annotations__, *CONNECTED_TO]
-        check_arguments("Policy.connect", options, known, given["backend"])
-        parts = await connect(**given, on_stage=on_stage)
-        return cls(**{part.name: getattr(parts, part.name) for part in fields(parts)})
+    __slots__ = ()
 
     def model(self, *, ledger: Ledger | None = None, **options: Unpack[RolloutOptions]) -> TITOModel:
         """Make the Strands model of one rollout.
@@ -128,23 +63,6 @@ class Policy(PolicyParts):
             "policy.model", options, RolloutOptions.__annotations__, others, "of a policy", "Policy.connect"
         )
         return TITOModel.of(self, ledger, **options)
-
-    def __repr__(self) -> str:
-        tokenizer = short_repr(self.tokenizer.name_or_path)
-        return f"<Policy {_server(self)}, tokenizer {tokenizer}, parser {self.detected.name!r}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "A Policy cannot be copied or pickled, since it holds connections to the server. Send the arguments of "
-            "Policy.connect and connect in the other process. Ledgers and trajectories can be pickled."
-        )
-
-
-def _server(policy: PolicyParts) -> str:
-    """Return the engine, its version and its model. A server reports the last two, so they may be any text."""
-    info = policy.info
-    version = "of unknown version" if info.version is None else short_repr(info.version)[1:-1]
-    return f"{info.backend} {version}, model {short_repr(info.model)}"
 
 
 class TITOModel(Model):
@@ -212,7 +130,7 @@ class TITOModel(Model):
         self._recording = Recording(policy, ledger)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {_server(self.policy)}: {self.ledger!r}>"
+        return f"<{type(self).__name__} {self.policy.server}: {self.ledger!r}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, Unpack, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,10 +33,9 @@ from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.chat.traced import Traced
 from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.laws import check_same_ids, check_vocab_size
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Draft, Sampling, Server, VocabularyCheck
+from tito_core.ledger.turn import Sampling, Server, VocabularyCheck
 from tito_core.parsing.registry import (
     AUTO,
     Detected,
@@ -54,303 +53,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-KEPT_SAMPLINGS = 64
-"""Maximum entries of each dictionary of a `SamplingCache`."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordedSampling:
-    """Sampling parameters as a turn records them, and the server with the semantics of its logprobs under them."""
-
-    sampling: Sampling
-    server: Server
-
-
-class SamplingCache:
-    """Values derived from sampling parameters, by the identity of the frozen parameters. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._with_stop_tokens: dict[int, tuple[SamplingParams, SamplingParams]] = {}
-        self._recorded: dict[int, tuple[SamplingParams, EngineInfo, RecordedSampling]] = {}
-
-    def with_stop_tokens(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
-        """Return parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
-        if given.ignore_eos:
-            return given
-        known = self._with_stop_tokens.get(id(given))
-        if known is not None and known[0] is given:
-            return known[1]
-        complete = given.model_copy(update={"stop_token_ids": tuple(sorted({*given.stop_token_ids, *stops}))})
-        _keep(self._with_stop_tokens, id(given), (given, complete))
-        return complete
-
-    def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> RecordedSampling:
-        """Return what a turn with these parameters records."""
-        known = self._recorded.get(id(sampling))
-        if known is not None and known[0] is sampling and known[1] is info:
-            return known[2]
-        parameters = sampling.model_dump(mode="json")
-        del parameters["max_new_tokens"]
-        made = RecordedSampling(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
-        _keep(self._recorded, id(sampling), (sampling, info, made))
-        return made
-
-
-def _keep(known: dict[int, Any], key: int, value: Any) -> None:
-    if len(known) >= KEPT_SAMPLINGS:
-        known.clear()
-    known[key] = value
-
-
-KEPT_TEXTS = 64
-"""Maximum paths of one ledger whose text is kept: those of the latest turns. Others are encoded again."""
-
-
-class PromptCache:
-    """Texts of paths' ids, by ledger and last turn. References to ledgers are weak. Threads may share it.
-
-    A text takes up to seven bytes a token, until its ledger is freed or a later turn replaces the text.
-    """
-
-    def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[Ledger, dict[int, IdText]] = WeakKeyDictionary()
-
-    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds, path: TokenIds | None = None) -> IdText:
-        """Return the text of a path followed by a delta. `path` are its ids, if they are not those of the ledger."""
-        kept = self._of(ledger, parent)
-        if kept is None:
-            kept = IdText.of(ledger.path_ids(parent) if path is None else path)
-        return kept.then(delta)
-
-    def answered(self, ledger: Ledger, draft: Draft, prompt: IdText, output: TokenIds) -> IdText:
-        """Return the text of a draft's path, with its prompt and its output, before the draft is committed.
-
-        Raises:
-            LawViolationError: The draft holds other tokens than the request and the response (law 4).
-        """
-        text, before = prompt.then(output), self._of(ledger, draft.parent)
-        ids = draft.columns.ids
-        same = text.matches(ledger.path_ids(draft.parent, ids)) if before is None else text.continues(before, ids)
-        if not same:
-            raise LawViolationError(
-                4,
-                f"turn {len(ledger)} does not hold the tokens of its request and response, so it was not committed. "
-                "Report the template or backend that changed them.",
-            )
-        return text
-
-    def keep(self, ledger: Ledger, turn: int, parent: int | None, text: IdText) -> None:
-        """Keep the text of a committed turn's path in place of its parent's. Never raise: the turn is committed."""
-        kept = self._kept.setdefault(ledger, {})
-        if parent is not None:
-            kept.pop(parent, None)
-        kept[turn] = text
-        if len(kept) > KEPT_TEXTS:
-            kept.pop(list(kept)[0], None)  # noqa: RUF015  # atomic: other threads may change the dict during an iteration
-
-    def _of(self, ledger: Ledger, turn: int | None) -> IdText | None:
-        return None if turn is None else self._kept.get(ledger, {}).get(turn)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyParts:
-    """The shared parts of a policy. `Policy` extends it.
-
-    Attributes:
-        backend: The connected backend.
-        info: What the server reported, and what was measured.
-        tokenizer: The policy's tokenizer.
-        template: Its certified chat template.
-        parser: Reads reasoning and calls out of completions.
-        detected: The parser's format, and why it was chosen: by the chat template or by the user.
-        stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
-        store: The file to which every rollout's turns are appended at commit, or None.
-        prompts: Cache of the prompts' text, by ledger and turn.
-        collapsed_prompts: The same of prompts with images, as they travel.
-        samplings: Cache of sampling parameters as turns record them.
-        vocabulary: How the tokenizer was compared with the server's (law 15).
-    """
-
-    backend: Backend
-    info: EngineInfo
-    tokenizer: PreTrainedTokenizerBase
-    template: ChatTemplate
-    parser: ToolParser
-    detected: Detected
-    stop_token_ids: tuple[int, ...]
-    store: LedgerFile | None = None
-    prompts: PromptCache = field(default_factory=PromptCache)
-    collapsed_prompts: PromptCache = field(default_factory=PromptCache)
-    samplings: SamplingCache = field(default_factory=SamplingCache)
-    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
-
-    def ledger(
-        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
-    ) -> Ledger:
-        """Make a new ledger with this policy's tokenizer and certificate in its header, attached to the store."""
-        ledger = Ledger(
-            group_id=group_id,
-            task_id=task_id,
-            tokenizer=self.tokenizer.name_or_path or None,
-            user=user,
-            certificate=summary(self.template.certificate),
-            vocabulary=self.vocabulary,
-        )
-        return ledger if self.store is None else self.store.attach(ledger)
-
-    def sampling(self, given: SamplingParams) -> SamplingParams:
-        """Return sampling parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
-        return self.samplings.with_stop_tokens(given, self.stop_token_ids)
-
-
-@lru_cache(maxsize=16)
-def summary(certificate: Certificate) -> Mapping[str, Any]:
-    """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
-    fields: dict[str, Any] = json.loads(certificate.to_json())
-    if not certificate.images:
-        for name in ("placeholder", "images", "images_refused", "media_ids"):
-            del fields[name]
-    for name in ("switches", "system_switches", "whole_history"):
-        if not fields[name]:
-            del fields[name]
-    return {**fields, "passed": len(certificate.passed)}
-
-
 logger = logging.getLogger(__name__)
-
-ORDINARY = (
-    "The quick brown fox jumps over the lazy dog, doesn't it?",
-    "0 12 345 6789 31415926 3.14159 2026-11-23",
-    "a  b   c\n\n\n    d\t\te \r\n ",
-    'def f(x: int) -> str:\n    return {"a": [x], "b": f"{x!r}"}  # != <= >= && ||\n',
-    "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
-    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
-)
-"""Texts that vocabularies split differently: words, digits, whitespace, code, other scripts, emoji and symbols."""
-QUESTION = "Count to ten."
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A text with its ids.
-
-    Attributes:
-        text: The text.
-        ids: The client's ids, int32, shape (n,).
-        as_text: The client's ids with control tokens encoded as ordinary text, int32, shape (m,).
-    """
-
-    text: str
-    ids: TokenIds
-    as_text: TokenIds
-
-
-async def compare(
-    backend: Backend,
-    info: EngineInfo,
-    tokenizer: PreTrainedTokenizerBase,
-    template: ChatTemplate,
-    parser: ToolParser,
-) -> VocabularyCheck:
-    """Compare the client's tokenizer with the server's.
-
-    Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
-    tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens
-    may differ, since they are never exchanged. A server whose tokenizer encodes control tokens as text (vLLM's Mistral
-    mode) is compared on ordinary text, and the result is that of the sizes.
-
-    Args:
-        backend: A connected backend.
-        info: What the server reported.
-        tokenizer: The client's tokenizer.
-        template: Its chat template.
-        parser: Its parser.
-
-    Raises:
-        LawViolationError: The tokenizers differ (law 15).
-        BackendError: The server could not be reached.
-    """
-    names = {
-        "tokenizer": tokenizer.name_or_path or "(unnamed)",
-        "server": f"the {backend.name} server of {info.model!r}",
-    }
-    probes = [*_probes(tokenizer, template, parser)]
-    server_ids = await _server_ids(backend, probes)
-    encoded = [(probe, ids) for probe, ids in zip(probes, server_ids, strict=True) if ids is not None]
-    if not all(np.array_equal(ids, probe.as_text) for probe, ids in encoded):
-        for probe, ids in encoded:
-            check_same_ids(probe.text, probe.ids.tolist(), ids.tolist(), **names)
-    if len(encoded) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in encoded):
-        return VocabularyCheck.TOKENIZE
-    check = VocabularyCheck.NOT_CHECKED
-    if info.vocab_size is not None:
-        check_vocab_size(_largest_id(template.encoder.tokenizer, probes), info.vocab_size, **names)
-        check = VocabularyCheck.VOCAB_SIZE
-    why = "reads control tokens as text" if encoded else "does not encode text for clients"
-    logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
-    return check
-
-
-async def _server_ids(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
-    """Return the server's ids of each probe; all None after the first where the server cannot encode text."""
-    first = await tokenize(backend, probes[0].text)
-    if first is None:
-        return [None] * len(probes)
-    return [first, *await asyncio.gather(*(tokenize(backend, probe.text) for probe in probes[1:]))]
-
-
-def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
-    """Yield the probes: ordinary texts, the control tokens in use, a conversation, and a first prompt."""
-    encoder = template.encoder
-    inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
-    for text in ORDINARY:
-        ids = np.array(encoder.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        yield Probe(text, ids, ids)
-    added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
-    if words := [text for text in added if text not in encoder.added]:  # a text becomes these
-        ids = inert.encode(Traced.content(" ".join(words), 0)).ids
-        yield Probe(" ".join(words), ids, ids)
-    used = control_strings(parser)
-    source = str(tokenizer.chat_template)
-    ends = {*template.stop_ids, tokenizer.eos_token_id}
-    control = [
-        text
-        for text, index in encoder.added.items()
-        if not encoder.inert or text in source or text in used or index in ends
-    ]
-    renderings = [Traced(" ".join(sorted(control)), ())] if control else []
-    for case in cases():
-        if case.calls and case.tools and case.name in template.certificate.passed:
-            messages = [*case.before, case.answer, *case.new]
-            renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
-            break
-    renderings.append(template.rendering.of_messages([user_message(QUESTION)]))
-    for text in renderings:
-        plain = str.__str__(text)
-        yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
-
-
-def _largest_id(backend: Tokenizer, probes: Sequence[Probe]) -> int:
-    """Return the largest id that the client may send: in the vocabulary without added tokens, or in the probes."""
-    added = backend.get_added_tokens_decoder()
-    ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)
-    return max(ordinary, *(int(probe.ids.max(initial=-1)) for probe in probes))
-
-
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 OnStage = Callable[[str], None]
-
-
-def stage_printer() -> OnStage | None:
-    """Return a function that prints a stage of connecting on a terminal or in a notebook.
-
-    None if output is hidden, or if logging shows it already.
-    """
-    is_watched = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
-    if not is_watched or logger.isEnabledFor(logging.INFO):
-        return None
-    return lambda text: print(text, file=sys.stderr, flush=True)
+T = TypeVar("T")
+P = TypeVar("P", bound="PolicyParts")
+CONNECTED_TO = ("backend", "base_url", "tokenizer")
+"""Arguments of a policy that are not options."""
 
 
 class PolicyOptions(BackendOptions, total=False):
@@ -376,49 +84,218 @@ class PolicyOptions(BackendOptions, total=False):
     store: LedgerFile | str | PathLike[str] | None
 
 
-def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], backend: Any) -> None:
-    """Check the names of arguments; a backend may accept names of its own.
+KEPT_SAMPLINGS = 64
+"""Maximum entries of each dictionary of a `SamplingCache`."""
+KEPT_TEXTS = 64
+"""Maximum paths of one ledger whose text is kept: those of the latest turns. Others are encoded again."""
 
-    Raises:
-        InvalidValueError: A name is unknown. The error suggests the nearest name, or `sampling` for its parameters, or
-            says which function takes it.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedSampling:
+    """Sampling parameters as a turn records them, and the server with the semantics of its logprobs under them."""
+
+    sampling: Sampling
+    server: Server
+
+
+class SamplingCache:
+    """Values derived from sampling parameters, by the identity of the frozen parameters. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._with_stop_tokens: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+        self._recorded: dict[int, tuple[SamplingParams, EngineInfo, RecordedSampling]] = {}
+
+    def with_stop_tokens(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
+        """Return parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
+        if given.ignore_eos:
+            return given
+        cached = self._with_stop_tokens.get(id(given))
+        if cached is not None and cached[0] is given:
+            return cached[1]
+        complete = given.model_copy(update={"stop_token_ids": tuple(sorted({*given.stop_token_ids, *stops}))})
+        _keep(self._with_stop_tokens, id(given), (given, complete))
+        return complete
+
+    def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> RecordedSampling:
+        """Return what a turn with these parameters records."""
+        cached = self._recorded.get(id(sampling))
+        if cached is not None and cached[0] is sampling and cached[1] is info:
+            return cached[2]
+        parameters = sampling.model_dump(mode="json")
+        del parameters["max_new_tokens"]
+        made = RecordedSampling(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
+        _keep(self._recorded, id(sampling), (sampling, info, made))
+        return made
+
+
+class PathText(NamedTuple):
+    """The text of a path's ids.
+
+    Attributes:
+        text: That of the ledger's ids.
+        collapsed: That of the ids as the next request sends them; None for a path without images.
     """
-    refuse_elsewhere(what, given, known, RolloutOptions.__annotations__, "of a rollout", "policy.model")
-    own = option_names(backend)
-    if own is not None:
-        refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *own])))
+
+    text: IdText
+    collapsed: IdText | None = None
 
 
-def refuse_elsewhere(
-    what: str, given: Mapping[str, Any], known: Collection[str], others: Collection[str], whose: str, taker: str
-) -> None:
-    """Refuse options that another function takes.
+class PromptCache:
+    """Texts of paths' ids, by ledger and last turn. References to ledgers are weak. Threads may share it.
 
-    Raises:
-        InvalidValueError: An option is not `known`, but one of `others`, which `taker` takes.
+    A text takes up to seven bytes a token, until its ledger is freed or a later turn replaces the text.
     """
-    for name in given:
-        if name not in known and name in others:
-            raise InvalidValueError(
-                f"{name} is an option {whose}, and not of {what}: pass it as {taker}({name}=...). TITOModel(...) takes "
-                "the options of both."
-            )
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[Ledger, dict[int, PathText]] = WeakKeyDictionary()
+
+    def path(self, ledger: Ledger, turn: int | None) -> PathText | None:
+        """Return the kept text of a path; None where it is not kept."""
+        return None if turn is None else self._kept.get(ledger, {}).get(turn)
+
+    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> IdText:
+        """Return the text of a path followed by a delta."""
+        kept = self.path(ledger, parent)
+        return (IdText.of(ledger.path_ids(parent)) if kept is None else kept.text).then(delta)
+
+    def collapsed(self, ledger: Ledger, parent: int | None, ids: TokenIds) -> IdText:
+        """Return the text of a path's collapsed ids."""
+        kept = self.path(ledger, parent)
+        return IdText.of(ids) if kept is None else kept.collapsed or kept.text
+
+    def keep(
+        self, ledger: Ledger, turn: int, parent: int | None, text: IdText, collapsed: IdText | None = None
+    ) -> None:
+        """Keep the text of a committed turn's path in place of its parent's. Never raise: the turn is committed."""
+        kept = self._kept.setdefault(ledger, {})
+        if parent is not None:
+            kept.pop(parent, None)
+        kept[turn] = PathText(text, collapsed)
+        if len(kept) > KEPT_TEXTS:
+            kept.pop(list(kept)[0], None)  # noqa: RUF015  # atomic: other threads may change the dict during an iteration
 
 
-def refuse_ignored(backend: Backend, given: Mapping[str, Any]) -> None:
-    """Refuse arguments together with a backend object, which has its own.
+def _keep(cache: dict[int, Any], key: int, value: Any) -> None:
+    if len(cache) >= KEPT_SAMPLINGS:
+        cache.clear()
+    cache[key] = value
 
-    Raises:
-        InvalidValueError: One of them is set.
+
+@dataclass(frozen=True, slots=True)
+class PolicyParts:
+    """The shared parts of a policy. `Policy` extends it.
+
+    Attributes:
+        backend: The connected backend.
+        info: What the server reported, and what was measured.
+        tokenizer: The policy's tokenizer.
+        template: Its certified chat template.
+        parser: Reads reasoning and calls out of completions.
+        detected: The parser's format, and why it was chosen: by the chat template or by the user.
+        stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
+        store: The file to which every rollout's turns are appended at commit, or None.
+        prompts: Cache of the prompts' text, by ledger and turn.
+        samplings: Cache of sampling parameters as turns record them.
+        vocabulary: How the tokenizer was compared with the server's (law 15).
     """
-    if names := [name for name, value in given.items() if value is not None and value != ""]:
-        raise InvalidValueError(
-            f"{', '.join(names)} cannot be set together with a backend object ({type(backend).__name__}), which has "
-            "its own address and options. Make the object with them, or pass the backend's name."
+
+    backend: Backend
+    info: EngineInfo
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    parser: ToolParser
+    detected: Detected
+    stop_token_ids: tuple[int, ...]
+    store: LedgerFile | None = None
+    prompts: PromptCache = field(default_factory=PromptCache)
+    samplings: SamplingCache = field(default_factory=SamplingCache)
+    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        backend: str | Backend,
+        base_url: str | Sequence[str] = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        **options: Unpack[PolicyOptions],
+    ) -> Self:
+        """Run `connect_async` from synchronous code. It blocks; in async code, await `connect_async` instead.
+
+        On a terminal and in a notebook each stage is printed when it begins, unless logging shows it.
+        """
+        given: dict[str, Any] = {"backend": backend, "base_url": base_url, "tokenizer": tokenizer, **options}
+        return run_blocking(connect(cls, stage_printer(), **given))
+
+    @classmethod
+    async def connect_async(
+        cls,
+        *,
+        backend: str | Backend,
+        base_url: str | Sequence[str] = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        **options: Unpack[PolicyOptions],
+    ) -> Self:
+        """Load the tokenizer, certify its template, connect to the server, and measure its logprobs' semantics.
+
+        `tito_core.policy` logs the start of each stage at INFO. What the server reported is not cached for the next
+        call, since a restart may change it.
+
+        Args:
+            backend: A name such as "vllm" or "sglang", or a backend object.
+            base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
+                the addresses of equal servers, which share the rollouts.
+            tokenizer: Name or folder of the model's tokenizer, or the object.
+            **options: See `PolicyOptions` and `BackendOptions`.
+
+        Raises:
+            InvalidValueError: An unknown option, or a bad value.
+            UnknownBackendError, UnknownParserError: No backend or parser has that name.
+            TokenizerError, TemplateError, DetectionError: The tokenizer or its template cannot be used.
+            BackendError: The server cannot be reached, or does not answer as expected.
+            LawViolationError: The server uses another tokenizer (law 15).
+        """
+        return await connect(cls, None, backend=backend, base_url=base_url, tokenizer=tokenizer, **options)
+
+    def ledger(
+        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
+    ) -> Ledger:
+        """Make a new ledger with this policy's tokenizer and certificate in its header, attached to the store."""
+        ledger = Ledger(
+            group_id=group_id,
+            task_id=task_id,
+            tokenizer=self.tokenizer.name_or_path or None,
+            user=user,
+            certificate=summary(self.template.certificate),
+            vocabulary=self.vocabulary,
+        )
+        return ledger if self.store is None else self.store.attach(ledger)
+
+    def sampling(self, given: SamplingParams) -> SamplingParams:
+        """Return sampling parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
+        return self.samplings.with_stop_tokens(given, self.stop_token_ids)
+
+    @property
+    def server(self) -> str:
+        """The engine, its version and its model. A server reports the last two, so they may be any text."""
+        version = "of unknown version" if self.info.version is None else short_repr(self.info.version)[1:-1]
+        return f"{self.info.backend} {version}, model {short_repr(self.info.model)}"
+
+    def __repr__(self) -> str:
+        tokenizer = short_repr(self.tokenizer.name_or_path)
+        return f"<Policy {self.server}, tokenizer {tokenizer}, parser {self.detected.name!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A Policy cannot be copied or pickled, since it holds connections to the server. Send the arguments of "
+            "Policy.connect and connect in the other process. Ledgers and trajectories can be pickled."
         )
 
 
 async def connect(
+    kind: type[P],
+    on_stage: OnStage | None,
+    /,
     *,
     backend: str | Backend,
     base_url: str | Sequence[str] = "",
@@ -428,16 +305,16 @@ async def connect(
     template_arguments: Mapping[str, Any] | None = None,
     content_tokens: ContentTokens = "inert",
     store: LedgerFile | str | PathLike[str] | None = None,
-    on_stage: OnStage | None = None,
     **options: Any,
-) -> PolicyParts:
-    """Connect a policy; see `Policy.connect_async`. `on_stage` is called when a stage begins."""
+) -> P:
+    """Connect a policy of this kind; see `Policy.connect_async`. `on_stage` is called when a stage begins."""
 
     def stage(message: str, *values: object) -> None:
         logger.info(message, *values)
         if on_stage is not None:
             on_stage(message % values)
 
+    check_arguments("Policy.connect", options, [*PolicyOptions.__annotations__, *CONNECTED_TO], backend)
     check_backend(backend)
     if not isinstance(store, LedgerFile | str | PathLike | None):
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {short_repr(store)}.")
@@ -474,7 +351,31 @@ async def connect(
     for server in servers_of(engine):
         if isinstance(server, Watched):
             server.watch.add(f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found))
-    return PolicyParts(engine, found, *bound, file, vocabulary=vocabulary)
+    return kind(engine, found, *bound, file, vocabulary=vocabulary)
+
+
+def _opened(path: str | PathLike[str]) -> LedgerFile:
+    """Open a file to append to.
+
+    Raises:
+        InvalidValueError: The file cannot be opened or made.
+        SchemaError: The file is of another kind.
+    """
+    try:
+        return LedgerFile(path, "a")
+    except OSError as error:
+        raise InvalidValueError(
+            f"store={short_repr(str(path))} cannot be opened to append turns ({error.strerror or error}). Give the "
+            "path of a file in a folder that exists and is writable."
+        ) from error
+
+
+def _measured(info: EngineInfo) -> dict[str, object]:
+    return {
+        "processed logprobs": info.processed_logprobs,
+        "truncated logprobs": info.truncated_logprobs,
+        "optional outputs": info.capabilities,
+    }
 
 
 def still_as(bound: Bound, found: EngineInfo) -> Check:
@@ -536,28 +437,70 @@ def bind(
     return Bound(loaded, template, chosen, detected, tuple(sorted(stops)))
 
 
-def _opened(path: str | PathLike[str]) -> LedgerFile:
-    """Open a file to append to.
+@lru_cache(maxsize=16)
+def summary(certificate: Certificate) -> Mapping[str, Any]:
+    """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
+    fields: dict[str, Any] = json.loads(certificate.to_json())
+    if not certificate.images:
+        for name in ("placeholder", "images", "images_refused", "media_ids"):
+            del fields[name]
+    for name in ("switches", "system_switches", "whole_history"):
+        if not fields[name]:
+            del fields[name]
+    return {**fields, "passed": len(certificate.passed)}
+
+
+def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], backend: Any) -> None:
+    """Check the names of arguments; a backend may accept names of its own.
 
     Raises:
-        InvalidValueError: The file cannot be opened or made.
-        SchemaError: The file is of another kind.
+        InvalidValueError: A name is unknown. The error suggests the nearest name, or `sampling` for its parameters, or
+            says which function takes it.
     """
-    try:
-        return LedgerFile(path, "a")
-    except OSError as error:
+    refuse_elsewhere(what, given, known, RolloutOptions.__annotations__, "of a rollout", "policy.model")
+    backend_options = option_names(backend)
+    if backend_options is not None:
+        refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *backend_options])))
+
+
+def refuse_elsewhere(
+    what: str, given: Mapping[str, Any], known: Collection[str], others: Collection[str], whose: str, taker: str
+) -> None:
+    """Refuse options that another function takes.
+
+    Raises:
+        InvalidValueError: An option is not `known`, but one of `others`, which `taker` takes.
+    """
+    for name in given:
+        if name not in known and name in others:
+            raise InvalidValueError(
+                f"{name} is an option {whose}, and not of {what}: pass it as {taker}({name}=...). TITOModel(...) takes "
+                "the options of both."
+            )
+
+
+def refuse_ignored(backend: Backend, given: Mapping[str, Any]) -> None:
+    """Refuse arguments together with a backend object, which has its own.
+
+    Raises:
+        InvalidValueError: One of them is set.
+    """
+    if names := [name for name, value in given.items() if value is not None and value != ""]:
         raise InvalidValueError(
-            f"store={short_repr(str(path))} cannot be opened to append turns ({error.strerror or error}). Give the "
-            "path of a file in a folder that exists and is writable."
-        ) from error
+            f"{', '.join(names)} cannot be set together with a backend object ({type(backend).__name__}), which has "
+            "its own address and options. Make the object with them, or pass the backend's name."
+        )
 
 
-def _measured(info: EngineInfo) -> dict[str, object]:
-    return {
-        "processed logprobs": info.processed_logprobs,
-        "truncated logprobs": info.truncated_logprobs,
-        "optional outputs": info.capabilities,
-    }
+def stage_printer() -> OnStage | None:
+    """Return a function that prints a stage of connecting on a terminal or in a notebook.
+
+    None if output is hidden, or if logging shows it already.
+    """
+    is_watched = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    if not is_watched or logger.isEnabledFor(logging.INFO):
+        return None
+    return lambda text: print(text, file=sys.stderr, flush=True)
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
@@ -572,3 +515,122 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
             return runner.run(work)
 
     return in_thread(run, runner.stop)
+
+
+async def compare(
+    backend: Backend,
+    info: EngineInfo,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatTemplate,
+    parser: ToolParser,
+) -> VocabularyCheck:
+    """Compare the client's tokenizer with the server's.
+
+    Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
+    tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens
+    may differ, since they are never exchanged. A server whose tokenizer encodes control tokens as text (vLLM's Mistral
+    mode) is compared on ordinary text, and the result is that of the sizes.
+
+    Args:
+        backend: A connected backend.
+        info: What the server reported.
+        tokenizer: The client's tokenizer.
+        template: Its chat template.
+        parser: Its parser.
+
+    Raises:
+        LawViolationError: The tokenizers differ (law 15).
+        BackendError: The server could not be reached.
+    """
+    names = {
+        "tokenizer": tokenizer.name_or_path or "(unnamed)",
+        "server": f"the {backend.name} server of {info.model!r}",
+    }
+    probes = [*_probes(tokenizer, template, parser)]
+    server_ids = await _server_ids(backend, probes)
+    encoded = [(probe, ids) for probe, ids in zip(probes, server_ids, strict=True) if ids is not None]
+    if not all(np.array_equal(ids, probe.as_text) for probe, ids in encoded):
+        for probe, ids in encoded:
+            check_same_ids(probe.text, probe.ids.tolist(), ids.tolist(), **names)
+    if len(encoded) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in encoded):
+        return VocabularyCheck.TOKENIZE
+    check = VocabularyCheck.NOT_CHECKED
+    if info.vocab_size is not None:
+        check_vocab_size(_largest_id(template.encoder.tokenizer, probes), info.vocab_size, **names)
+        check = VocabularyCheck.VOCAB_SIZE
+    why = "reads control tokens as text" if encoded else "does not encode text for clients"
+    logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
+    return check
+
+
+ORDINARY = (
+    "The quick brown fox jumps over the lazy dog, doesn't it?",
+    "0 12 345 6789 31415926 3.14159 2026-11-23",
+    "a  b   c\n\n\n    d\t\te \r\n ",
+    'def f(x: int) -> str:\n    return {"a": [x], "b": f"{x!r}"}  # != <= >= && ||\n',
+    "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
+    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
+)
+"""Texts that vocabularies split differently: words, digits, whitespace, code, other scripts, emoji and symbols."""
+QUESTION = "Count to ten."
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A text with its ids.
+
+    Attributes:
+        text: The text.
+        ids: The client's ids, int32, shape (n,).
+        as_text: The client's ids with control tokens encoded as ordinary text, int32, shape (m,).
+    """
+
+    text: str
+    ids: TokenIds
+    as_text: TokenIds
+
+
+async def _server_ids(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
+    """Return the server's ids of each probe; all None after the first where the server cannot encode text."""
+    first = await tokenize(backend, probes[0].text)
+    if first is None:
+        return [None] * len(probes)
+    return [first, *await asyncio.gather(*(tokenize(backend, probe.text) for probe in probes[1:]))]
+
+
+def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
+    """Yield the probes: ordinary texts, the control tokens in use, a conversation, and a first prompt."""
+    encoder = template.encoder
+    inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
+    for text in ORDINARY:
+        ids = np.array(encoder.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        yield Probe(text, ids, ids)
+    added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
+    if words := [text for text in added if text not in encoder.added]:  # a text becomes these
+        ids = inert.encode(Traced.content(" ".join(words), 0)).ids
+        yield Probe(" ".join(words), ids, ids)
+    used = control_strings(parser)
+    source = str(tokenizer.chat_template)
+    ends = {*template.stop_ids, tokenizer.eos_token_id}
+    control = [
+        text
+        for text, index in encoder.added.items()
+        if not encoder.inert or text in source or text in used or index in ends
+    ]
+    renderings = [Traced(" ".join(sorted(control)), ())] if control else []
+    for case in cases():
+        if case.calls and case.tools and case.name in template.certificate.passed:
+            messages = [*case.before, case.answer, *case.new]
+            renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
+            break
+    renderings.append(template.rendering.of_messages([user_message(QUESTION)]))
+    for text in renderings:
+        plain = str.__str__(text)
+        yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
+
+
+def _largest_id(backend: Tokenizer, probes: Sequence[Probe]) -> int:
+    """Return the largest id that the client may send: in the vocabulary without added tokens, or in the probes."""
+    added = backend.get_added_tokens_decoder()
+    ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)
+    return max(ordinary, *(int(probe.ids.max(initial=-1)) for probe in probes))

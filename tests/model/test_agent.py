@@ -17,7 +17,7 @@ from strands.types.exceptions import MaxTokensReachedException, StructuredOutput
 
 from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, structured, tokenizer
 from tito_core import store
-from tito_core.ledger import Finish, Ledger, Provenance, check_ledger
+from tito_core.ledger import Ledger, check_ledger
 
 UUID = "00000000-0000-4000-8000-000000000000"
 
@@ -112,101 +112,6 @@ def test_any_conversation_of_any_ids_is_equal_on_both_and_keeps_the_laws(
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_malformed_call_never_runs_and_the_policy_reads_why(kind: str) -> None:
-    ran: list[str] = []
-
-    @tool
-    def wipe(path: str = "/everything") -> str:
-        """Wipe a path.
-
-        Args:
-            path: What to wipe.
-        """
-        ran.append(path)
-        return "wiped"
-
-    script = Says('<tool_call>{"name": "wipe", "arguments": {"path": }}</tool_call>', "Sorry.")
-    model = model_of(kind, script)
-    agent = Agent(model=model, tools=[wipe], callback_handler=None)
-    await agent.invoke_async("Clean up.")
-    assert ran == []
-    assert model.ledger[0].draft.calls[0].status == "malformed"
-    prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
-    assert "the tool call was malformed and was not executed. The call is not valid JSON" in prompt
-    assert "Unknown tool" not in prompt
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_truncated_answer_is_closed_once_when_the_conversation_continues(kind: str) -> None:
-    model = model_of(kind, Says("I was about to...", "Go on, then."), sampling={"max_new_tokens": 4})
-    agent = agent_of(model)
-    with pytest.raises(MaxTokensReachedException):
-        await agent.invoke_async("Tell me.")
-    assert model.ledger[0].draft.finish == Finish.LENGTH
-    with pytest.raises(MaxTokensReachedException):
-        await agent.invoke_async("Well?")
-    delta = model.ledger[1].draft
-    assert delta.parent == 0
-    assert delta.prompt_ids[0] == ids_of(END)[0]
-    assert delta.prompt_provenance[0] == Provenance.INSERTED
-    assert (delta.prompt_provenance[1:] != Provenance.INSERTED).all()
-    check_ledger(model.ledger)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_cut_call_stays_text_and_never_runs(kind: str) -> None:
-    model = model_of(kind, Says('<tool_call>{"name": "add", "argu...', "Fine."), sampling={"max_new_tokens": 12})
-    agent = agent_of(model)
-    with pytest.raises(MaxTokensReachedException):
-        await agent.invoke_async("2 + 3?")
-    assert model.ledger[0].draft.calls[0].status == "truncated"
-    await agent.invoke_async("Well?")
-    assert [turn.parent for turn in model.ledger] == [None, 0]
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_edited_history_makes_a_branch_and_each_token_is_trained_once(kind: str) -> None:
-    model = model_of(kind, Says("One.", "Two.", "Three."))
-    agent = agent_of(model)
-    await agent.invoke_async("First?")
-    await agent.invoke_async("Second?")
-    agent.messages[0]["content"][0]["text"] = "First, redacted?"
-    await agent.invoke_async("Third?")
-    assert [turn.parent for turn in model.ledger] == [None, 0, None]
-    assert "First, redacted?" in tokenizer().decode(model.ledger[2].draft.prompt_ids)
-    check_ledger(model.ledger)
-    with pytest.raises(LookupError, match="2 trajectories"):
-        _ = model.trajectory
-    total = sum(int(t.loss_mask.sum()) for t in model.trajectories)
-    assert total == sum(len(turn.draft.output_ids) for turn in model.ledger)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_rewinding_branches_from_the_turn_it_rewinds_to(kind: str) -> None:
-    model = model_of(kind, Says("One.", "Two.", "Other."))
-    agent = agent_of(model)
-    await agent.invoke_async("First?")
-    await agent.invoke_async("Second?")
-    del agent.messages[2:]
-    await agent.invoke_async("Second, but different?")
-    assert [turn.parent for turn in model.ledger] == [None, 0, 0]
-    assert [t.context_turns for t in model.trajectories] == [frozenset(), frozenset({0})]
-    check_ledger(model.ledger)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_identical_agents_sharing_one_model_stay_apart(kind: str) -> None:
-    model = model_of(kind, Says("Same."))
-    agents = [agent_of(model) for _ in range(8)]
-    for _ in range(3):
-        await asyncio.gather(*(agent.invoke_async("Hello?") for agent in agents))
-    assert len(model.ledger) == 24
-    assert len(model.trajectories) == 8
-    assert all(len(t.turns) == 3 for t in model.trajectories)
-    check_ledger(model.ledger)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
 def test_the_synchronous_api_works_repeatedly(kind: str) -> None:
     model = model_of(kind, Says("One.", "Two."))
     agent = agent_of(model)
@@ -295,16 +200,6 @@ def test_a_bad_context_limit_is_refused_and_nothing_changes(limit: Any) -> None:
         model.update_config(context_window_limit=limit, temperature=0.5)
     assert model.config["context_window_limit"] == 4096
     assert model.config["sampling"]["temperature"] == 1.0
-
-
-def test_the_context_limit_is_at_most_the_servers() -> None:
-    model = model_of("vllm", Says("One."))
-    model.update_config(context_window_limit=10**6)
-    assert model.config["context_window_limit"] == 4096
-    model.update_config(context_window_limit=100)
-    assert model.config["context_window_limit"] == 100
-    with pytest.raises(ValueError, match="another model"):
-        model.update_config(model_id="other")
 
 
 async def test_ignoring_the_end_of_a_turn_sends_no_stops_of_ours() -> None:

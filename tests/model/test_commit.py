@@ -50,48 +50,6 @@ async def test_a_ledger_that_is_given_is_kept_and_streamed(tmp_path: Path) -> No
     assert recording_of(None, own).ledger is own
 
 
-async def test_the_first_turn_of_a_restored_agent_restores_its_ledger(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "a.tito", "a") as store:
-        old = recording_of(store)
-        await committed(old, old.ledger)
-        key = {"tito": {"ledger": old.ledger.uuid, "turn": 0}}
-        fresh = recording_of(store)
-        restored = await fresh.begin(key)
-        assert (restored.uuid, len(restored)) == (old.ledger.uuid, 1)
-        assert await fresh.begin({"tito": {"ledger": "another", "turn": 0}}) is restored
-        for state in (None, {}, {"tito": {"ledger": "unknown", "turn": 0}}):
-            late = recording_of(store)
-            began = await late.begin(state)
-            assert began.uuid != old.ledger.uuid
-            assert await late.begin(key) is began, "other turns may use it"
-        given = Ledger()
-        assert await recording_of(store, given).begin(key) is given
-        assert (await recording_of(None).begin(key)).uuid != old.ledger.uuid
-
-
-async def test_a_reset_returns_the_ledger_which_is_not_restored_later(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "a.tito", "a") as store:
-        record = recording_of(store)
-        first = await record.begin(None)
-        await committed(record, first)
-        assert record.next() is first
-        assert record.ledger is not first
-        assert first.retained() == []
-        key = {"tito": {"ledger": first.uuid, "turn": 0}}
-        assert await record.begin(key) is record.ledger
-        assert record.ledger.uuid != first.uuid
-        record.next()
-        other = recording_of(store)
-        await committed(other, other.ledger)
-        assert len(await record.begin({"tito": {"ledger": other.ledger.uuid, "turn": 0}})) == 1, (
-            "another rollout's ledger is restored"
-        )
-    alone = recording_of(None)
-    before = alone.ledger
-    assert alone.next() is before
-    assert alone.ledger is not before
-
-
 @pytest.mark.parametrize("stored", [False, True])
 async def test_a_turn_that_cannot_be_stored_is_not_committed(
     stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

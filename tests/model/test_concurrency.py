@@ -70,17 +70,6 @@ async def idle(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_eight_identical_agents_take_tool_turns_at_once(kind: str) -> None:
-    model = model_of(kind, Says(sums), latency=lambda prompt: prompt.number % 3 * 0.002, sampling={"temperature": 0.0})
-    agents = [agent_of(model) for _ in range(8)]
-    for _ in range(2):
-        await asyncio.gather(*(agent.invoke_async("1 + 1?") for agent in agents))
-    assert_lines_apart(model.ledger, 8, 4)
-    ids = [b["toolUse"]["toolUseId"] for a in agents for m in a.messages for b in m["content"] if "toolUse" in b]
-    assert len(set(ids)) == 16
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
 def test_identical_agents_in_threads_stay_apart_through_the_synchronous_api(kind: str) -> None:
     with ScriptedServer(engine_of(kind, Says(sums), latency=lambda prompt: prompt.number % 3 * 0.002)) as server:
         model = TITOModel(backend=kind, base_url=server.base_url, tokenizer=tokenizer())
@@ -165,11 +154,6 @@ async def test_an_agent_that_is_cancelled_anywhere_leaves_whole_turns_or_none(ki
     await _stop_everywhere(kind, _cancel_at)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_task_that_is_cancelled_anywhere_leaves_whole_turns_or_none(kind: str) -> None:
-    await _stop_everywhere(kind, _cancel_task_at)
-
-
 @pytest.mark.parametrize("error", [asyncio.CancelledError, Boom])  # Strands itself survives no closed invocation
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_an_invocation_lost_at_any_await_point_leaves_whole_turns_or_none(
@@ -206,24 +190,6 @@ async def _cancel_at(agent: Agent, at: int) -> int:
         seen += 1
         if seen == at:
             agent.cancel()
-    return seen
-
-
-async def _cancel_task_at(agent: Agent, at: int) -> int:
-    seen = 0
-
-    async def consume() -> None:
-        nonlocal seen
-        async for _ in agent.stream_async("1 + 1?"):
-            seen += 1
-            if seen == at:
-                task.cancel()
-                await asyncio.sleep(0)
-
-    task = asyncio.ensure_future(consume())
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.result()
     return seen
 
 

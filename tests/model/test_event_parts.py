@@ -19,11 +19,9 @@ from tito_core.parsing.turn import Piece, PreviewError
 from tito_core.turn.answer import (
     StreamedEvents,
     assistant_message,
-    delta_of,
     events,
     sampled_arguments,
     stop_reason,
-    with_ids,
 )
 
 
@@ -118,14 +116,6 @@ def test_stop_reasons() -> None:
     assert [stop_reason(message, response()) for message in (TEXT, USE)] == ["end_turn", "tool_use"]
 
 
-def test_arguments_as_they_were_written() -> None:
-    written = call(arguments_text='{"at" : "x"}')
-    parsed = ParsedTurn("", "a", (written, call(), written))
-    message = message_of(parsed)
-    assert sampled_arguments(message, parsed) == {"call_1": '{"at" : "x"}', "call_3": '{"at" : "x"}'}
-    assert sampled_arguments(TEXT, parsed) == {}
-
-
 def metadata(**more: int) -> Any:
     usage = {"inputTokens": 5, "outputTokens": 2, "totalTokens": 7, **more}
     return {"metadata": {"usage": usage, "metrics": {"latencyMs": 1235}}}
@@ -157,17 +147,6 @@ def test_the_events_of_an_answer() -> None:
         {"messageStop": {"stopReason": "end_turn"}},
         metadata(),
     ]
-
-
-def test_ids_are_reported_where_the_message_ends() -> None:
-    prompt = np.array([1, 2], np.int32)
-    stop: Any = {"messageStop": {"stopReason": "end_turn"}}
-    other: Any = {"contentBlockStop": {}}
-    assert with_ids(other, prompt, response()) is other
-    fields = {"prompt_token_ids": [1, 2], "token_ids": [7, 8], "logprobs": [-1.0, -2.0]}
-    assert with_ids(stop, prompt, response()) == {
-        "messageStop": {"stopReason": "end_turn", "additionalModelResponseFields": fields}
-    }
 
 
 class Shows:
@@ -237,16 +216,6 @@ def test_the_events_are_the_same_whatever_was_streamed_before(
     )
 
 
-def test_a_parser_without_a_preview_shows_nothing() -> None:
-    class Plain:
-        pass
-
-    parser: Any = Plain()
-    showing = StreamedEvents(parser, [])
-    assert list(showing.of(chunk(1))) == []
-    assert showing.blocks == []
-
-
 WRONG = [
     ([Piece("text", "b")], "text 'b'", "'a'"),
     ([Piece("reasoning", "a")], "reasoning 'a'", "'a'"),
@@ -267,8 +236,3 @@ def test_a_wrong_preview_of_a_long_answer_shows_its_beginning() -> None:
     message: Any = {"role": "assistant", "content": [{"text": "a" * 81}]}
     with pytest.raises(PreviewError, match=rf" '{'a' * 80}' "):
         list(events(message, "end_turn", response(), {}, [Piece("text", "b")]))
-
-
-def test_deltas() -> None:
-    assert delta_of(Piece("text", "a")) == {"text": "a"}
-    assert delta_of(Piece("reasoning", "a")) == {"reasoningContent": {"text": "a"}}

@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 from strands import Agent
-from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
+from strands.types.exceptions import ContextWindowOverflowException
 
 from support.backends import TRIES
 from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
-from tito_conformance.testing import THROTTLED, Fault, ScriptedServer, always, at
+from tito_conformance.testing import Fault, ScriptedServer, at
 from tito_core import TITOModel, store
 from tito_core.backend import (
     ContextLengthError,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
-    ThrottledError,
 )
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
@@ -57,49 +56,6 @@ async def test_a_missing_logprob_is_an_error_and_the_next_run_is_fine(kind: str)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_consumer_that_stops_early_leaves_no_trace(kind: str) -> None:
-    model = model_of(kind, Says("One."))
-    events = 0
-    async for _ in model.stream(HELLO):
-        events += 1
-    assert len(model.ledger) == 1
-    for stop_after in range(events):
-        other = model_of(kind, Says("One."))
-        stream = other.stream(HELLO)
-        for _ in range(stop_after):
-            await anext(stream)
-        await stream.aclose()
-        assert len(other.ledger) == 0, stop_after
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_cancelling_the_task_aborts_on_the_engine(kind: str) -> None:
-    with ScriptedServer(engine_of(kind, Says("One."), fault=_hang_the_agents_turn)) as server:
-        model = _model_at(server.base_url, kind)
-        task = asyncio.ensure_future(Agent(model=model, callback_handler=None).invoke_async("Hello?"))
-        await _until(lambda: server.engine.running == 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await _until(lambda: server.engine.running == 0)
-        assert len(model.ledger) == 0
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_the_agents_own_cancel_aborts_on_the_engine(kind: str) -> None:
-    with ScriptedServer(engine_of(kind, Says("One."), fault=_hang_the_agents_turn)) as server:
-        model = _model_at(server.base_url, kind)
-        agent = Agent(model=model, callback_handler=None)
-        task = asyncio.ensure_future(agent.invoke_async("Hello?"))
-        await _until(lambda: server.engine.running == 1)
-        agent.cancel()
-        result = await asyncio.wait_for(task, 60)
-        assert result.stop_reason == "cancelled"
-        await _until(lambda: server.engine.running == 0)
-        assert len(model.ledger) == 0
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_timeout_is_named_and_aborted(kind: str) -> None:
     with ScriptedServer(engine_of(kind, Says("One."), fault=_hang_the_agents_turn)) as server:
         model = _model_at(server.base_url, kind, timeout_s=0.5)
@@ -126,16 +82,6 @@ async def test_an_engine_that_dies_in_mid_rollout_is_named_and_can_return(kind: 
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_strands_does_not_retry_an_overloaded_engine(kind: str) -> None:
-    model = model_of(kind, Says("One."), fault=always(THROTTLED))
-    with pytest.raises(ThrottledError, match="overloaded") as caught:
-        async for _ in model.stream(HELLO):
-            pass
-    assert not isinstance(caught.value, ModelThrottledException)
-    assert len(model.ledger) == 0
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_history_that_does_not_fit_becomes_strands_overflow_before_it_is_sent(kind: str) -> None:
     model = model_of(kind, Says("One."), max_model_len=40)
     sent = len(model.scripted.requests)  # type: ignore[attr-defined]
@@ -144,23 +90,6 @@ async def test_a_history_that_does_not_fit_becomes_strands_overflow_before_it_is
             pass
     assert isinstance(caught.value, ContextWindowOverflowException)
     assert len(model.scripted.requests) == sent  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_threads_share_a_model(kind: str) -> None:
-    model = model_of(kind, Says("Same."))
-
-    def work(number: int) -> None:
-        agent = Agent(model=model, callback_handler=None)
-        for turn in range(3):
-            agent(f"{number}-{turn}?")
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(len(trajectory.turns) for trajectory in model.trajectories) == [3] * 6
 
 
 class FullDisk:

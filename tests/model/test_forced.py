@@ -21,6 +21,8 @@ from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.model import TITOModel
 from tito_core.parsing import get_tool_parser
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.parsing.turn import TurnParser
 from tito_core.turn.inputs import OutputConstraint, UnsupportedToolChoiceError
 
 ANY: Any = {"any": {}}
@@ -379,3 +381,23 @@ async def test_a_structural_tag_is_the_whole_completion() -> None:
 def test_a_schema_that_is_not_json_is_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"grammar\.value is not JSON"):
         SamplingParams(grammar=Grammar(kind="json_schema", value="{"))
+
+
+class Thinks(TurnParser):
+    """A parser whose grammar of an answer depends on the last ids of the prompt."""
+
+    def __init__(self) -> None: ...
+
+    def call_grammar(self, *_: Any) -> CallGrammar:
+        raise NoCallGrammarError("no grammar")
+
+    def answer_grammar(self, schema: Any, tail: Any) -> CallGrammar:
+        return CallGrammar("structural_tag", json.dumps([schema, list(tail)]), (5,))
+
+
+@pytest.mark.parametrize("choice", [None, {"auto": {}}, {"tool": {"name": "Sum"}}])
+def test_a_schema_after_reasoning_is_forced_by_the_parser(choice: Any) -> None:
+    grammar = OutputConstraint(choice, Sum).sampling(SamplingParams(), Thinks(), {}, [1, 2]).grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.avoided_ids) == ("structural_tag", (5,))
+    assert json.loads(grammar.value) == [Sum.model_json_schema(), [1, 2]]

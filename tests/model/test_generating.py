@@ -17,7 +17,7 @@ import pytest
 
 from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
 from tito_core.backend import generate as resume
-from tito_core.backend.protocol import TokenChunk, TokenResponse
+from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings
 from tito_core.turn import generate
@@ -90,37 +90,6 @@ async def all_of(parts: AsyncIterator[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_answer_follows_its_chunks(stream: bool) -> None:
-    engine = Engine()
-    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, threading.Event(), Settings.of(stream=stream))))
-    await asyncio.sleep(0.01)
-    chunks = [TokenChunk(ids(n)) for n in range(2)]
-    if stream:
-        for chunk in chunks:
-            engine.watcher(chunk)
-    else:
-        assert engine.watcher is None
-    engine.gate.set()
-    *before, last = await task
-    assert before == (chunks if stream else [])
-    assert isinstance(last, TokenResponse)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_signal_cancels_during_and_before_the_request(stream: bool) -> None:
-    engine, signal = Engine(), threading.Event()
-    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream))))
-    await asyncio.sleep(0.01)
-    signal.set()
-    with pytest.raises(CancelledBySignal):
-        await asyncio.wait_for(task, 5)
-    assert engine.ended == ["aborted"], "the abort was awaited"
-    with pytest.raises(CancelledBySignal):
-        await all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream)))
-    assert engine.ended == ["aborted"], "nothing was sent"
-
-
-@pytest.mark.parametrize("stream", [False, True])
 async def test_a_timeout_aborts_the_request(stream: bool) -> None:
     engine = Engine()
     chosen = Settings.of(stream=stream, turn_timeout_s=0.05)
@@ -140,29 +109,6 @@ async def test_an_engines_error_is_raised_unchanged(stream: bool) -> None:
         with pytest.raises(type(error)) as caught:
             await all_of(answer(engine, REQUEST, None, Settings.of(stream=stream, turn_timeout_s=5)))
         assert caught.value is error
-
-
-async def test_a_closed_stream_aborts_the_request() -> None:
-    engine = Engine()
-    coming = stream_answer(engine, REQUEST, None, Settings.of(stream=True))  # type: ignore[arg-type]
-    first = asyncio.ensure_future(anext(coming))
-    await asyncio.sleep(0.01)
-    engine.watcher(TokenChunk(ids(1)))
-    await first
-    await coming.aclose()
-    while not engine.ended:
-        await asyncio.sleep(0.01)
-    assert engine.ended == ["aborted"]
-
-
-async def test_a_cancelled_task_waits_for_the_abort() -> None:
-    engine = Engine()
-    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, None, Settings.of())))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert engine.ended == ["aborted"]
 
 
 async def watched(signal: threading.Event, over: asyncio.Event) -> bool:

@@ -151,6 +151,7 @@ async def test_trajectory_raises_with_several_and_lists_them(kind: str) -> None:
     with pytest.raises(SeveralTrajectoriesError, match="3 trajectories") as caught:
         _ = rollout.model.trajectory
     message = str(caught.value)
+    assert "model.trajectories" in message
     assert "edit, from turn 0, at message 0" in message
     assert "separate agent" in message
     assert [f"turn {index} " in message for index in range(3)] == [True] * 3

@@ -24,17 +24,14 @@ from tito_core.chat.images import ImageError
 from tito_core.ledger import LawViolationError, Ledger, MediaSpan, Provenance, check_ledger
 from tito_core.model import TITOModel
 from tito_core.store import LedgerFile
-from tito_core.turn.images import answered_texts, sampled_placeholders
+from tito_core.turn.answer import sampled_placeholders
+from tito_core.turn.prompt import Prompt
 
 PICTURES = [png(8, 8, 1), png(8, 8, 2), png(12, 4, 3), png(4, 4, 4), png(1, 1, 5)]
 """The first two become equally many tokens."""
 TEXTS = st.text(max_size=6) | st.sampled_from([*VISION, "".join(VISION), "<|im_end|>", "\n", "<|image_", "pad|>"])
 BLOCKS = st.one_of(TEXTS.map(lambda text: {"text": text}), st.sampled_from(PICTURES).map(image))
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call><|im_end|>'
-
-
-def result(use: str, content: list[Any]) -> Any:
-    return {"toolResult": {"toolUseId": use, "status": "success", "content": content}}
 
 
 async def ask(model: TITOModel, messages: list[Any], **options: Any) -> Any:
@@ -247,14 +244,15 @@ async def test_texts_of_a_path_are_those_of_its_ids_or_the_turn_is_refused() -> 
     messages: list[Any] = [{"role": "user", "content": [image(PICTURES[0]), {"text": "a"}]}]
     await ask(model, messages)
     [turn], [request] = model.ledger, engine.requests
-    sent, output = request.id_text, turn.draft.output_ids
-    texts = answered_texts(policy, Ledger(), turn.draft, sent, request.images, output)
-    assert texts.expanded.matches(turn.draft.columns.ids)
-    assert texts.collapsed is not None
-    assert texts.collapsed.matches(np.concatenate([request.input_ids, output]))
+    prompt, output = Prompt(request.input_ids, request.id_text, request.images), turn.draft.output_ids
+    texts = prompt.answered(policy.prompts, Ledger(), turn.draft, output)
+    assert texts[0].matches(turn.draft.columns.ids)
+    assert texts[1] is not None
+    assert texts[1].matches(np.concatenate([request.input_ids, output]))
     for images in (request.images, None):
+        prompt = Prompt(request.input_ids, request.id_text, images)
         with pytest.raises(LawViolationError) as caught:
-            answered_texts(policy, Ledger(), turn.draft, sent, images, output[:-1])
+            prompt.answered(policy.prompts, Ledger(), turn.draft, output[:-1])
         assert caught.value.law == 4
 
 

@@ -18,6 +18,7 @@ from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.rendering import TemplateError
 from tito_core.parsing.schema import ToolSchemaError
+from tito_core.turn import request
 from tito_core.turn.inputs import UnsupportedToolChoiceError
 
 NAN = float("nan")
@@ -92,6 +93,9 @@ MESSAGES: list[tuple[Any, str]] = [
     (result(content=["5"]), r"\['content'\]\[0\] is '5'"),
     (result(content=[{"text": 5}]), r"\['content'\]\[0\]\['text'\] is 5"),
     (result(toolUseId="-"), r"\['toolResult'\]\['toolUseId'\] is None"),
+    (result(toolUseId=[]), r"\['toolResult'\]\['toolUseId'\]"),
+    (result(unknown=DEEP), "100 levels"),
+    (result(unknown=10**5000), "64 bits"),
     (
         [user("a"), {"role": "assistant", "content": [{"toolResult": {}}]}],
         "role 'assistant'.* user",
@@ -122,6 +126,7 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (json_of({"a": b"x"}), r"\['json'\]\['a'\] is of type bytes"),
     (json_of([{1}]), r"\['json'\]\[0\] is of type set"),
     (json_of({(1, 2): 3}), r"\['json'\].* key a tuple"),
+    (json_of(10**5000), "64 bits"),
     (json_of({"a": DEEP}), "100 levels"),
     (json_of({"a": ENDLESS}), "100 levels"),
 ]
@@ -136,12 +141,15 @@ async def test_invalid_messages_are_refused_and_leave_no_trace(kind: str) -> Non
         with pytest.raises(error, match=words) as caught:
             await streamed(model, messages)
         assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 1_000
         assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
     for messages, words, error in cases:  # in the middle of a history, too
         if isinstance(messages, list) and not any(part in words for part in ("messages", "agent", "essage")):
             with pytest.raises(error, match=words):
                 await streamed(model, [user("Hi?"), answer("Yes."), *messages, user("Well?")])
     assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
+    await streamed(model, [user("Hi?")])
+    assert len(model.ledger) == 1
 
 
 SPECS: list[tuple[Any, str]] = [
@@ -170,6 +178,8 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"tool_choice": {"tool": "look"}}, UnsupportedToolChoiceError, "tool_choice .*'auto'"),
     ({"structured_output_model": dict}, InvalidValueError, "must be a subclass of pydantic.BaseModel"),
     ({"model_state": "x"}, InvalidValueError, "model_state .*dict.* str"),
+    ({"model_state": 0}, InvalidValueError, "model_state .*dict.* int"),
+    ({"tool_specs": [{**LOOK, "name": "\ud800"}], "tool_choice": {"any": {}}}, InvalidValueError, "valid string"),
     ({"cancel_signal": 5}, InvalidValueError, "cancel_signal .*threading.Event"),
 ]
 
@@ -286,3 +296,13 @@ async def test_a_valid_call_is_a_turn() -> None:
     assert await streamed(model, [user("a")], [LOOK], "Be brief.", structured_output_model=Shape, model_state={})
     assert await streamed(model, (user("b"),), (LOOK,), tool_choice={"auto": {}})
     assert len(model.ledger) == 2
+
+
+async def test_an_error_without_a_bad_value_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("a defect of ours")
+
+    monkeypatch.setattr(request, "prepare", broken)
+    with pytest.raises(KeyError, match="a defect of ours"):
+        async for _ in model_of("vllm", Says("Hi.")).stream([user("a")]):
+            pass

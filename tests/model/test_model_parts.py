@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from strands.types.exceptions import StructuredOutputException
 
 from support.conversations import LOOK, user
-from support.drafts import make_draft
 from support.scripted import Says, call, model_of, policy_of
 from tito_core import Policy, TITOModel
-from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
+from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import Branch, Ledger, Reason
-from tito_core.model import SeveralTrajectoriesError
 from tito_core.settings import Settings
 from tito_core.turn import history as branches
 from tito_core.turn.history import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
@@ -38,18 +35,6 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 NEEDED: dict[str, Any] = {"backend": "vllm", "tokenizer": "t"}
-
-
-def test_defaults(connected: list[dict[str, Any]]) -> None:
-    model = TITOModel(**NEEDED)
-    assert connected == [
-        {
-            **NEEDED,
-            "base_url": "",
-        }
-    ]
-    assert model._settings == Settings.of().at(model.policy.info)
-    assert model._recording._untouched
 
 
 def test_each_option_reaches_its_part(connected: list[dict[str, Any]]) -> None:
@@ -86,12 +71,6 @@ def test_each_option_reaches_its_part(connected: list[dict[str, Any]]) -> None:
     assert model._supports_structured_output is True
 
 
-def test_a_bad_option_is_refused_before_connecting(connected: list[dict[str, Any]]) -> None:
-    with pytest.raises(ValueError, match="history must be"):
-        TITOModel(**NEEDED, history="x")  # type: ignore[arg-type]
-    assert connected == []
-
-
 def test_the_configuration_follows_its_changes() -> None:
     model = model_of("vllm", Says("Yes."))
     assert (
@@ -103,21 +82,6 @@ def test_the_configuration_follows_its_changes() -> None:
     assert model.get_config()["sampling"]["temperature"] == 0.5
     assert model.config["context_window_limit"] == 100
     assert model.certificate is model.policy.template.certificate
-
-
-def test_trajectory_needs_exactly_one() -> None:
-    model = model_of("vllm", Says("Yes."))
-    with pytest.raises(SeveralTrajectoriesError) as caught:
-        _ = model.trajectory
-    assert "no turn" in str(caught.value)
-    model.ledger.commit(make_draft(None, 0, [100], [200]))
-    assert model.trajectory.token_ids.tolist() == [100, 200]
-    model.ledger.commit(make_draft(None, 0, [101], [200], branch=Branch(Reason.SEPARATE)))
-    with pytest.raises(SeveralTrajectoriesError) as caught:
-        _ = model.trajectory
-    parts = (" 2 ", "model.trajectories", str(model.ledger.tree()))
-    assert [part for part in parts if part not in str(caught.value)] == []
-    assert model.parse_report.all.total == 0
 
 
 async def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
@@ -167,16 +131,6 @@ async def test_the_structured_output_is_the_last_event() -> None:
     ]
 
 
-async def test_an_invalid_structured_output_is_shown_with_its_beginning() -> None:
-    model = model_of("vllm", Says("Yes."))
-    streaming(model, '{"n": "', "x" * 300, '"}')
-    with pytest.raises(StructuredOutputException) as caught:
-        _ = [event async for event in model.structured_output(Shape, [])]
-    beginning = '{"n": "' + "x" * 193
-    parts = ("Shape", "valid integer", "max_new_tokens", repr(beginning))
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
 def test_the_changed_parts_of_an_opening() -> None:
     old = {"system": "a", "tools": [], "template": "t"}
     assert _changed_parts(old, old) == ""
@@ -195,7 +149,7 @@ def test_a_messages_excerpt_in_an_error() -> None:
 
 
 def test_the_change_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    context: Any = SimpleNamespace(own=None)
+    context: Any = SimpleNamespace(last_turn=None)
     assert _what_changed(context, Branch(Reason.EDIT, 0)).startswith("the history ")
     assert _what_changed(context, Branch(Reason.OPENING, 0, detail="tools")).startswith("the tools ")
     gone = SimpleNamespace(at=1, before=["opening", {"role": "user", "content": [{"text": "a"}]}], now=["opening"])
@@ -210,17 +164,6 @@ def test_the_change_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part for part in parts if part not in str(caught.value)] == []
     refuse(context, None)
     refuse(context, Branch(Reason.SEPARATE, 0))
-
-
-def test_a_policy_passes_its_options_to_the_model() -> None:
-    policy = policy_of("vllm")
-    ledger = Ledger()
-    model = policy.model(
-        ledger=ledger, stream=True, sampling=SamplingParams(seed=3), optional_outputs=OptionalOutputs(priority=1)
-    )
-    assert (model.policy, model.ledger) == (policy, ledger)
-    expected = Settings.of(stream=True, sampling=SamplingParams(seed=3), optional_outputs=OptionalOutputs(priority=1))
-    assert model._settings == expected.at(policy.info)
 
 
 def test_a_model_keeps_its_policy() -> None:
@@ -256,25 +199,6 @@ def test_values_of_another_type_and_unknown_options_are_named(connected: list[di
         with pytest.raises(InvalidValueError, match=f"'{wrong}'.*'{right}'"):
             TITOModel(**NEEDED, **options)
     assert connected == []
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("history", ("fork", "error")),
-        ("malformed_calls", ("feedback", "end_turn", "raise")),
-        ("verify_echo", ("always", "first")),
-        ("on_abort", ("resume", "commit", "discard")),
-    ],
-)
-def test_an_option_of_several_values_has_the_first_as_default(name: str, values: tuple[str, ...]) -> None:
-    assert getattr(Settings.of(), name) == values[0]
-    for value in values:
-        options: Any = {name: value}
-        assert getattr(Settings.of(**options), name) == value
-    with pytest.raises(InvalidValueError) as caught:
-        Settings.of(**{name: "other"})  # type: ignore[arg-type]
-    assert [value for value in (name, *map(repr, values), "'other'") if value not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -202,15 +202,6 @@ async def test_an_invalid_key_is_ignored(tmp_path: Path) -> None:
         assert_prompts_are_paths(lived)
 
 
-async def test_two_agents_of_one_session_restore_one_ledger(tmp_path: Path) -> None:
-    first = first_life("vllm", tmp_path, questions=["Hi?", "Hi?"], answers=["Hello."], agents=["one", "two"])
-    await live(first)
-    lived, _, _ = await live(replace(first, questions=["Two?", "Two?"], answers=["Good."], uuid=None))
-    assert lived.ledger == UUID
-    assert [turn["parent"] for turn in lived.turns] == [None, None, 0, 1]
-    assert_prompts_are_paths(lived)
-
-
 async def test_a_snapshot_restores_the_ledger(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path, sessions=None)
     _, _, (agent,) = await live(first)

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,15 +15,14 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
-from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, SamplingParams, UnsupportedByServerError
+from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
 from tito_core.backend.generate import MAX_RESUMES, AbortPolicy
 from tito_core.backend.values import InvalidValueError
-from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn
+from tito_core.parsing.completion import CallStatus, ParsedCall
 from tito_core.policy import PolicyOptions
 from tito_core.settings import RolloutOptions, Settings
-from tito_core.turn.answer import MalformedCallError, malformed_of
-from tito_core.turn.inputs import refuse_reserved_name, system_text
+from tito_core.turn.answer import MalformedCallError
+from tito_core.turn.inputs import system_text
 from tito_core.turn.request import TotalTokensReachedError, remaining_tokens
 
 INFO = EngineInfo("sglang", "m", 100, "1")
@@ -117,13 +115,15 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"thinking": "strip"}, ("thinking", "'keep'", "'as-template'", "'strip'")),
     ({"verify_echo": "never"}, ("verify_echo", "'always'", "'first'", "'never'")),
     ({"malformed_calls": "x"}, ("malformed_calls", "'feedback'", "'end_turn'", "'raise'", "'x'")),
+    ({"on_abort": "x"}, ("on_abort", "'resume'", "'discard'", "'commit'", "'x'")),
     ({"stream": "no"}, ("stream", "True", "False", "'no'")),
     *(
         ({"turn_timeout_s": bad}, ("turn_timeout_s", "positive", "seconds", repr(bad)))
         for bad in (0, -1.5, float("inf"), float("nan"), "5")
     ),
     *(
-        ({"context_window_limit": bad}, ("context_window_limit", "tokens", "at least 1", repr(bad)))
+        ({name: bad}, (name, "tokens", "at least 1", repr(bad)))
+        for name in ("context_window_limit", "max_total_tokens")
         for bad in (0, -1, 1.5, True, "5")
     ),
 ]
@@ -146,14 +146,6 @@ def test_the_smallest_allowed_values() -> None:
 def test_the_context_limit_is_at_most_the_servers(limit: int | None, served: int | None) -> None:
     used = Settings.of(context_window_limit=limit).at(replace(INFO, max_model_len=served)).context_window_limit
     assert used == min((each for each in (limit, served) if each is not None), default=None)
-
-
-def test_optional_outputs_that_the_server_cannot_give() -> None:
-    info = replace(INFO, capabilities=Capabilities(prompt_logprobs=False))
-    with pytest.raises(UnsupportedByServerError) as caught:
-        Settings.of(optional_outputs={"prompt_logprobs": True}).at(info)
-    assert "prompt_logprobs" in str(caught.value)
-    assert caught.value.backend == "sglang"
 
 
 def test_the_configuration_for_strands() -> None:
@@ -190,13 +182,6 @@ def test_a_system_prompt_in_blocks() -> None:
     assert [system_text(None, empty) for empty in (None, [], blocks[1:2], [{"text": ""}])] == [None] * 4
 
 
-def test_a_tool_with_the_reserved_name() -> None:
-    specs: Any = [{"name": "look"}, {"name": MALFORMED_CALL}]
-    refuse_reserved_name(None)
-    refuse_reserved_name(specs[:1])
-    check_error(ValueError, (repr(MALFORMED_CALL), "Rename"), lambda: refuse_reserved_name(specs))
-
-
 @given(bound=st.none() | st.integers(1, 30), prompt=st.integers(0, 20), new=st.integers(1, 20))
 def test_the_tokens_that_a_bound_leaves(bound: int | None, prompt: int, new: int) -> None:
     if bound is not None and prompt >= bound:
@@ -222,20 +207,6 @@ def test_the_error_of_a_malformed_call() -> None:
     assert [part for part in ("look", "turn 0", "'<raw>'", " 2 more ") if part not in str(three)] == []
 
 
-def test_which_calls_are_malformed() -> None:
-    calls = tuple(map(call_of, CallStatus))
-    assert malformed_of(ParsedTurn("", "", calls)) == (calls[list(CallStatus).index(CallStatus.MALFORMED)],)
-
-
-@pytest.mark.parametrize("name", ["max_new_tokens", "stop", "stop_token_ids", "min_new_tokens", "seed"])
-def test_a_sampling_parameter_among_the_options_is_refused(name: str) -> None:
-    policy = policy_of("vllm")
-    wrong: Any = {name: 1}
-    for make in (policy.model, partial(TITOModel, backend="vllm", base_url="http://x", tokenizer="x")):
-        with pytest.raises(ValueError, match=rf"{name}.*sampling="):
-            make(**wrong)
-
-
 @pytest.mark.parametrize("name", ["http_transport", "sleep"])
 def test_a_backends_option_is_not_a_rollouts(name: str) -> None:
     wrong: Any = {name: 1}
@@ -254,6 +225,10 @@ CONNECT: dict[str, Any] = {"backend": "vllm", "base_url": "http://127.0.0.1:9", 
         ("max_length", "sampling={'max_new_tokens': ...}"),
         ("max_new_tokens", "sampling={'max_new_tokens': ...}"),
         ("temperature", "sampling={'temperature': ...}"),
+        ("seed", "sampling={'seed': ...}"),
+        ("stop", "sampling={'stop': ...}"),
+        ("stop_token_ids", "sampling={'stop_token_ids': ...}"),
+        ("min_new_tokens", "sampling={'min_new_tokens': ...}"),
         ("min_tokens", "sampling={'min_new_tokens': ...}"),
         ("sampling_seed", "sampling={'seed': ...}"),
         ("stop_sequences", "sampling={'stop': ...}"),

@@ -12,7 +12,7 @@ from strands.hooks import AfterModelCallEvent
 
 from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, policy_of, tokenizer
-from tito_core import TITOModel, store
+from tito_core import store
 from tito_core.ledger import Provenance
 from tito_core.turn.history import HistoryChangedError
 
@@ -148,12 +148,6 @@ async def test_a_loaded_ledger_is_continued(kind: str, tmp_path: Any) -> None:
     assert later.parents == [None, 0, None]
     assert later.branches == {2: ("THINKING", 1, 1)}
     assert prompts(later) == rendered(later)
-
-
-def test_the_setting_is_one_of_two(kind: str) -> None:
-    for make in (policy_of(kind, NAME).model, lambda **o: TITOModel(backend=kind, tokenizer="nowhere", **o)):
-        with pytest.raises(ValueError, match=r"thinking .*'keep' or 'as-template'.*'strip'"):
-            make(thinking="strip")
 
 
 ANSWERS = st.lists(

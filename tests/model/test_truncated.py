@@ -17,7 +17,7 @@ from support.scripted import BACKENDS, END, ids_of, policy_of, tokenizer
 from tito_core.chat.ending import Opened
 from tito_core.ledger import CallRecord, Finish, Provenance, check_ledger
 from tito_core.turn.history import stopped_in_reasoning
-from tito_core.turn.request import opened
+from tito_core.turn.request import open_part
 
 NAME = "qwen3-tiny"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -112,7 +112,7 @@ async def test_reasoning_that_a_stop_left_open_is_not_a_change_by_the_agent(kind
 def test_the_open_part_of_a_truncated_turn(finish: Any, stop: Any, closed: bool, status: Any, left: Opened) -> None:
     calls = (CallRecord("add", status, 0, 1),) if status else ()
     draft = make_draft(None, 0, [100], [200], finish=finish, stop=stop, reasoning_closed=closed, calls=calls)
-    assert opened(draft) == left
+    assert open_part(draft) == left
     assert stopped_in_reasoning(draft) == (finish == Finish.STOP and stop == 200 and not closed)
 
 

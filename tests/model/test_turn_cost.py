@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from support import vision
 from support.conversations import user
-from support.scripted import Says, model_of
+from support.scripted import BACKENDS, Says, model_of
 from tito_core import store
 from tito_core.chat import comparison
 
@@ -101,3 +102,35 @@ async def test_a_turns_cost_does_not_grow_with_its_history(
     assert len(model.ledger.leaves()) == 1
     assert counts[0] > 500
     assert counts[1] - counts[0] < PER_MESSAGE * (LONG - SHORT) + NOISE
+
+
+IMAGE_CODE = ("turn/images.py", "backend/images.py", "backend/image_validation.py", "chat/images.py")
+
+
+async def image_calls(model: Any) -> Counter[str]:
+    """Count the calls of image code in the second of two turns."""
+    messages, state = list[Any](), dict[str, Any]()
+    await play(model, messages, state)
+    found = Counter[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        found[code.co_qualname] += event == "call" and code.co_filename.endswith(IMAGE_CODE)
+
+    sys.setprofile(note)
+    try:
+        await play(model, messages, state)
+    finally:
+        sys.setprofile(None)
+    assert len(model.ledger) == 2
+    return +found
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turn_without_pictures_runs_no_image_code(kind: str) -> None:
+    assert await image_calls(model_of(kind, Says("Yes, indeed."))) == {}
+
+
+async def test_a_turn_of_text_with_a_model_that_reads_pictures_runs_no_image_code() -> None:
+    policy = await vision.policy_of(vision.VisionEngine())
+    assert await image_calls(policy.model()) == {}

@@ -16,7 +16,7 @@ from tito_core.ledger import CallRecord, Finish, Ledger
 from tito_core.ledger.history import extended
 from tito_core.model import Policy
 from tito_core.settings import Settings
-from tito_core.turn.history import as_shown, match_parent
+from tito_core.turn.history import as_stored, match_parent
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.request import Prepared, prepare
 
@@ -65,7 +65,7 @@ def _commit(ledger: Ledger, prepared: Prepared, turn: Turn, completion: list[int
         reasoning_closed=turn.opened != Opened.REASONING,
         calls=calls,
         branch=place.branch,
-        fingerprint=extended(place.history.digest, as_shown(turn.answered)),
+        fingerprint=extended(place.history.digest, as_stored(turn.answered)),
     )
-    committed = ledger.commit(draft, place.history, as_shown(turn.answered))
+    committed = ledger.commit(draft, place.history, as_stored(turn.answered))
     state["tito"] = {"ledger": ledger.uuid, "turn": committed.index}

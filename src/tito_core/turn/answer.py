@@ -1,4 +1,7 @@
-"""Parse an answer: sampled ids become the message that Strands stores and the draft of the turn."""
+"""An answer: sampled ids become the message that Strands stores, the draft of the turn, and the events that show it.
+
+`ParseReport` counts the calls of a rollout's answers.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,36 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
+import numpy as np
 from strands.types.content import ContentBlock, Message
 from strands.types.event_loop import Metrics, StopReason, Usage
 from strands.types.streaming import ContentBlockDelta, StreamEvent
 
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.generate import score
+from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.validation import check_output_ids, outside_vocabulary
+from tito_core.chat.encoder import EncodedText
 from tito_core.chat.messages import MALFORMED_CALL, with_sampled_id
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.history import extended
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Turn
+from tito_core.ledger.provenance import Provenances
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, MediaSpan, Turn
 from tito_core.parsing.call_values import shortened
 from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.registry import ToolParser
 from tito_core.parsing.turn import Piece, PreviewError
 from tito_core.policy import PolicyParts
 from tito_core.settings import MalformedCalls, Settings
-from tito_core.turn.history import as_shown
-from tito_core.turn.images import read_delta, sampled_placeholders
+from tito_core.turn.history import as_stored
+from tito_core.turn.images import expanded_delta
 
 if TYPE_CHECKING:
     from tito_core.turn.request import Prepared
 
-
-_SHOWN = 120
+logger = logging.getLogger(__name__)
+_EXCERPT = 120
 """Maximum characters of a call's raw text in an error."""
 
 
@@ -58,7 +65,7 @@ class MalformedCallError(ValueError):
         more = f" {len(calls) - 1} more of its calls are malformed." if len(calls) > 1 else ""
         super().__init__(
             f"Law 9: the policy's call of {first.name or 'an unknown tool'} in turn {turn} is malformed and was not "
-            f"executed: {first.reason} Its text is {shortened(first.raw, _SHOWN)}.{more} The turn is committed. Use "
+            f"executed: {first.reason} Its text is {shortened(first.raw, _EXCERPT)}.{more} The turn is committed. Use "
             "malformed_calls='feedback' to show the policy the reason."
         )
         self.calls = calls
@@ -66,34 +73,19 @@ class MalformedCallError(ValueError):
         self.message = message
 
 
-def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:
-    """Return the malformed calls of a turn."""
-    return tuple(call for call in parsed.calls if call.status == CallStatus.MALFORMED)
-
-
-logger = logging.getLogger(__name__)
-
-
-def _is_not_malformed(record: logging.LogRecord) -> bool:
-    """Return whether a log record of Strands is about a tool: it has none for malformed calls, which is no fault."""
-    return not (isinstance(record.args, tuple) and record.args[:1] == (MALFORMED_CALL,))
-
-
-# A model cannot register hooks with an agent, and Strands reports each call without a tool as an error.
-logging.getLogger("strands.tools.executors._executor").addFilter(_is_not_malformed)
-
-
 class Read(msgspec.Struct, frozen=True, eq=False):
     """A parsed answer.
 
     Attributes:
-        message: The message that Strands will store.
+        message: The message as its events show it.
+        stored: The message as Strands will store it.
         draft: The turn, ready to commit.
         malformed: Its malformed calls.
         arguments: The arguments of its calls as the policy wrote them, by `toolUseId`.
     """
 
     message: Message
+    stored: Message
     draft: Draft
     malformed: tuple[ParsedCall, ...]
     arguments: Mapping[str, str]
@@ -116,10 +108,61 @@ def read(
     parsed = parse(policy, prepared, response)
     check_forced_call(policy, prepared, response, parsed)
     check_json(policy, prepared, response)
-    runs_calls = settings.runs_calls or prepared.forces_call
+    runs_calls = settings.runs_calls or prepared.forced is not None
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
-    drafted = draft(policy, prepared, response, message, parsed, agent)
-    return Read(message, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
+    stored = as_stored(message)
+    drafted = draft(policy, prepared, response, stored, parsed, agent)
+    return Read(message, stored, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
+
+
+def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
+    """Parse reasoning, text and calls from the sampled ids. A call with the reserved name is malformed."""
+    session = policy.parser.start(prepared.tail, prepared.tools)
+    session.feed(response.output_ids.tolist())
+    parsed = session.finish(truncated=response.finish.cut_off)
+    if all(call.name != MALFORMED_CALL for call in parsed.calls):
+        return parsed
+    return replace(parsed, calls=tuple(map(_refuse_reserved, parsed.calls)))
+
+
+def _refuse_reserved(call: ParsedCall) -> ParsedCall:
+    if not call.status.runs or call.name != MALFORMED_CALL:
+        return call
+    reason = f"{MALFORMED_CALL} is not a tool."
+    return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
+
+
+def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:
+    """Return the malformed calls of a turn."""
+    return tuple(call for call in parsed.calls if call.status == CallStatus.MALFORMED)
+
+
+def with_stop(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> TokenResponse:
+    """Return a response with the stop that ended it, where the server did not report one (vLLM up to 0.31).
+
+    It is the stop string that the text completes first. Without any, it is the last token id, a stop that only the
+    server's model configuration names. A reported stop string must be in the text of the sampled ids. Blanks are not
+    compared, because servers decode the last tokens alone, where some tokenizers drop them; nor are patterns.
+
+    Raises:
+        ProtocolViolationError: It is not (law 4).
+    """
+    stop = response.stop
+    if response.finish != Finish.STOP or isinstance(stop, int) or (stop and stop in request.sampling.stop_patterns):
+        return response
+    text = str(policy.tokenizer.decode(response.output_ids.tolist()))
+    if stop is not None:
+        known = len(policy.tokenizer)  # the server may show any text for an id without a token
+        if "".join(stop.split()) in "".join(text.split()) or int(response.output_ids.max()) >= known:
+            return response
+        raise ProtocolViolationError(
+            f"Law 4: {policy.backend.name} reported that the stop string {stop!r} ended the output, but its text is "
+            f"{shortened(text, _EXCERPT)}. The answer was discarded. Check the server and any proxy in front of it.",
+            backend=policy.backend.name,
+            request_id=request.request_id,
+        )
+    ends = {text.find(stop) + len(stop): stop for stop in request.sampling.stop if stop in text}
+    return replace(response, stop=ends[min(ends)] if ends else int(response.output_ids[-1]))
 
 
 async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> None:
@@ -150,44 +193,6 @@ async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response
         raise outside_vocabulary(
             largest, "(it refuses the id in a prompt)", backend.name, request.request_id
         ) from error
-
-
-def with_stop(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> TokenResponse:
-    """Return a response with the stop that ended it, where the server did not report one (vLLM up to 0.31).
-
-    It is the stop string that the text completes first. Without any, it is the last token id, a stop that only the
-    server's model configuration names. A reported stop string must be in the text of the sampled ids. Blanks are not
-    compared, because servers decode the last tokens alone, where some tokenizers drop them; nor are patterns.
-
-    Raises:
-        ProtocolViolationError: It is not (law 4).
-    """
-    stop = response.stop
-    if response.finish != Finish.STOP or isinstance(stop, int) or (stop and stop in request.sampling.stop_patterns):
-        return response
-    text = str(policy.tokenizer.decode(response.output_ids.tolist()))
-    if stop is not None:
-        known = len(policy.tokenizer)  # the server may show any text for an id without a token
-        if "".join(stop.split()) in "".join(text.split()) or int(response.output_ids.max()) >= known:
-            return response
-        raise ProtocolViolationError(
-            f"Law 4: {policy.backend.name} reported that the stop string {stop!r} ended the output, but its text is "
-            f"{shortened(text, _SHOWN)}. The answer was discarded. Check the server and any proxy in front of it.",
-            backend=policy.backend.name,
-            request_id=request.request_id,
-        )
-    ends = {text.find(stop) + len(stop): stop for stop in request.sampling.stop if stop in text}
-    return replace(response, stop=ends[min(ends)] if ends else int(response.output_ids[-1]))
-
-
-def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
-    """Parse reasoning, text and calls from the sampled ids. A call with the reserved name is malformed."""
-    session = policy.parser.start(prepared.tail, prepared.tools)
-    session.feed(response.output_ids.tolist())
-    parsed = session.finish(truncated=response.finish.cut_off)
-    if all(call.name != MALFORMED_CALL for call in parsed.calls):
-        return parsed
-    return replace(parsed, calls=tuple(map(_refuse_reserved, parsed.calls)))
 
 
 def check_forced_call(policy: PolicyParts, prepared: Prepared, response: TokenResponse, parsed: ParsedTurn) -> None:
@@ -235,34 +240,28 @@ def _grammar_ignored(
 ) -> ProtocolViolationError:
     text = str(policy.tokenizer.decode(response.output_ids.tolist()))
     return ProtocolViolationError(
-        f"Law 4: {wanted}, but {policy.backend.name} answered {shortened(text, _SHOWN)}. The answer was discarded: the "
-        "server did not apply the grammar. Check its grammar backend and its reasoning parser, and any proxy in front "
-        "of it, which may drop parameters.",
+        f"Law 4: {wanted}, but {policy.backend.name} answered {shortened(text, _EXCERPT)}. The answer was discarded: "
+        "the server did not apply the grammar. Check its grammar backend and its reasoning parser, and any proxy in "
+        "front of it, which may drop parameters.",
         backend=policy.backend.name,
         request_id=prepared.request.request_id,
     )
-
-
-def _refuse_reserved(call: ParsedCall) -> ParsedCall:
-    if not call.status.runs or call.name != MALFORMED_CALL:
-        return call
-    reason = f"{MALFORMED_CALL} is not a tool."
-    return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
 
 
 def draft(
     policy: PolicyParts,
     prepared: Prepared,
     response: TokenResponse,
-    message: Message,
+    stored: Message,
     parsed: ParsedTurn,
     agent: str | None = None,
 ) -> Draft:
-    """Return the draft of an answered turn, ready to commit."""
+    """Return the draft of an answered turn, ready to commit; `stored` is its message as Strands stores it."""
     request, match = prepared.request, prepared.match
     ids, provenance, media = read_delta(prepared.delta, request.images, response)
     calls = [CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.records]
-    calls += sampled_placeholders(response.output_ids, policy.template.certificate.media_ids)
+    if media_ids := policy.template.certificate.media_ids:
+        calls += sampled_placeholders(response.output_ids, media_ids)
     recorded = policy.samplings.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=match.parent,
@@ -271,7 +270,7 @@ def draft(
         prompt_length=response.prompt_length,
         finish=response.finish,
         stop=response.stop,
-        fingerprint=extended(match.history.digest, as_shown(message)),
+        fingerprint=extended(match.history.digest, stored),
         max_new_tokens=request.sampling.max_new_tokens,
         sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,
@@ -291,6 +290,22 @@ def draft(
         extras=response.columns,
         agent=agent,
     )
+
+
+def read_delta(
+    delta: EncodedText, images: PromptImages | None, response: TokenResponse
+) -> tuple[TokenIds, Provenances, tuple[MediaSpan, ...]]:
+    """Return a turn's delta as the server read it: its ids, their provenance, and the spans of its images."""
+    if images is None or not images.new:
+        return delta.ids, delta.provenance, ()
+    return expanded_delta(delta, images, response)
+
+
+def sampled_placeholders(output_ids: TokenIds, media_ids: tuple[int, ...]) -> list[CallRecord]:
+    """Return a record for each media placeholder that the policy sampled; no request after it may carry images."""
+    reason = "The policy sampled a media placeholder; later requests of this path may not carry images."
+    found = np.flatnonzero(np.isin(output_ids, media_ids))
+    return [CallRecord(None, "suspect", int(at), int(at) + 1, reason) for at in found]
 
 
 def assistant_message(
@@ -326,13 +341,6 @@ def _reasoning(text: str) -> ContentBlock:
     return {"reasoningContent": {"reasoningText": {"text": text}}}
 
 
-def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
-    """Return each call's arguments by `toolUseId`, as the policy wrote them, where they are JSON."""
-    uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
-    written = zip(uses, parsed.calls, strict=False)  # no uses when the calls stay text
-    return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
-
-
 def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
     if call.status.runs and call.name is not None:
         arguments = dict(call.arguments or {})
@@ -343,6 +351,22 @@ def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
     if call.name is not None:
         report["name"] = call.name
     return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": report}}
+
+
+def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
+    """Return each call's arguments by `toolUseId`, as the policy wrote them, where they are JSON."""
+    uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
+    written = zip(uses, parsed.calls, strict=False)  # no uses when the calls stay text
+    return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
+
+
+def _is_not_malformed(record: logging.LogRecord) -> bool:
+    """Return whether a log record of Strands is about a tool: it has none for malformed calls, which is no fault."""
+    return not (isinstance(record.args, tuple) and record.args[:1] == (MALFORMED_CALL,))
+
+
+# A model cannot register hooks with an agent, and Strands reports each call without a tool as an error.
+logging.getLogger("strands.tools.executors._executor").addFilter(_is_not_malformed)
 
 
 class Previewing(Protocol):
@@ -442,9 +466,7 @@ def events(
 
 
 def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) -> StreamEvent:
-    """Return an event; the one that ends the message gets the turn's ids and logprobs as lists, for callbacks."""
-    if "messageStop" not in event:
-        return event
+    """Return the event that ends a message with the turn's ids and logprobs as lists, for callbacks."""
     fields: dict[str, Any] = {
         "prompt_token_ids": prompt_ids.tolist(),
         "token_ids": response.output_ids.tolist(),

@@ -1,4 +1,4 @@
-"""Generate a turn's answer, and stop on the agent's cancel signal or the turn's timeout."""
+"""Generate a turn's answer until the agent's cancel signal or the timeout, and share the event loop among turns."""
 
 from __future__ import annotations
 
@@ -16,67 +16,37 @@ from tito_core.backend.generate import generate_resuming
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.settings import Settings
 
-CANCEL_POLL_S = 0.05
-"""Seconds between polls of the agents' cancel signals, `threading.Event`s that cannot be awaited."""
-
-_Watches = dict["CancelWatch", threading.Event]
-_watches: dict[asyncio.AbstractEventLoop, _Watches] = {}
-
 
 class CancelledBySignal(Exception):
     """The agent's cancel signal was set before the answer was complete."""
 
 
 async def generate_answer(
-    backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
+    backend: Backend,
+    request: TokenRequest,
+    cancel: threading.Event | None,
+    settings: Settings,
+    on_chunk: OnChunk | None = None,
 ) -> TokenResponse:
-    """Generate a turn's answer. When it raises or is cancelled, the engine's request is aborted.
+    """Generate a turn's answer. When it raises or is cancelled, the engine's request has been aborted.
 
     Args:
         backend: The engine's backend.
         request: The request.
         cancel: The agent's cancel signal, or None.
         settings: The turn's timeout, and how to continue after an abort.
+        on_chunk: Called with each chunk as it arrives; see `Backend.generate`.
 
     Raises:
         CancelledBySignal: The signal was set first.
         EngineTimeoutError: `turn_timeout_s` passed first.
         BackendError: The engine failed.
     """
-    if cancel is not None and cancel.is_set():
-        raise CancelledBySignal
-    return await _within(backend, request, cancel, settings, None)
-
-
-async def stream_answer(
-    backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
-) -> AsyncGenerator[TokenChunk | TokenResponse]:
-    """Generate a turn's answer as `generate_answer` does. Yield its chunks as they arrive, then the whole response."""
-    if cancel is not None and cancel.is_set():
-        raise CancelledBySignal
-    chunks: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
-    task = asyncio.ensure_future(_within(backend, request, cancel, settings, chunks.put_nowait))
-    task.add_done_callback(lambda _: chunks.put_nowait(None))
-    try:
-        async with _CancelOnExit(task):
-            while (chunk := await chunks.get()) is not None:
-                yield chunk
-            yield task.result()
-    finally:
-        del task  # its error refers to this frame: break the cycle, so that a failed turn is freed at once
-
-
-async def _within(
-    backend: Backend,
-    request: TokenRequest,
-    cancel: threading.Event | None,
-    settings: Settings,
-    on_chunk: OnChunk | None,
-) -> TokenResponse:
-    """Generate until the signal is set or the time is up. Both cancel the request and wait until it has ended."""
     timeout_s = settings.turn_timeout_s
     if cancel is None and timeout_s is None:
         return await generate_resuming(backend, request, settings.aborts, on_chunk)
+    if cancel is not None and cancel.is_set():
+        raise CancelledBySignal
     if cancelling():
         await asyncio.sleep(0)  # deliver a pending cancellation first, or the limit would take it for its own
     limit = asyncio.timeout(timeout_s)
@@ -98,6 +68,22 @@ async def _within(
         ) from _cause(error)
     finally:
         del limit  # it refers to the task, whose error refers to this frame
+
+
+async def stream_answer(
+    backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
+) -> AsyncGenerator[TokenChunk | TokenResponse]:
+    """Generate a turn's answer as `generate_answer` does. Yield its chunks as they arrive, then the whole response."""
+    chunks: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
+    task = asyncio.ensure_future(generate_answer(backend, request, cancel, settings, chunks.put_nowait))
+    task.add_done_callback(lambda _: chunks.put_nowait(None))
+    try:
+        async with _CancelOnExit(task):
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            yield task.result()
+    finally:
+        del task  # its error refers to this frame: break the cycle, so that a failed turn is freed at once
 
 
 def _cause(error: Exception) -> Exception | None:
@@ -129,6 +115,10 @@ class _CancelOnExit:
             return
         self._task.cancel()
         await asyncio.wait({self._task})  # unlike `await task`, a second cancellation of this task ends the wait
+
+
+CANCEL_POLL_S = 0.05
+"""Seconds between polls of the agents' cancel signals, `threading.Event`s that cannot be awaited."""
 
 
 class CancelWatch:
@@ -178,6 +168,10 @@ def cancelling(task: asyncio.Task[Any] | None = None) -> int:
     return 0 if task is None else task.cancelling()
 
 
+_Watches = dict["CancelWatch", threading.Event]
+_watches: dict[asyncio.AbstractEventLoop, _Watches] = {}
+
+
 def _watches_of(loop: asyncio.AbstractEventLoop) -> _Watches:
     watches = _watches.get(loop)
     if watches is None:
@@ -204,6 +198,26 @@ ROUND = 8
 LONGEST_S = 0.005
 """Time of a round, in seconds, above which later rounds run fewer pieces. It includes the agent's own work around each
 piece, such as writing a long history to a trace. A task that sleeps wakes after two or three rounds."""
+
+
+async def yield_to_loop() -> None:
+    """Wait for a later round of the event loop if this round has reached its limit; else return at once.
+
+    Tasks that wait continue in the order in which they called this function.
+    """
+    loop = asyncio.get_running_loop()
+    current = _rounds.get(loop)
+    if current is None:
+        for closed in [other for other in list(_rounds) if other.is_closed()]:
+            _rounds.pop(closed, None)
+        current = _rounds[loop] = _Round(loop.time())
+        loop.call_soon(_next_round, loop)
+    if current.done < current.limit:
+        current.done += 1
+        return
+    future: asyncio.Future[None] = loop.create_future()
+    current.waiting.append(future)
+    await future
 
 
 @dataclass(slots=True)
@@ -233,26 +247,6 @@ class _Round:
 
 
 _rounds: dict[asyncio.AbstractEventLoop, _Round] = {}
-
-
-async def yield_to_loop() -> None:
-    """Wait for a later round of the event loop if this round has reached its limit; else return at once.
-
-    Tasks that wait continue in the order in which they called this function.
-    """
-    loop = asyncio.get_running_loop()
-    current = _rounds.get(loop)
-    if current is None:
-        for closed in [other for other in list(_rounds) if other.is_closed()]:
-            _rounds.pop(closed, None)
-        current = _rounds[loop] = _Round(loop.time())
-        loop.call_soon(_next_round, loop)
-    if current.done < current.limit:
-        current.done += 1
-        return
-    future: asyncio.Future[None] = loop.create_future()
-    current.waiting.append(future)
-    await future
 
 
 def _next_round(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,15 @@
-"""Find the turn of a ledger that a history continues (law 8): by content, never by a cursor. Check the new messages."""
+"""Find the turn of a ledger that a history continues, and why it branches (law 8): by content, never by a cursor.
+
+A turn fits when the history starts with exactly the messages that it was committed with, and has no assistant message
+after them: the engine did not sample such a message there. Among several, the agent's own key decides, then the latest
+commit. Why the next turn branches is answered by three questions, in this order:
+
+1. Is the position new? A turn that is the first after its parent, or the first of all, is not a branch.
+2. Who calls? A call outside any agent is a side call. An agent is separate if its key names no turn of this ledger, or
+   if another agent continued the turn that its key names.
+3. What did the agent do? The history that ended with the agent's own last turn is compared with its history now. The
+   first difference gives the reason.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +33,254 @@ if TYPE_CHECKING:
     from tito_core.policy import PolicyParts
 
 
+STATE_KEY = "tito"
+"""Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
+
 _BLANK = [{"text": "[blank text]"}]
 """What Strands shows for an answer without content (strands/event_loop/streaming.py)."""
-_SHOWN = 60
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
+_EXCERPT_CHARACTERS = 60
 """Maximum characters of a message in an error."""
 
 
 class HistoryChangedError(ValueError):
     """An agent's history changed, and `history="error"` forbids branches (law 8)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParentMatch:
+    """Where a history continues.
+
+    Attributes:
+        parent: The turn that it extends, or None for a new root.
+        path_messages: Number of messages up to the answer of `parent`, this answer included; 0 for a root.
+        history: How much of the history the ledger knows.
+        branch: Why it does not continue the latest turn, or None when it does.
+        new_characters: Number of characters in the new content.
+    """
+
+    parent: int | None
+    path_messages: int
+    history: Match
+    branch: Branch | None
+    new_characters: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the new content takes milliseconds to encode."""
+        return self.new_characters >= LONG_TEXT
+
+
+def match_parent(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings) -> ParentMatch:
+    """Find the turn that a history continues, and check the messages that are new after it.
+
+    Raises:
+        HistoryChangedError: The agent's history changed, and `history="error"`.
+        InvalidMessageError, UnsupportedContentError: The messages cannot become tokens.
+    """
+    messages, tools = turn_input.messages, turn_input.tool_specs
+    if not messages:
+        raise InvalidMessageError("messages is an empty list. Pass at least one message, for example by agent('Hi').")
+    opening, state = opening_of(turn_input.system_prompt, tools, policy.template.fingerprint), turn_input.model_state
+    strips = None if settings.thinking == "keep" else policy.template.strips_thinking
+    may_branch = settings.history == "fork"
+    try:
+        match = find_parent(ledger, opening, turn_input.history, state, may_branch=may_branch, strips=strips)
+    except HistoryChangedError:
+        raise
+    except Exception:
+        # Only new messages are checked, below: those that the ledger knows were new once (law 14). Where a value cannot
+        # even be compared, these checks name it.
+        check_messages(messages)
+        check_schemas(tools)
+        check_bounds(messages, "messages")
+        raise
+    characters = check_messages(messages[match.path_messages :], match.path_messages)
+    if match.parent is None:
+        check_schemas(tools)
+        characters += len(turn_input.system_prompt or "")
+    return replace(match, new_characters=characters)
+
+
+Strips = Callable[[Messages], bool]
+Opening = dict[str, Any]
+"""What comes before all messages: the system prompt, the tools, and the template's fingerprint."""
+
+
+def find_parent(
+    ledger: Ledger,
+    opening: Opening,
+    messages: Messages,
+    state: Mapping[str, Any] | None,
+    *,
+    may_branch: bool = True,
+    strips: Strips | None = None,
+) -> ParentMatch:
+    """Find the turn that a history continues, and the reason for a branch when that is not the latest turn.
+
+    Args:
+        ledger: The ledger.
+        opening: What comes before all messages.
+        messages: The history.
+        state: Strands' `model_state` of the agent, or None for a call outside any agent.
+        may_branch: Whether the agent may change its own history.
+        strips: Returns whether the template strips reasoning before these messages. None when the rollout keeps
+            sampled reasoning. The history starts a new root when the turn that it fits still shows such reasoning.
+
+    Raises:
+        HistoryChangedError: `may_branch` is False, and the agent's own history changed.
+    """
+    messages = [message if len(message) == 2 else _role_and_content(message) for message in messages]
+    last_turn = last_turn_of(ledger, state)
+    history = ledger.match([opening, *messages], last_turn)
+    fit = _deepest_fit(history, messages)
+    parent, path_messages = None, 0
+    if fit is not None:
+        entry, path_messages = fit
+        parent = _choose(ledger, entry.turns, last_turn)
+        ledger.adopt(parent, messages[path_messages - 1])
+    context = HistoryContext(ledger, history, opening, messages, last_turn, is_agents=state is not None)
+    written = None if parent is None else _branch_by_template(ledger, history, messages, parent, path_messages, strips)
+    if written is not None and parent is not None:
+        return ParentMatch(None, 0, history, rewritten_branch(context, parent, written, may_branch=may_branch))
+    branch = branch_of(context, parent)
+    if not may_branch:
+        refuse(context, branch)
+    return ParentMatch(parent, path_messages, history, branch)
+
+
+def _deepest_fit(history: Match, messages: Messages) -> tuple[Node, int] | None:
+    """Return the deepest known entry in which turns end, with no assistant message after it, and its depth."""
+    if any(message["role"] == "assistant" for message in history.new if "role" in message):
+        return None
+    path_messages = history.known - 1
+    for entry in history.node.upward():
+        if entry.turns:
+            return entry, path_messages
+        if path_messages < 1 or messages[path_messages - 1]["role"] == "assistant":
+            return None
+        path_messages -= 1
+    return None
+
+
+def _choose(ledger: Ledger, fitting: Sequence[int], last_turn: int | None) -> int:
+    """Return the agent's own turn or its nearest ancestor that fits, else the latest that fits."""
+    return next((turn for turn in lineage(ledger, last_turn) if turn in fitting), max(fitting))
+
+
+def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
+    """Yield a turn and its ancestors, nearest first: its path, and past each root the turn that the root left."""
+    while turn is not None:
+        yield turn
+        draft = ledger[turn].draft
+        turn = draft.parent if draft.parent is not None or draft.branch is None else draft.branch.turn
+
+
+def _branch_by_template(
+    ledger: Ledger, history: Match, messages: Messages, parent: int, path_messages: int, strips: Strips | None
+) -> Branch | None:
+    """Return the branch for a template that cannot continue the sampled tokens, or None if it can.
+
+    There are two cases:
+
+    1. The parent sampled a stop token inside its reasoning. The delta comes after that token, so it cannot close the
+       reasoning before it. No template renders a stop token inside reasoning.
+    2. The template strips the reasoning of earlier answers, and the rollout follows the template.
+    """
+    if stopped_in_reasoning(ledger[parent].draft):
+        return Branch(Reason.THINKING, parent, path_messages - 1, "left open")
+    if strips is None or not strips(messages[path_messages:]):
+        return None
+    stripped = _first_stripped(messages, path_messages, _root_messages(ledger, history, parent), strips)
+    return None if stripped is None else Branch(Reason.THINKING, parent, stripped)
+
+
+def stopped_in_reasoning(draft: Draft) -> bool:
+    """Return whether a turn ended by a stop token while its reasoning was open; a stop string does not count."""
+    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
+
+
+def _first_stripped(messages: Messages, path_messages: int, root_messages: int, strips: Strips) -> int | None:
+    """Return the index of the first answer whose reasoning is in the path's tokens and is stripped now, or None.
+
+    The path's tokens hold the reasoning of sampled answers, and in the root's prompt what the template kept.
+    """
+    first = root_messages
+    while first and not strips(messages[first : min(first + 1, root_messages)]):
+        first -= 1
+    return next((i for i in range(first, path_messages) if _has_reasoning(messages[i])), None)
+
+
+def _root_messages(ledger: Ledger, history: Match, turn: int) -> int:
+    """Count the messages in the prompt of the root of a turn's path, which the template rendered at once."""
+    root = ledger.path(turn)[0].index
+    depth = history.known - 1  # without the opening
+    for entry in history.node.upward():
+        if root in entry.turns:
+            break
+        depth -= 1
+    return depth - 1
+
+
+def _has_reasoning(message: Message) -> bool:
+    return any("reasoningText" in block.get("reasoningContent", {}) for block in message["content"])
+
+
+def with_prompt_tools(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput) -> TurnInput:
+    """Return a call that is forced by leaving out all other tools as a choice among the tools that the prompt shows.
+
+    For an agent's structured output, Strands asks again with only the tool of the schema; the agent still has the
+    others, and the path's prompt shows them. A branch for each answer would double the rollout's tokens. The choice of
+    one of the shown tools is the same request: the grammar allows this tool only.
+    """
+    specs = turn_input.tool_specs or ()
+    if len(specs) != 1 or not turn_input.constraint.forces_call:
+        return turn_input
+    last_turn = last_turn_of(ledger, turn_input.model_state)
+    node = None if last_turn is None else ledger.node_of(last_turn)
+    before = None if node is None else [*node.upward()][-1].message
+    opening = opening_of(turn_input.system_prompt, specs, policy.template.fingerprint)
+    if before is None or specs[0] not in before["tools"] or {**before, "tools": opening["tools"]} != opening:
+        return turn_input
+    return turn_input.choosing(before["tools"], specs[0]["name"])
+
+
+def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
+    """Return what comes before all messages. A tool choice is not included: no template writes it into the prompt."""
+    return {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template}
+
+
+def as_stored(message: Message) -> Message:
+    """Return an answer of ours as Strands shows it to a provider (strands/event_loop/streaming.py)."""
+    content: list[Any] = [_as_stored(block) for block in message["content"]]
+    return {"role": "assistant", "content": content or [{"text": "[blank text]"}]}
+
+
+def _as_stored(block: Any) -> Any:
+    if "toolUse" in block and not _TOOL_NAME.fullmatch(block["toolUse"]["name"]):
+        return {"toolUse": {**block["toolUse"], "name": "INVALID_TOOL_NAME"}}
+    return block
+
+
+def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:
+    """Write the agent's own key into its state. Strands keeps the state only when the call succeeds."""
+    if state is not None:
+        state[STATE_KEY] = {"ledger": ledger.uuid, "turn": turn}
+
+
+def ledger_of(state: Mapping[str, Any] | None) -> str | None:
+    """Return the uuid of the ledger that an agent's own key names, or None."""
+    key = (state or {}).get(STATE_KEY)
+    uuid = key.get("ledger") if isinstance(key, Mapping) else None
+    return uuid if isinstance(uuid, str) else None
+
+
+def last_turn_of(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
+    """Return the turn that the agent's own key names, if it is one of this ledger."""
+    if ledger_of(state) != ledger.uuid or state is None:
+        return None
+    turn = state[STATE_KEY].get("turn")
+    return turn if isinstance(turn, int) and 0 <= turn < len(ledger) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +292,7 @@ class HistoryContext:
         history: How much of the history the ledger knows.
         opening: What comes before all messages.
         messages: The history.
-        own: The agent's own last turn, as its key names it, or None.
+        last_turn: The agent's own last turn, as its key names it, or None.
         is_agents: Whether an agent calls; a call outside any agent has no channel for a key.
     """
 
@@ -49,8 +300,91 @@ class HistoryContext:
     history: Match
     opening: dict[str, Any]
     messages: Messages
-    own: int | None
+    last_turn: int | None
     is_agents: bool
+
+
+def branch_of(context: HistoryContext, parent: int | None) -> Branch | None:
+    """Return why the next turn branches, or None when it is the first or continues its parent.
+
+    Args:
+        context: The history and its caller.
+        parent: The turn that it extends, or None for a new root.
+    """
+    ledger = context.ledger
+    is_taken = len(ledger) > 0 if parent is None else ledger.extended(parent)
+    if not is_taken:
+        return None
+    if context.last_turn is None:
+        return _outsider(context, parent)
+    if context.last_turn == parent:  # this agent did not change its history: another one continued from its turn
+        return Branch(Reason.SEPARATE, parent)
+    return _departure(context, context.last_turn, parent)
+
+
+def rewritten_branch(context: HistoryContext, parent: int, written: Branch, *, may_branch: bool) -> Branch:
+    """Return why a history starts a new root when the template renders its reasoning differently.
+
+    The reason is `written`, unless the agent changed its history too.
+
+    Args:
+        context: The history and its caller.
+        parent: The turn that it fits, and would extend if the reasoning stayed.
+        written: The branch that the template makes.
+        may_branch: Whether the agent may change its own history.
+
+    Raises:
+        HistoryChangedError: The agent changed its history and may not. A change by the template does not count.
+    """
+    ledger, last_turn = context.ledger, context.last_turn
+    if last_turn is not None and last_turn != parent:
+        branch = _departure(context, last_turn, None)
+        if not may_branch:
+            refuse(context, branch)
+        return branch
+    if not ledger.extended(parent) and all(turn.draft.branch != written for turn in ledger):
+        return written
+    return Branch(Reason.SEPARATE, parent) if last_turn == parent else _outsider(context, parent)
+
+
+def refuse(context: HistoryContext, branch: Branch | None) -> None:
+    """Refuse a branch in one agent's own history; branches of separate agents and side calls are allowed.
+
+    Raises:
+        HistoryChangedError: The agent's history changed; the error shows the first message that differs.
+    """
+    if branch is None or branch.reason not in OF_ONE_AGENT:
+        return
+    raise HistoryChangedError(
+        f"Law 8: {_what_changed(context, branch)} ({branch}), and history='error' allows no change. Start a new "
+        "rollout with model.reset(), or allow branches with history='fork'."
+    )
+
+
+def _outsider(context: HistoryContext, parent: int | None) -> Branch:
+    """Link a call without a known agent: to the turn that it forks, or to the last one in its known history."""
+    reason = Reason.SEPARATE if context.is_agents else Reason.SIDE_CALL
+    if parent is not None:
+        return Branch(reason, parent)
+    for entry in context.history.node.upward():
+        if entry.turns:
+            return Branch(reason, max(entry.turns), context.history.known - 1)
+    return Branch(reason)
+
+
+def _departure(context: HistoryContext, last_turn: int, parent: int | None) -> Branch:
+    """Return where and why an agent's history left that of its own last turn."""
+    change = _change(context)
+    if change is None:  # a loaded ledger has only the digest
+        reason = Reason.EDIT if parent is None else _retry_or_rewind(context, parent)
+        return Branch(reason, last_turn if parent is None else parent)
+    if change.at == 0:
+        detail = _changed_parts(change.before[0], context.opening)
+        return Branch(Reason.OPENING, last_turn if parent is None else parent, detail=detail)
+    message = change.at - 1
+    if parent is not None:
+        return Branch(_retry_or_rewind(context, parent), parent, message)
+    return Branch(_reason(context, change), _last_unchanged_turn(context.ledger, last_turn, change), message)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,86 +404,9 @@ class _Change:
     at: int
 
 
-def branch_of(context: HistoryContext, parent: int | None) -> Branch | None:
-    """Return why the next turn branches, or None when it is the first or continues its parent.
-
-    Args:
-        context: The history and its caller.
-        parent: The turn that it extends, or None for a new root.
-    """
-    ledger = context.ledger
-    is_taken = len(ledger) > 0 if parent is None else ledger.extended(parent)
-    if not is_taken:
-        return None
-    if context.own is None:
-        return _outsider(context, parent)
-    if context.own == parent:  # this agent did not change its history: another one continued from its turn
-        return Branch(Reason.SEPARATE, parent)
-    return _departure(context, context.own, parent)
-
-
-def rewritten_branch(context: HistoryContext, parent: int, written: Branch, *, may_branch: bool) -> Branch:
-    """Return why a history starts a new root when the template renders its reasoning differently.
-
-    The reason is `written`, unless the agent changed its history too.
-
-    Args:
-        context: The history and its caller.
-        parent: The turn that it fits, and would extend if the reasoning stayed.
-        written: The branch that the template makes.
-        may_branch: Whether the agent may change its own history.
-
-    Raises:
-        HistoryChangedError: The agent changed its history and may not. A change by the template does not count.
-    """
-    ledger, own = context.ledger, context.own
-    if own is not None and own != parent:
-        branch = _departure(context, own, None)
-        if not may_branch:
-            refuse(context, branch)
-        return branch
-    if not ledger.extended(parent) and all(turn.draft.branch != written for turn in ledger):
-        return written
-    return Branch(Reason.SEPARATE, parent) if own == parent else _outsider(context, parent)
-
-
-def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
-    """Yield a turn and its ancestors, nearest first: its path, and past each root the turn that the root left."""
-    while turn is not None:
-        yield turn
-        draft = ledger[turn].draft
-        turn = draft.parent if draft.parent is not None or draft.branch is None else draft.branch.turn
-
-
-def _outsider(context: HistoryContext, parent: int | None) -> Branch:
-    """Link a call without a known agent: to the turn that it forks, or to the last one in its known history."""
-    reason = Reason.SEPARATE if context.is_agents else Reason.SIDE_CALL
-    if parent is not None:
-        return Branch(reason, parent)
-    for entry in context.history.node.upward():
-        if entry.turns:
-            return Branch(reason, max(entry.turns), context.history.known - 1)
-    return Branch(reason)
-
-
-def _departure(context: HistoryContext, own: int, parent: int | None) -> Branch:
-    """Return where and why an agent's history left that of its own last turn."""
-    change = _change(context)
-    if change is None:  # a loaded ledger has only the digest
-        reason = Reason.EDIT if parent is None else _retry_or_rewind(context, parent)
-        return Branch(reason, own if parent is None else parent)
-    if change.at == 0:
-        detail = _changed_parts(change.before[0], context.opening)
-        return Branch(Reason.OPENING, own if parent is None else parent, detail=detail)
-    message = change.at - 1
-    if parent is not None:
-        return Branch(_retry_or_rewind(context, parent), parent, message)
-    return Branch(_reason(context, change), _last_unchanged_turn(context.ledger, own, change), message)
-
-
 def _change(context: HistoryContext) -> _Change | None:
     """Compare an agent's history with the one that its own last turn ended; None where that one is not known."""
-    last = None if context.own is None else context.ledger.node_of(context.own)
+    last = None if context.last_turn is None else context.ledger.node_of(context.last_turn)
     if last is None:
         return None
     entries = list(last.upward())[::-1]
@@ -158,13 +415,18 @@ def _change(context: HistoryContext) -> _Change | None:
     return _Change(entries, before, now, next(differ, min(len(before), len(now))))
 
 
-def _last_unchanged_turn(ledger: Ledger, own: int, change: _Change) -> int:
+def _changed_parts(old: Any, new: dict[str, Any]) -> str:
+    names = {"system": "system prompt", "tools": "tools", "template": "template"}
+    return " and ".join(name for key, name in names.items() if old[key] != new[key])
+
+
+def _last_unchanged_turn(ledger: Ledger, last_turn: int, change: _Change) -> int:
     """Return the last turn in the unchanged part, else the agent's last turn; among several, the agent's own."""
-    ancestors = set(lineage(ledger, own))
+    ancestors = set(lineage(ledger, last_turn))
     for entry in reversed(change.entries[: change.at]):
         if entry.turns:
             return max(ancestors.intersection(entry.turns) or entry.turns)
-    return own
+    return last_turn
 
 
 def _reason(context: HistoryContext, change: _Change) -> Reason:
@@ -210,25 +472,6 @@ def _without_reasoning(message: Any) -> Any:
     return {**message, "content": kept or _BLANK} if len(kept) < len(message["content"]) else None
 
 
-def _changed_parts(old: Any, new: dict[str, Any]) -> str:
-    names = {"system": "system prompt", "tools": "tools", "template": "template"}
-    return " and ".join(name for key, name in names.items() if old[key] != new[key])
-
-
-def refuse(context: HistoryContext, branch: Branch | None) -> None:
-    """Refuse a branch in one agent's own history; branches of separate agents and side calls are allowed.
-
-    Raises:
-        HistoryChangedError: The agent's history changed; the error shows the first message that differs.
-    """
-    if branch is None or branch.reason not in OF_ONE_AGENT:
-        return
-    raise HistoryChangedError(
-        f"Law 8: {_what_changed(context, branch)} ({branch}), and history='error' allows no change. Start a new "
-        "rollout with model.reset(), or allow branches with history='fork'."
-    )
-
-
 def _what_changed(context: HistoryContext, branch: Branch) -> str:
     change = _change(context)
     if branch.message is None or change is None:
@@ -249,7 +492,7 @@ def _described(index: int, message: Any) -> str:
 
 def _excerpt(message: Any) -> str:
     text = " ".join(_strings(message["content"]))
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+    return repr(text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "...")
 
 
 def _strings(value: Any) -> list[str]:
@@ -259,238 +502,6 @@ def _strings(value: Any) -> list[str]:
     return [text for item in items for text in _strings(item)]
 
 
-STATE_KEY = "tito"
-"""Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
-
-Strips = Callable[[Messages], bool]
-Opening = dict[str, Any]
-"""What comes before all messages: the system prompt, the tools, and the template's fingerprint."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ParentMatch:
-    """Where a history continues.
-
-    Attributes:
-        parent: The turn that it extends, or None for a new root.
-        answered: Number of messages up to the answer of `parent`, this answer included; 0 for a root.
-        history: How much of the history the ledger knows.
-        branch: Why it does not continue the latest turn, or None when it does.
-        new_characters: Number of characters in the new content.
-    """
-
-    parent: int | None
-    answered: int
-    history: Match
-    branch: Branch | None
-    new_characters: int = 0
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the new content takes milliseconds to encode."""
-        return self.new_characters >= LONG_TEXT
-
-
-def match_parent(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings) -> ParentMatch:
-    """Find the turn that a history continues, and check the messages that are new after it.
-
-    Raises:
-        HistoryChangedError: The agent's history changed, and `history="error"`.
-        InvalidMessageError, UnsupportedContentError: The messages cannot become tokens.
-    """
-    messages, tools = turn_input.messages, turn_input.tool_specs
-    if not messages:
-        raise InvalidMessageError("messages is an empty list. Pass at least one message, for example by agent('Hi').")
-    opening, state = opening_of(turn_input.system_prompt, tools, policy.template.fingerprint), turn_input.model_state
-    strips = None if settings.thinking == "keep" else policy.template.strips_thinking
-    may_branch = settings.history == "fork"
-    try:
-        match = find_parent(ledger, opening, turn_input.history, state, may_branch=may_branch, strips=strips)
-    except (LookupError, AttributeError, TypeError, ValueError, RecursionError):
-        check_messages(messages)  # raises a clear error if they are the reason
-        check_schemas(tools)
-        check_bounds(messages, "messages")
-        raise
-    characters = check_messages(messages[match.answered :], match.answered)
-    if match.parent is None:
-        check_schemas(tools)
-        characters += len(turn_input.system_prompt or "")
-    return replace(match, new_characters=characters)
-
-
-def with_shown_tools(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput) -> TurnInput:
-    """Return a call that is forced by leaving out all other tools as a choice among the tools that the prompt shows.
-
-    For an agent's structured output, Strands asks again with only the tool of the schema; the agent still has the
-    others, and the path's prompt shows them. A branch for each answer would double the rollout's tokens. The choice of
-    one of the shown tools is the same request: the grammar allows this tool only.
-    """
-    specs = turn_input.tool_specs or ()
-    own = own_turn(ledger, turn_input.model_state)
-    if len(specs) != 1 or own is None or not turn_input.constraint.forces_call:
-        return turn_input
-    shown = [*node.upward()][-1].message if (node := ledger.node_of(own)) is not None else None
-    opening = opening_of(turn_input.system_prompt, specs, policy.template.fingerprint)
-    if shown is None or specs[0] not in shown["tools"] or {**shown, "tools": opening["tools"]} != opening:
-        return turn_input
-    return turn_input.choosing(shown["tools"], specs[0]["name"])
-
-
-def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
-    """Return what comes before all messages. A tool choice is not included: no template writes it into the prompt."""
-    return {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template}
-
-
-def as_shown(message: Message) -> Message:
-    """Return an answer of ours as Strands shows it to a provider (strands/event_loop/streaming.py)."""
-    content: list[Any] = [_as_shown(block) for block in message["content"]]
-    return {"role": "assistant", "content": content or [{"text": "[blank text]"}]}
-
-
-def _as_shown(block: Any) -> Any:
-    if "toolUse" in block and not _TOOL_NAME.fullmatch(block["toolUse"]["name"]):
-        return {"toolUse": {**block["toolUse"], "name": "INVALID_TOOL_NAME"}}
-    return block
-
-
 def _role_and_content(message: Message) -> Message:
     """Return the parts of a message that become tokens; in a side call, messages may hold Strands' metadata too."""
     return {"role": message["role"], "content": message["content"]}
-
-
-def find_parent(
-    ledger: Ledger,
-    opening: Opening,
-    messages: Messages,
-    state: Mapping[str, Any] | None,
-    *,
-    may_branch: bool = True,
-    strips: Strips | None = None,
-) -> ParentMatch:
-    """Find the turn that a history continues, and the reason for a branch when that is not the latest turn.
-
-    A turn fits when the history starts with exactly the messages that it was committed with, and has no assistant
-    message after them (the engine did not sample such a message there). Among several that fit, the agent's own key
-    in `state` decides, then the latest commit.
-
-    Args:
-        ledger: The ledger.
-        opening: What comes before all messages.
-        messages: The history.
-        state: Strands' `model_state` of the agent, or None for a call outside any agent.
-        may_branch: Whether the agent may change its own history.
-        strips: Returns whether the template strips reasoning before these messages. None when the rollout keeps
-            sampled reasoning. The history starts a new root when the turn that it fits still shows such reasoning.
-
-    Raises:
-        HistoryChangedError: `may_branch` is False, and the agent's own history changed.
-    """
-    messages = [message if len(message) == 2 else _role_and_content(message) for message in messages]
-    own = own_turn(ledger, state)
-    history = ledger.match([opening, *messages], own)
-    fit = _deepest_fit(history, messages)
-    parent, answered = None, 0
-    if fit is not None:
-        entry, answered = fit
-        parent = _choose(ledger, entry.turns, own)
-        ledger.adopt(parent, messages[answered - 1])
-    context = HistoryContext(ledger, history, opening, messages, own, is_agents=state is not None)
-    written = None if parent is None else _branch_by_template(ledger, history, messages, (parent, answered), strips)
-    if written is not None and parent is not None:
-        return ParentMatch(None, 0, history, rewritten_branch(context, parent, written, may_branch=may_branch))
-    branch = branch_of(context, parent)
-    if not may_branch:
-        refuse(context, branch)
-    return ParentMatch(parent, answered, history, branch)
-
-
-def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:
-    """Write the agent's own key into its state. Strands keeps the state only when the call succeeds."""
-    if state is not None:
-        state[STATE_KEY] = {"ledger": ledger.uuid, "turn": turn}
-
-
-def ledger_of(state: Mapping[str, Any] | None) -> str | None:
-    """Return the uuid of the ledger that an agent's own key names, or None."""
-    key = (state or {}).get(STATE_KEY)
-    uuid = key.get("ledger") if isinstance(key, Mapping) else None
-    return uuid if isinstance(uuid, str) else None
-
-
-def own_turn(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
-    """Return the turn that the agent's own key names, if it is one of this ledger."""
-    if ledger_of(state) != ledger.uuid or state is None:
-        return None
-    turn = state[STATE_KEY].get("turn")
-    return turn if isinstance(turn, int) and 0 <= turn < len(ledger) else None
-
-
-def _deepest_fit(history: Match, messages: Messages) -> tuple[Node, int] | None:
-    """Return the deepest known entry in which turns end, with no assistant message after it, and its depth."""
-    if any(message["role"] == "assistant" for message in history.new if "role" in message):
-        return None
-    answered = history.known - 1
-    for entry in history.node.upward():
-        if entry.turns:
-            return entry, answered
-        if answered < 1 or messages[answered - 1]["role"] == "assistant":
-            return None
-        answered -= 1
-    return None
-
-
-def _branch_by_template(
-    ledger: Ledger, history: Match, messages: Messages, parent_and_answered: tuple[int, int], strips: Strips | None
-) -> Branch | None:
-    """Return the branch for a template that cannot continue the sampled tokens, or None if it can.
-
-    There are two cases:
-
-    1. The parent sampled a stop token inside its reasoning. The delta comes after that token, so it cannot close the
-       reasoning before it. No template renders a stop token inside reasoning.
-    2. The template strips the reasoning of earlier answers, and the rollout follows the template.
-    """
-    parent, answered = parent_and_answered
-    if stopped_in_reasoning(ledger[parent].draft):
-        return Branch(Reason.THINKING, parent, answered - 1, "left open")
-    if strips is None or not strips(messages[answered:]):
-        return None
-    stripped = _first_stripped(messages, answered, _root_messages(ledger, history, parent), strips)
-    return None if stripped is None else Branch(Reason.THINKING, parent, stripped)
-
-
-def stopped_in_reasoning(draft: Draft) -> bool:
-    """Return whether a turn ended by a stop token while its reasoning was open; a stop string does not count."""
-    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
-
-
-def _root_messages(ledger: Ledger, history: Match, turn: int) -> int:
-    """Count the messages in the prompt of the root of a turn's path, which the template rendered at once."""
-    root = ledger.path(turn)[0].index
-    depth = history.known - 1  # without the opening
-    for entry in history.node.upward():
-        if root in entry.turns:
-            break
-        depth -= 1
-    return depth - 1
-
-
-def _first_stripped(messages: Messages, answered: int, root_messages: int, strips: Strips) -> int | None:
-    """Return the index of the first answer whose reasoning is in the path's tokens and is stripped now, or None.
-
-    The path's tokens hold the reasoning of sampled answers, and in the root's prompt what the template kept.
-    """
-    first = root_messages
-    while first and not strips(messages[first : min(first + 1, root_messages)]):
-        first -= 1
-    return next((i for i in range(first, answered) if _has_reasoning(messages[i])), None)
-
-
-def _has_reasoning(message: Message) -> bool:
-    return any("reasoningText" in block.get("reasoningContent", {}) for block in message["content"])
-
-
-def _choose(ledger: Ledger, fitting: Sequence[int], own: int | None) -> int:
-    """Return the agent's own turn or its nearest ancestor that fits, else the latest that fits."""
-    return next((turn for turn in lineage(ledger, own) if turn in fitting), max(fitting))

@@ -64,6 +64,13 @@ class OutputConstraint:
         """Whether a tool has to be called."""
         return self.tool_choice is not None and "auto" not in self.tool_choice
 
+    def forced_tools(self, tools: Tools) -> tuple[str, ...] | None:
+        """Return the names of the tools of which one has to be called; None if no call is forced."""
+        if not self.forces_call:
+            return None
+        choice: Any = self.tool_choice
+        return (choice["tool"]["name"],) if "tool" in choice else tuple(tools)
+
     def tools(self, tools: Tools) -> Tools:
         """Return the tools, with the answer's own schema for the tool of a structured output.
 
@@ -88,6 +95,8 @@ class OutputConstraint:
         Raises:
             UnsupportedToolChoiceError: The call cannot be forced.
         """
+        if self.tool_choice is None and self.output_model is None and base.grammar is None:
+            return base
         grammar = self._grammar(parser, tools, prompt_tail) or _after_reasoning(base.grammar, parser, prompt_tail)
         if grammar is None:
             return base

@@ -14,12 +14,12 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
-from tito_core.backend.generate import check_input_ids, clamp_new_tokens
-from tito_core.backend.id_text import IdText
+from tito_core.backend.generate import clamp_new_tokens
 from tito_core.backend.images import clamp_for_images
 from tito_core.backend.protocol import TokenRequest
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
+from tito_core.chat.messages import image_blocks
 from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Image
@@ -28,8 +28,12 @@ from tito_core.parsing.schema import check_tools
 from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
 from tito_core.turn.history import ParentMatch
-from tito_core.turn.images import image_prompt, new_images
+from tito_core.turn.images import read_new_images
 from tito_core.turn.inputs import TurnInput
+from tito_core.turn.prompt import Prompt
+
+PROMPT_TAIL = 32
+"""Number of last prompt ids in which a parser looks for a reasoning block that the template opened."""
 
 
 class TotalTokensReachedError(MaxTokensReachedException):
@@ -38,6 +42,159 @@ class TotalTokensReachedError(MaxTokensReachedException):
     Strands does not wrap it, like the `MaxTokensReachedException` of a turn that the bound has cut off. It is not a
     context overflow: a conversation manager that shortened the history would start another trajectory.
     """
+
+
+class TrimmedHistoryError(TemplateError):
+    """The chat template cannot show a history of which a message is missing, such as its first question."""
+
+
+class Prepared(msgspec.Struct, frozen=True, eq=False):
+    """A turn that is ready to send.
+
+    Attributes:
+        match: Where it continues the ledger.
+        delta: The prompt tokens that it adds to its parent's.
+        prompt: The whole prompt.
+        request: The prompt and its parameters.
+        tools: The JSON Schema of each tool's arguments, by name.
+        tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
+        forced: Names of the tools of which the answer must call one; None if no call is forced.
+        takes_json: Whether JSON may take the place of that call: structured output, as some formats write it.
+    """
+
+    match: ParentMatch
+    delta: EncodedText
+    prompt: Prompt
+    request: TokenRequest
+    tools: Mapping[str, Mapping[str, Any]]
+    tail: list[int]
+    forced: tuple[str, ...] | None = None
+    takes_json: bool = False
+
+
+async def prepare_turn(
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings, match: ParentMatch
+) -> Prepared:
+    """Build a request, and compare its delta with the full rendering if that is due (law 7).
+
+    Arguments and errors are those of `prepare`. A long text is encoded in a thread, since it would block the event
+    loop for seconds.
+    """
+    new: tuple[Image, ...] = ()
+    if blocks := image_blocks(turn_input.messages, match.path_messages):
+        new = await read_new_images(policy, blocks, turn_input.messages, match.path_messages)
+    try:
+        if match.is_long:
+            # The thread renders a copy: the agent's own list may change meanwhile.
+            messages = [
+                *turn_input.messages[: match.path_messages],
+                *deepcopy(turn_input.messages[match.path_messages :]),
+            ]
+            build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
+            prepared = await asyncio.to_thread(build)
+        else:
+            prepared = prepare(policy, ledger, turn_input, settings, match, new)
+    except TemplateError as error:
+        _refuse_trimmed(turn_input.messages, error)
+        raise
+    compare = _comparison(policy, ledger, turn_input, prepared)
+    if compare is not None:
+        await asyncio.to_thread(compare)
+    return prepared
+
+
+def prepare(
+    policy: PolicyParts,
+    ledger: Ledger,
+    turn_input: TurnInput,
+    settings: Settings,
+    match: ParentMatch,
+    new: tuple[Image, ...] = (),
+) -> Prepared:
+    """Render the messages after a turn's parent, and check the request before it is sent. Any thread may call it.
+
+    `new` are the images of these messages.
+
+    Raises:
+        ImageError: The prompt holds another number of placeholders than images.
+        InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        TotalTokensReachedError: They leave no token of `max_total_tokens`.
+        ContextLengthError: They leave no room for an answer.
+        ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
+        UnsupportedToolChoiceError: The requested tool call cannot be forced.
+    """
+    before = ledger.path_length(match.parent)
+    delta = _delta(policy, ledger, match, turn_input)
+    limit = tokens_to_sample(settings, before + len(delta.ids), new, backend=policy.backend.name)
+    prompt = Prompt.of(policy, ledger, match.parent, delta.ids, new)
+    constraint = turn_input.constraint
+    tools = constraint.tools({spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()})
+    check_tools(tools)
+    tail: list[int] = prompt.ids[-PROMPT_TAIL:].tolist()
+    sampling = constraint.sampling(settings.sampling, policy.parser, tools, tail)
+    request = TokenRequest(
+        prompt.ids,
+        policy.sampling(sampling).within(limit),
+        os.urandom(16).hex(),
+        ledger.uuid,
+        prompt.text,
+        settings.optional_outputs,
+        delta_start=before,
+        echo=settings.verify_echo == "always" or match.parent is None or prompt.images is not None,
+        images=prompt.images,
+        measured=policy.info,
+    )
+    takes_json = constraint.output_model is not None
+    return Prepared(match, delta, prompt, request, tools, tail, constraint.forced_tools(tools), takes_json)
+
+
+def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:
+    """Render and encode what a turn adds to its parent's tokens."""
+    messages, tools = turn_input.messages, turn_input.tool_specs
+    if match.parent is None:
+        return policy.template.first_prompt(messages, turn_input.system_prompt, tools)
+    before = ledger[match.parent].draft
+    return policy.template.delta(
+        messages[match.path_messages - 1],
+        messages[match.path_messages :],
+        int(before.output_ids[-1]) if len(before.output_ids) else None,
+        opened=open_part(before),
+        tool_specs=tools or (),
+        history=messages[: match.path_messages - 1],
+        system_prompt=turn_input.system_prompt,
+    )
+
+
+def open_part(before: Draft) -> Opened:
+    """Return what a cut-off answer left open, so that the template's closers for it come first in the delta."""
+    if not before.finish.cut_off and not isinstance(before.stop, str):
+        return Opened.MESSAGE
+    if not before.reasoning_closed:
+        return Opened.REASONING
+    cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
+    return Opened.CALL if cut else Opened.MESSAGE
+
+
+def tokens_to_sample(settings: Settings, prompt_length: int, new: Sequence[Image], *, backend: str) -> int:
+    """Return how many tokens a turn may sample: what its settings and the context leave, with room for new images.
+
+    Args:
+        settings: The rollout's settings.
+        prompt_length: Tokens of the prompt, in which each new image counts as one token.
+        new: The new images.
+        backend: Name for errors.
+
+    Raises:
+        TotalTokensReachedError: The prompt leaves no token of `max_total_tokens`.
+        ContextLengthError: It leaves no room for an answer.
+    """
+    total, context = settings.max_total_tokens, settings.context_window_limit
+    limit = remaining_tokens(total, prompt_length, settings.sampling.max_new_tokens)
+    limit = clamp_new_tokens(limit, prompt_length, context, backend=backend)
+    if new:
+        for bound in (total, context):
+            limit = clamp_for_images(new, limit, prompt_length, bound)
+    return limit
 
 
 def remaining_tokens(max_total_tokens: int | None, prompt_length: int, max_new_tokens: int) -> int:
@@ -56,8 +213,25 @@ def remaining_tokens(max_total_tokens: int | None, prompt_length: int, max_new_t
     return min(max_new_tokens, max_total_tokens - prompt_length)
 
 
-class TrimmedHistoryError(TemplateError):
-    """The chat template cannot show a history of which a message is missing, such as its first question."""
+def _comparison(
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, prepared: Prepared
+) -> Callable[[], None] | None:
+    """Return a function that compares a turn's prompt with the template's own rendering, if a comparison is due."""
+    match, length, is_first = prepared.match, len(prepared.prompt.ids), False
+    added = length
+    if match.parent is not None:
+        before = ledger[match.parent].draft
+        is_first = before.parent is None
+        added += len(before.output_ids) - prepared.request.delta_start
+    return policy.template.comparison(
+        turn_input.messages,
+        match.path_messages,
+        turn_input.system_prompt,
+        turn_input.tool_specs,
+        length,
+        added=added,
+        first_delta=is_first,
+    )
 
 
 def _refuse_trimmed(messages: Messages, error: TemplateError) -> None:
@@ -92,14 +266,6 @@ def _missing(messages: Messages) -> str | None:
     return None
 
 
-class _Part(NamedTuple):
-    """A part of a prompt: its number of characters, its name, and how to shorten it."""
-
-    characters: int
-    what: str
-    remedy: str
-
-
 def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:
     """Return the sentence that names the longest part of a history that does not fit, and how to shorten it."""
     parts = [
@@ -119,6 +285,14 @@ def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Se
         f"Its longest part is {share}. Use a conversation manager; or remove the oldest of the {len(messages)} "
         "messages up to a user message (del agent.messages[:n]), and call agent() to continue."
     )
+
+
+class _Part(NamedTuple):
+    """A part of a prompt: its number of characters, its name, and how to shorten it."""
+
+    characters: int
+    what: str
+    remedy: str
 
 
 def _parts(message: Mapping[str, Any], index: int) -> Iterator[_Part]:
@@ -147,178 +321,3 @@ _IMAGE_CHARACTERS = 1024
 
 def _size(block: Any) -> int:
     return _IMAGE_CHARACTERS if "image" in block else len(str(block))
-
-
-PROMPT_TAIL = 32
-"""Number of last prompt ids in which a parser looks for a reasoning block that the template opened."""
-
-
-class Prepared(msgspec.Struct, frozen=True, eq=False):
-    """A turn that is ready to send.
-
-    Attributes:
-        match: Where it continues the ledger.
-        delta: The prompt tokens that it adds to its parent's.
-        request: The whole prompt and its parameters.
-        text: The prompt ids as text, as the request sends them: collapsed.
-        tools: The JSON Schema of each tool's arguments, by name.
-        tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
-        forces_call: Whether a tool has to be called.
-        forced: Names of the tools of which the answer must call one; empty if none is forced.
-        takes_json: Whether JSON may take the place of that call: structured output, as some formats write it.
-    """
-
-    match: ParentMatch
-    delta: EncodedText
-    request: TokenRequest
-    text: IdText
-    tools: Mapping[str, Mapping[str, Any]]
-    tail: list[int]
-    forces_call: bool = False
-    forced: tuple[str, ...] = ()
-    takes_json: bool = False
-
-
-async def prepare_turn(
-    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings, match: ParentMatch
-) -> Prepared:
-    """Build a request, and compare its delta with the full rendering if that is due (law 7).
-
-    Arguments and errors are those of `prepare`. A long text is encoded in a thread, since it would block the event
-    loop for seconds.
-    """
-    new = await new_images(policy, turn_input.messages, 0 if match.parent is None else match.answered)
-    try:
-        if match.is_long:
-            # The thread renders a copy: the agent's own list may change meanwhile.
-            messages = [*turn_input.messages[: match.answered], *deepcopy(turn_input.messages[match.answered :])]
-            build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
-            prepared = await asyncio.to_thread(build)
-        else:
-            prepared = prepare(policy, ledger, turn_input, settings, match, new)
-    except TemplateError as error:
-        _refuse_trimmed(turn_input.messages, error)
-        raise
-    compare = _comparison(policy, ledger, turn_input, prepared)
-    if compare is not None:
-        await asyncio.to_thread(compare)
-    return prepared
-
-
-def _comparison(
-    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, prepared: Prepared
-) -> Callable[[], None] | None:
-    """Return a function that compares a turn's prompt with the template's own rendering, if a comparison is due."""
-    match, length, is_first = prepared.match, len(prepared.request.input_ids), False
-    answered, added = 0, length
-    if match.parent is not None:
-        before = ledger[match.parent].draft
-        answered, is_first = match.answered, before.parent is None
-        added += len(before.output_ids) - prepared.request.delta_start
-    return policy.template.comparison(
-        turn_input.messages,
-        answered,
-        turn_input.system_prompt,
-        turn_input.tool_specs,
-        length,
-        added=added,
-        first_delta=is_first,
-    )
-
-
-def prepare(
-    policy: PolicyParts,
-    ledger: Ledger,
-    turn_input: TurnInput,
-    settings: Settings,
-    match: ParentMatch,
-    new: tuple[Image, ...] = (),
-) -> Prepared:
-    """Render the messages after a turn's parent, and check the request before it is sent. Any thread may call it.
-
-    `new` are the images of these messages.
-
-    Raises:
-        ImageError: The prompt holds another number of placeholders than images.
-        InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
-        TotalTokensReachedError: They leave no token of `max_total_tokens`.
-        ContextLengthError: They leave no room for an answer.
-        ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
-        UnsupportedToolChoiceError: The requested tool call cannot be forced.
-    """
-    backend, max_new_tokens = policy.backend.name, settings.sampling.max_new_tokens
-    total, context = settings.max_total_tokens, settings.context_window_limit
-    delta = _delta(policy, ledger, match, turn_input)
-    check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
-    before = ledger.path_length(match.parent)
-    least = before + len(delta.ids)  # each new image counts as one token here
-    left = remaining_tokens(total, least, max_new_tokens)
-    room = clamp_new_tokens(left, least, context, backend=backend)
-    for bound in (total, context):
-        room = clamp_for_images(new, room, least, bound)
-    prompt = image_prompt(policy, ledger, match.parent, delta.ids, new)
-    if prompt is None:
-        input_ids = ledger.path_ids(match.parent, delta.ids)
-        text = policy.prompts.text(ledger, match.parent, delta.ids).for_array(input_ids)
-    else:
-        input_ids, text, _ = prompt
-    tools = turn_input.constraint.tools(
-        {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
-    )
-    check_tools(tools)
-    tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
-    sampling = turn_input.constraint.sampling(settings.sampling, policy.parser, tools, tail)
-    request = TokenRequest(
-        input_ids,
-        policy.sampling(sampling).within(room),
-        os.urandom(16).hex(),
-        ledger.uuid,
-        text,
-        settings.optional_outputs,
-        delta_start=before,
-        echo=settings.verify_echo == "always" or match.parent is None or prompt is not None,
-        images=None if prompt is None else prompt.images,
-        measured=policy.info,
-    )
-    constraint, forced = turn_input.constraint, tuple[str, ...]()
-    if constraint.forces_call:
-        choice: Any = constraint.tool_choice
-        forced = (choice["tool"]["name"],) if "tool" in choice else tuple(tools)
-    return Prepared(
-        match,
-        delta,
-        request,
-        text,
-        tools,
-        tail,
-        forces_call=constraint.forces_call,
-        forced=forced,
-        takes_json=constraint.output_model is not None,
-    )
-
-
-def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:
-    """Render and encode what a turn adds to its parent's tokens."""
-    messages, tools = turn_input.messages, turn_input.tool_specs
-    if match.parent is None:
-        return policy.template.first_prompt(messages, turn_input.system_prompt, tools)
-    before = ledger[match.parent].draft
-    return policy.template.delta(
-        messages[match.answered - 1],
-        messages[match.answered :],
-        int(before.output_ids[-1]) if len(before.output_ids) else None,
-        opened=opened(before),
-        tool_specs=tools or (),
-        history=messages[: match.answered - 1],
-        system_prompt=turn_input.system_prompt,
-    )
-
-
-def opened(before: Draft) -> Opened:
-    """Return what a cut-off answer left open, so that the template's closers for it come first in the delta."""
-    if not before.finish.cut_off and not isinstance(before.stop, str):
-        return Opened.MESSAGE
-    if not before.reasoning_closed:
-        return Opened.REASONING
-    cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
-    return Opened.CALL if cut else Opened.MESSAGE

@@ -33,8 +33,7 @@ from tito_core.turn.answer import (
     with_stop,
 )
 from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer, yield_to_loop
-from tito_core.turn.history import as_shown, ledger_of, match_parent, own_turn, remember, with_shown_tools
-from tito_core.turn.images import answered_texts, keep_texts
+from tito_core.turn.history import last_turn_of, ledger_of, match_parent, remember, with_prompt_tools
 from tito_core.turn.inputs import NO_CALLER, Caller, TurnInput
 from tito_core.turn.request import how_to_shorten, prepare_turn
 
@@ -43,6 +42,72 @@ _log = logging.getLogger(__name__)
 
 class TurnNotStoredError(OSError):
     """The store could not write a turn. Neither the file nor the ledger holds it (law 5)."""
+
+
+async def run_turn(
+    policy: PolicyParts, recording: Recording, settings: Settings, turn_input: TurnInput
+) -> AsyncGenerator[StreamEvent]:
+    """Run one turn and yield its events; `TITOModel.stream` lists what it raises.
+
+    Every check runs before the commit, which is the last step that can fail.
+    """
+    await yield_to_loop()
+    began = asyncio.get_running_loop().time()
+    ledger = await recording.begin(turn_input.model_state)
+    try:
+        turn_input = with_prompt_tools(policy, ledger, turn_input)
+        match = match_parent(policy, ledger, turn_input, settings)
+        prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
+        request = prepared.request
+        streamed = StreamedEvents(policy.parser, prepared.tail)
+        part: TokenChunk | TokenResponse
+        if settings.stream:
+            generating = stream_answer(policy.backend, request, turn_input.cancel_signal, settings)
+            async with aclosing(generating) as parts:
+                async for part in parts:
+                    for event in streamed.of(part) if isinstance(part, TokenChunk) else ():
+                        yield event
+            assert isinstance(part, TokenResponse)  # the last part is the whole response
+        else:
+            part = await generate_answer(policy.backend, request, turn_input.cancel_signal, settings)
+        await check_sampled_ids(policy, request, part)
+        response = with_stop(policy, request, part)
+        await yield_to_loop()
+    except CancelledBySignal:
+        return  # without messageStop: so Strands recognises a cancelled provider
+    except BackendError as error:
+        if isinstance(error, ContextLengthError):
+            error.advise(how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs))
+        hide_causes(error)
+        raise
+    with ledger.call_ids.for_turn() as next_call_id:
+        agent = recording.agent(ledger, turn_input, match.parent)
+        answer = read(policy, prepared, response, next_call_id, settings, agent)
+        ledger.check(answer.draft)
+        path = prepared.prompt.answered(policy.prompts, ledger, answer.draft, response.output_ids)
+        raised = answer.malformed if settings.malformed_calls == "raise" else ()
+        if not raised:
+            reason = stop_reason(answer.message, response)
+            for event in events(answer.message, reason, response, answer.arguments, streamed.blocks):
+                if settings.reports_ids and "messageStop" in event:
+                    event = with_ids(event, ledger.path_ids(match.parent, answer.draft.prompt_ids), response)
+                yield event
+        # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
+        within_s = lock_wait_s(settings.turn_timeout_s, asyncio.get_running_loop().time() - began)
+        images = prepared.prompt.images
+        turn = await recording.commit(
+            ledger,
+            answer.draft,
+            match.history,
+            answer.stored,
+            () if images is None else images.new,
+            turn_input.caller,
+            within_s=within_s,
+        )
+    policy.prompts.keep(ledger, turn.index, turn.parent, *path)
+    remember(turn_input.model_state, ledger, turn.index)
+    if raised:
+        raise MalformedCallError(raised, turn.index, answer.message)
 
 
 def lock_wait_s(turn_timeout_s: float | None, elapsed_s: float) -> float:
@@ -71,7 +136,7 @@ class Recording:
         self._agents: WeakKeyDictionary[threading.Event, tuple[str, str]] = WeakKeyDictionary()
         self._sealed: set[str] = set()
         # An empty ledger is falsy.
-        self._ledger = policy.ledger() if ledger is None else self._streamed(self._continued(ledger))
+        self._ledger = policy.ledger() if ledger is None else self._attached(self._checked(ledger))
 
     @property
     def ledger(self) -> Ledger:
@@ -121,12 +186,12 @@ class Recording:
             return None
         if caller.signal is not None:
             with self._lock:
-                uuid, known = self._agents.get(caller.signal, ("", ""))
+                uuid, agent = self._agents.get(caller.signal, ("", ""))
             if uuid == ledger.uuid:
-                return known
+                return agent
         if caller.name is not None:
             return caller.name
-        earlier = [turn for turn in (own_turn(ledger, state), parent) if turn is not None]
+        earlier = [turn for turn in (last_turn_of(ledger, state), parent) if turn is not None]
         return next((name for turn in earlier if (name := ledger[turn].draft.agent) is not None), NEW_AGENT)
 
     async def commit(
@@ -198,7 +263,7 @@ class Recording:
         if uuid is None or uuid == self._ledger.uuid or uuid in self._sealed:
             return None
         if store is not None and uuid in store:
-            return self._continued(store.resume(uuid))
+            return self._checked(store.resume(uuid))
         _log.warning(
             "ledger=<%s>, new_ledger=<%s> | The agent continues a conversation that was recorded in another ledger, "
             "%s. A new ledger begins: earlier answers are prompt tokens in it, and are not trained. Connect the policy "
@@ -209,91 +274,24 @@ class Recording:
         )
         return None
 
-    def _continued(self, ledger: Ledger) -> Ledger:
+    def _checked(self, ledger: Ledger) -> Ledger:
         """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""
         if (recorded := ledger.header.certificate) is None:
             return ledger
-        own = self._policy.template.certificate
-        if recorded.get("tokenizer", own.tokenizer) != own.tokenizer:
+        certificate = self._policy.template.certificate
+        if recorded.get("tokenizer", certificate.tokenizer) != certificate.tokenizer:
             raise InvalidValueError(
                 f"Law 15: ledger {ledger.header.uuid} is of another tokenizer ({short_repr(ledger.header.tokenizer)}) "
                 "than this policy, so no turn can be added: its ids would mean other texts. Continue it with a policy "
                 "of that tokenizer, or start a new ledger."
             )
-        if recorded.get("content_tokens") == "inert" and own.content_tokens != "inert":
+        if recorded.get("content_tokens") == "inert" and certificate.content_tokens != "inert":
             raise InvalidValueError(
                 f"Law 6: ledger {ledger.header.uuid} records content_tokens='inert', but this policy has "
-                f"{own.content_tokens!r}, so no turn can be added. Continue it with an inert policy, or start a new "
-                "ledger."
+                f"{certificate.content_tokens!r}, so no turn can be added. Continue it with an inert policy, or start "
+                "a new ledger."
             )
         return ledger
 
-    def _streamed(self, ledger: Ledger) -> Ledger:
+    def _attached(self, ledger: Ledger) -> Ledger:
         return ledger if self._policy.store is None or ledger.sink is not None else self._policy.store.attach(ledger)
-
-
-async def run_turn(
-    policy: PolicyParts, recording: Recording, settings: Settings, turn_input: TurnInput
-) -> AsyncGenerator[StreamEvent]:
-    """Run one turn and yield its events; `TITOModel.stream` lists what it raises.
-
-    Every check runs before the commit, which is the last step that can fail.
-    """
-    await yield_to_loop()
-    began = asyncio.get_running_loop().time()
-    ledger = await recording.begin(turn_input.model_state)
-    try:
-        turn_input = with_shown_tools(policy, ledger, turn_input)
-        match = match_parent(policy, ledger, turn_input, settings)
-        prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
-        request = prepared.request
-        streamed = StreamedEvents(policy.parser, prepared.tail)
-        part: TokenChunk | TokenResponse
-        if settings.stream:
-            generating = stream_answer(policy.backend, request, turn_input.cancel_signal, settings)
-            async with aclosing(generating) as parts:
-                async for part in parts:
-                    for event in streamed.of(part) if isinstance(part, TokenChunk) else ():
-                        yield event
-            assert isinstance(part, TokenResponse)  # the last part is the whole response
-        else:
-            part = await generate_answer(policy.backend, request, turn_input.cancel_signal, settings)
-        await check_sampled_ids(policy, request, part)
-        response = with_stop(policy, request, part)
-        await yield_to_loop()
-    except CancelledBySignal:
-        return  # without messageStop: so Strands recognises a cancelled provider
-    except BackendError as error:
-        if isinstance(error, ContextLengthError):
-            error.advise(how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs))
-        hide_causes(error)
-        raise
-    with ledger.call_ids.for_turn() as next_call_id:
-        agent = recording.agent(ledger, turn_input, match.parent)
-        answer = read(policy, prepared, response, next_call_id, settings, agent)
-        ledger.check(answer.draft)
-        images = request.images
-        texts = answered_texts(policy, ledger, answer.draft, prepared.text, images, response.output_ids)
-        prompt_ids = request.input_ids
-        if images is not None and settings.reports_ids:
-            prompt_ids = ledger.path_ids(answer.draft.parent, answer.draft.prompt_ids)
-        refused = answer.malformed if settings.malformed_calls == "raise" else ()
-        reason = stop_reason(answer.message, response)
-        for event in () if refused else events(answer.message, reason, response, answer.arguments, streamed.blocks):
-            yield with_ids(event, prompt_ids, response) if settings.reports_ids else event
-        # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
-        within_s = lock_wait_s(settings.turn_timeout_s, asyncio.get_running_loop().time() - began)
-        new_images = images.new if images else ()
-        turn = await recording.commit(
-            ledger,
-            answer.draft,
-            match.history,
-            as_shown(answer.message),
-            new_images,
-            turn_input.caller,
-            within_s=within_s,
-        )
-    keep_texts(policy, ledger, turn, texts)
-    remember(turn_input.model_state, ledger, turn.index)
-    if refused:
-        raise MalformedCallError(refused, turn.index, answer.message)

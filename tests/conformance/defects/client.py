@@ -128,7 +128,7 @@ def _never_branches(original: Any) -> Any:
 
         place = original(ledger, opening, messages, state, **options)
         branch = Branch(Reason.SEPARATE, None) if len(ledger) else None
-        return replace(place, parent=None, branch=branch)
+        return replace(place, parent=None, path_messages=0, branch=branch)
 
     return find_parent
 

@@ -21,7 +21,7 @@ from tito_conformance.testing import (
 )
 from tito_conformance.testing.pictures import picture
 from tito_core.ledger import Image
-from tito_core.turn import images as turn_images
+from tito_core.turn import request
 from tito_sglang import wire as sglang_client
 from tito_vllm import wire as vllm_client
 
@@ -258,7 +258,7 @@ IMAGES = (
     Defect("client-image-another-by-name", 4, "The client sends another picture under the right one's name.",
            client=_another_by_name, wires=BOTH, images=True),
     Defect("client-image-order", 7, "The ledger holds the pictures of a message in the reverse order.",
-           client=lambda: mock.patch.object(turn_images, "image_blocks", _as_listed_last(turn_images.image_blocks)),
+           client=lambda: mock.patch.object(request, "image_blocks", _as_listed_last(request.image_blocks)),
            wires=BOTH, images=True),
 )  # fmt: skip
 """Defects of images, in servers and in the client."""

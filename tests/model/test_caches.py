@@ -1,7 +1,9 @@
-"""Caches between turns: sampling parameters as recorded, and prompts as text."""
+"""Caches between turns: sampling parameters as recorded, and prompts as text, on whatever branch a turn is."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import sys
 from types import FrameType
@@ -11,10 +13,67 @@ import numpy as np
 import pytest
 
 from support.drafts import make_draft
+from support.scripted import BACKENDS, Says, model_of, with_parts
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
 from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
-from tito_core.policy import KEPT_SAMPLINGS, KEPT_TEXTS, PromptCache, SamplingCache
+from tito_core.policy import KEPT_SAMPLINGS, KEPT_TEXTS, PathText, PromptCache, SamplingCache
+from tito_core.turn.prompt import Prompt
+
+FIELD = {"vllm": "prompt", "sglang": "input_ids"}
+
+
+async def ask(model: Any, messages: list[Any], text: str) -> None:
+    messages.append({"role": "user", "content": [{"text": text}]})
+    text = ""
+    async for event in model.stream(copy.deepcopy(messages)):
+        text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append({"role": "assistant", "content": [{"text": text}]})
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -> None:
+    script = Says("One.", "Two.", "Three.", "Four.", "Five.")
+    model = model_of(kind, script)
+    messages: list[Any] = []
+    await ask(model, messages, "A?")
+    begun = copy.deepcopy(messages)
+    await ask(model, messages, "B?")
+    await ask(model, begun, "C?")  # leaves the first answer again, whose text was taken over
+    await ask(model, messages, "D?")
+    await ask(model, begun, "E?")
+    ledger = model.ledger
+    assert [turn.parent for turn in ledger] == [None, 0, 0, 1, 2]
+    for turn, request in zip(ledger, script.requests, strict=True):
+        expected = [*ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()]
+        assert list(request.prompt_ids) == expected
+        kept = model.policy.prompts.text(ledger, turn.index, turn.draft.output_ids[:0])
+        assert json.loads(kept.body({"n": 1}, FIELD[kind]))[FIELD[kind]] == ledger.path_ids(turn.index).tolist()
+
+
+async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
+    model = model_of("vllm", Says(*["Yes."] * (KEPT_TEXTS + 9)))
+    prompts = PromptCache()
+    model = with_parts(model, prompts=prompts)  # other tests share a policy
+    for number in range(KEPT_TEXTS + 8):
+        await ask(model, [], f"Is {number} a number?")
+    assert [len(kept) for kept in prompts._kept.values()] == [KEPT_TEXTS]
+    model.reset()
+    gc.collect()
+    assert not prompts._kept
+
+
+@pytest.mark.parametrize(("kind", "header"), [("vllm", "x-session-id"), ("sglang", "x-smg-routing-key")])
+async def test_requests_carry_the_ledger_as_session_id(kind: str, header: str) -> None:
+    script = Says("One.", "Two.", "Three.")
+    model = model_of(kind, script)
+    messages: list[Any] = []
+    await ask(model, messages, "A?")
+    await ask(model, messages, "B?")
+    first = model.reset()
+    await ask(model, [], "C?")
+    session_ids = [request.headers[header] for request in script.requests]
+    assert session_ids == [first.uuid, first.uuid, model.ledger.uuid]
 
 
 def ids(*values: int) -> Any:
@@ -58,8 +117,8 @@ def test_the_number_of_cached_parameters_is_limited() -> None:
 
 
 def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output: Any) -> None:
-    text = prompts.answered(ledger, ledger[turn].draft, prompt, output)
-    prompts.keep(ledger, turn, ledger[turn].parent, text)
+    path = Prompt(ids(), prompt).answered(prompts, ledger, ledger[turn].draft, output)
+    prompts.keep(ledger, turn, ledger[turn].parent, *path)
 
 
 def text_of(text: IdText) -> list[int]:
@@ -75,7 +134,7 @@ def test_the_next_turn_replaces_the_text_of_its_parent() -> None:
     written = prompts.text(ledger, 0, ids(9))
     assert text_of(written) == [100, 101, 200, 9], "rendered again where it is not cached"
     keep(prompts, ledger, 0, IdText.of(ids(100, 101)), ids(200))
-    kept = prompts._kept[ledger][0]
+    kept = prompts._kept[ledger][0].text
     assert text_of(kept) == [100, 101, 200]
     taken = prompts.text(ledger, 0, ids(102))
     assert taken._parts[:-1] == kept._parts, "and not where it was"
@@ -107,16 +166,6 @@ def test_a_turn_with_other_tokens_than_the_request_and_response_is_refused(
     assert 1 not in prompts._kept.get(ledger, {})
 
 
-def test_the_texts_of_the_latest_paths_are_kept() -> None:
-    prompts, ledger = PromptCache(), Ledger()
-    for number in range(KEPT_TEXTS + 2):
-        branch = None if number == 0 else Branch(Reason.SEPARATE)
-        ledger.commit(make_draft(None, 0, [100], [200], branch=branch))
-        keep(prompts, ledger, number, IdText.of(ids(100)), ids(200))
-        assert len(prompts._kept[ledger]) == min(number + 1, KEPT_TEXTS)
-    assert list(prompts._kept[ledger]) == list(range(2, KEPT_TEXTS + 2))
-
-
 def test_another_thread_may_add_a_text_while_the_oldest_one_is_dropped() -> None:
     """An error here would follow the turn's commit. Python calls a profiler before each C function."""
     prompts, ledger = PromptCache(), Ledger()
@@ -127,7 +176,7 @@ def test_another_thread_may_add_a_text_while_the_oldest_one_is_dropped() -> None
 
     def meanwhile(frame: FrameType, event: str, called: object) -> None:
         if event == "c_call" and frame.f_code is PromptCache.keep.__code__:
-            prompts._kept[ledger][next(others)] = IdText()
+            prompts._kept[ledger][next(others)] = PathText(IdText())
 
     sys.setprofile(meanwhile)
     try:
