@@ -323,7 +323,7 @@ async def connected(kind: Kind) -> Any:
 def speaks_to(backend: Any, url: str) -> None:
     """Let a backend that knows its server already send to another."""
     http = EngineHttp(backend.name, url, sleep=Waits(), patience_s=0)
-    backend.http = backend._runner.http = http
+    backend.http = http
 
 
 EVERYTHING = OptionalOutputs(top_logprobs=20, prompt_logprobs=True, routed_experts=(4, 2), sampling_mask=True)

@@ -133,7 +133,7 @@ def test_patience_is_counted_over_all_servers_and_not_by_each() -> None:
         "vllm", ["http://a", "http://b"], patience_s=7, sleep=waits, clock=waits.clock, timeout_s=3.0
     )
     retries = backend._retries
-    assert (retries.patience_s, retries.pause_s, retries._sleep, retries._clock) == (7, 3.0, waits, waits.clock)
+    assert (retries.patience_s, retries.pause_s, retries.sleep, retries._clock) == (7, 3.0, waits, waits.clock)
     assert [member.http.retries.patience_s for member in backend.members] == [0, 0]
     assert [(member.http.base_url, member.http.timeout_s) for member in backend.members] == [
         ("http://a", 3.0),

@@ -495,43 +495,32 @@ async def generate_resuming(
         BackendError: See `Backend.generate`.
     """
     parts: list[TokenResponse] = []
+    current, idle = request, 0
     try:
-        return await _resuming(backend, request, abort_policy, on_chunk, parts)
+        for resumes in range(abort_policy.max_resumes + 1):
+            part = await generate(backend, current, on_chunk)
+            _expect_same_rows(backend, parts, part)
+            parts.append(part)
+            if part.finish != Finish.ABORT:
+                return joined(parts)
+            if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
+                return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
+            if abort_policy.on_abort == "commit" and _sampled(parts):
+                return joined(parts)
+            if abort_policy.on_abort != "resume":
+                break
+            if not resumable(request.sampling) or _sampled_placeholder(request, parts):
+                if on_chunk is not None and len(part.output_ids):
+                    break
+                parts.clear()
+            idle = 0 if len(part.output_ids) else idle + 1
+            if resumes < abort_policy.max_resumes:
+                await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
+            current = continuing(request, parts, resumes + 1)
+        raise _aborted(backend, request, part, abort_policy, resumes)
     except BackendError as error:
         error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
         raise
-
-
-async def _resuming(
-    backend: Backend,
-    request: TokenRequest,
-    abort_policy: AbortPolicy,
-    on_chunk: OnChunk | None,
-    parts: list[TokenResponse],
-) -> TokenResponse:
-    """Append each response to `parts`, and return them joined."""
-    current, idle = request, 0
-    for resumes in range(abort_policy.max_resumes + 1):
-        part = await generate(backend, current, on_chunk)
-        _expect_same_rows(backend, parts, part)
-        parts.append(part)
-        if part.finish != Finish.ABORT:
-            return joined(parts)
-        if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
-            return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
-        if abort_policy.on_abort == "commit" and _sampled(parts):
-            return joined(parts)
-        if abort_policy.on_abort != "resume":
-            break
-        if not resumable(request.sampling) or _sampled_placeholder(request, parts):
-            if on_chunk is not None and len(part.output_ids):
-                break
-            parts.clear()
-        idle = 0 if len(part.output_ids) else idle + 1
-        if resumes < abort_policy.max_resumes:
-            await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
-        current = continuing(request, parts, resumes + 1)
-    raise _aborted(backend, request, part, abort_policy, resumes)
 
 
 async def _fills_context(backend: Backend, part: TokenResponse) -> bool:

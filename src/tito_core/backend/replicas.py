@@ -33,7 +33,7 @@ from tito_core.backend.protocol import (
     TokenChunk,
     TokenRequest,
 )
-from tito_core.backend.retries import Attempt, Retries, is_paused
+from tito_core.backend.retries import Retries, attempt_id, is_paused
 from tito_core.ledger.columns import TokenIds
 
 
@@ -143,8 +143,8 @@ class Replicas:
             if on_chunk is not None:
                 on_chunk(chunk)
 
-        async def one_try(attempt: Attempt) -> RawResponse:
-            named = replace(request, request_id=attempt.name(request.request_id))
+        async def one_try(number: int) -> RawResponse:
+            named = replace(request, request_id=attempt_id(request.request_id, number))
             async with self._chosen(request.session_id, named.request_id, tried) as member:
                 try:
                     return await (
@@ -168,8 +168,8 @@ class Replicas:
         await self.connect()
         tried: list[_Member] = []
 
-        async def one_try(attempt: Attempt) -> RawScores:
-            async with self._chosen(None, f"score-{id(tried)}-{attempt.number}", tried) as member:
+        async def one_try(number: int) -> RawScores:
+            async with self._chosen(None, f"score-{id(tried)}-{number}", tried) as member:
                 return await score(member.backend)
 
         return await self._retries(one_try)

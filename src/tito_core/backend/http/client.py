@@ -16,7 +16,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -53,7 +53,7 @@ from tito_core.backend.http.errors import (
     wants_tls,
 )
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Attempt, Clock, Retries, Sleep
+from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Clock, Retries, Sleep
 from tito_core.backend.values import InvalidValueError, at_least, positive_seconds, short_repr
 
 
@@ -553,7 +553,10 @@ class EngineHttp:
 
     Attributes:
         retries: Retries requests.
+        takes_any_type: Whether a 200 is decoded as JSON whatever its content type is.
     """
+
+    takes_any_type: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -591,75 +594,56 @@ class EngineHttp:
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
         self._transports = LoopTransports(http_transport or pool)
 
-    async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """Call `work`, and retry transient failures.
-
-        Raises:
-            BackendError: The error of the last try.
-        """
-        return await self.retries(work)
-
     async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
         """Send one request with retries; return the 200."""
-        return await self.retrying(lambda attempt: self.send_once(request, method=method))
+        return await self.retries(lambda _: self.send_once(request, method=method))
 
+    @overload
     async def send_once(
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
-    ) -> ResponseBody:
-        """Send one request without retries; return the 200. Errors: see `reading`."""
+    ) -> ResponseBody: ...
 
-        async def read(response: HttpResponse) -> ResponseBody:
-            return ResponseBody(await response.read(request.size.body), response.kind)
-
-        return await self.reading(request, read, method=method, request_id=request_id)
-
-    async def reading(
+    @overload
+    async def send_once(
         self,
         request: HttpRequest,
         read: Callable[[HttpResponse], Awaitable[T]],
         *,
         method: str = "POST",
         request_id: str | None = None,
-    ) -> T:
-        """Send one request without retries, and read the body of its 200 with `read`, all within `timeout_s`.
+    ) -> T: ...
+
+    async def send_once(
+        self,
+        request: HttpRequest,
+        read: Callable[[HttpResponse], Awaitable[Any]] | None = None,
+        *,
+        method: str = "POST",
+        request_id: str | None = None,
+    ) -> Any:
+        """Send one request without retries, and read its 200 with `read`, or its whole body, within `timeout_s`.
 
         Raises:
             BackendError: Its subclass says what failed.
         """
-        with self._in_use():
-            return await self._reading(request, read, method, request_id)
-
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
-        if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
-            self.interruptions += 1
-        mark = object()
-        self._open.add(mark)
-        try:
-            yield
-        finally:
-            self._open.discard(mark)
-            self._last_s = self._clock()
-
-    async def _reading(
-        self, request: HttpRequest, read: Callable[[HttpResponse], Awaitable[T]], method: str, request_id: str | None
-    ) -> T:
         shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
         transport = self._transports.held or await self._transports.current()
         if not isinstance(body, bytes):
             headers["Content-Length"] = str(sum(map(len, body)))
         deadline = asyncio.timeout(self.timeout_s)  # for the whole response, which may arrive slowly but never idle
         try:
-            async with deadline:
-                response = await transport.send(method, self._where.root + request.path, headers, body)
-                self._may_be_tls, self._was_reached = False, True
-                try:
-                    if response.status == 200:
-                        return await read(response)
-                    text = await response.text(ERROR_BYTES)
-                finally:
-                    await response.aclose()
+            with self._in_use():
+                async with deadline:
+                    response = await transport.send(method, self._where.root + request.path, headers, body)
+                    self._may_be_tls, self._was_reached = False, True
+                    try:
+                        if response.status == 200 and read is not None:
+                            return await read(response)
+                        if response.status == 200:
+                            return ResponseBody(await response.read(request.size.body), response.kind)
+                        text = await response.text(ERROR_BYTES)
+                    finally:
+                        await response.aclose()
         except BackendError as error:
             hide_causes(self._noted(error))
             raise
@@ -684,6 +668,19 @@ class EngineHttp:
             raise hide_causes(failed)  # here, as a failure of aiohttp would be its context, with the request's headers
         finally:
             del failed
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
+        if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
+            self.interruptions += 1
+        mark = object()
+        self._open.add(mark)
+        try:
+            yield
+        finally:
+            self._open.discard(mark)
+            self._last_s = self._clock()
 
     def _noted(self, error: BackendError) -> BackendError:
         """Count an error after which the server may be another one."""
@@ -748,7 +745,7 @@ def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str 
         ProtocolViolationError: Not JSON, or another shape.
     """
     try:
-        if raw.body and raw.content_type and "json" not in raw.content_type:
+        if raw.body and raw.content_type and "json" not in raw.content_type and not http.takes_any_type:
             raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
         return msgspec.json.decode(raw.body, type=kind)
     except UNREADABLE as error:
