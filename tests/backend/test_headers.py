@@ -116,24 +116,21 @@ async def test_a_compressed_answer_is_read() -> None:
 
 @pytest.mark.parametrize("packing", ["", "gzip", "deflate"])
 async def test_an_answer_is_the_same_in_every_encoding(packing: str) -> None:
-    text = "é" * 5_000
-    body = text.encode("latin-1")
+    text = "é" * 2_500
+    body = text.encode()
     packed = {"": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[packing]
-    headers = ["Content-Type: text/plain; charset=latin-1", *([f"Content-Encoding: {packing}"] if packing else ())]
+    headers = ["Content-Type: text/plain; charset=utf-8", *([f"Content-Encoding: {packing}"] if packing else ())]
     async with listening(answer(packed, *headers)) as listener:
         pool = ConnectionPool()
         read: list[bytes | str] = []
-        for part in ("whole", "pieces", "text"):
+        for part in ("whole", "text"):
             reply = await pool.send("POST", f"http://127.0.0.1:{listener.port}/x", {}, b"{}")
-            assert (reply.status, reply.kind) == (200, "text/plain; charset=latin-1")
+            assert (reply.status, reply.kind) == (200, "text/plain; charset=utf-8")
             assert reply.headers["content-type"] == reply.kind
-            if part == "pieces":
-                read.append(b"".join([piece async for piece in reply.pieces()]))
-            else:
-                read.append(await (reply.read(5_000) if part == "whole" else reply.text(5_000)))
+            read.append(await (reply.read(5_000) if part == "whole" else reply.text(5_000)))
             await reply.aclose()
         await pool.aclose()
-    assert read == [body, body, text]
+    assert read == [body, text]
 
 
 STATUSES = {"401 No": AuthenticationError, "503 Busy": ThrottledError, "500 Broken": ServerError}
@@ -170,19 +167,6 @@ async def test_identity_is_not_an_encoding(packing: str) -> None:
     async with listening(answer(body, f"Content-Encoding: {packing}", "Content-Type: application/json")) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
         assert (await http.send_once(HttpRequest("/x", b"{}"))).body == b'{"a": 1}'
-        await http.aclose()
-
-
-@pytest.mark.parametrize("charset", ["latin-1", "utf-16", "hex", "idna", "undefined", "no-such", ""])
-async def test_an_error_body_is_text_in_any_charset(charset: str) -> None:
-    known = charset in ("latin-1", "utf-16")
-    body = "Zu spät.".encode(charset if known else "utf-8")
-    kind = f"Content-Type: text/plain; charset={charset}"
-    head = f"HTTP/1.1 500 Broken\r\nContent-Length: {len(body)}\r\n{kind}\r\n\r\n"
-    async with listening(head.encode() + body) as listener:
-        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
-        with pytest.raises(ServerError, match="Zu spät"):
-            await http.send_once(HttpRequest("/x", b"{}"))
         await http.aclose()
 
 

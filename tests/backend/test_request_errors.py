@@ -27,7 +27,7 @@ from tito_core.backend import (
     generate_resuming,
 )
 from tito_core.backend.generate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.backend.http.client import Address, EngineHttp, key_of
+from tito_core.backend.http.client import Address, EngineHttp, checked_key
 from tito_core.backend.protocol import EngineInfo, RawResponse
 from tito_core.backend.retries import Retries
 from tito_core.backend.values import InvalidValueError, refuse_unknown
@@ -263,13 +263,13 @@ def test_valid_addresses_are_accepted() -> None:
 
 def test_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("k\u00e9y", "a\nb"):
-        refused(AuthenticationError, "API key.*api_key or TITO_API_KEY", lambda bad=bad: key_of(bad, backend=B))
+        refused(AuthenticationError, "API key.*api_key or TITO_API_KEY", lambda bad=bad: checked_key(bad, backend=B))
     monkeypatch.delenv("TITO_API_KEY", raising=False)
-    assert [key_of(given, backend=B) for given in (None, "", " key\n")] == [None, None, "key"]
+    assert [checked_key(given, backend=B) for given in (None, "", " key\n")] == [None, None, "key"]
     monkeypatch.setenv("TITO_API_KEY", " of-the-environment ")
-    assert key_of(None, backend=B) == "of-the-environment"
-    assert key_of("own", backend=B) == "own"
-    assert key_of("", backend=B) is None
+    assert checked_key(None, backend=B) == "of-the-environment"
+    assert checked_key("own", backend=B) == "own"
+    assert checked_key("", backend=B) is None
 
 
 def test_backends_by_name() -> None:

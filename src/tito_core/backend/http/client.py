@@ -1,4 +1,14 @@
-"""HTTP to an engine: one transport per event loop, typed errors, bounded retries, decoded responses."""
+"""HTTP to an engine: one pool of connections per event loop, typed errors, retries, decoded responses.
+
+What leans on inner parts of aiohttp, and the test that notices a change:
+
+- `ClientSession._retry_connection`, so that a GET is not sent twice:
+  `tests/backend/test_connections.py::test_a_connection_that_breaks_in_mid_answer`.
+- The chain of causes of its errors and the text "ConnectionReset", from which `error_from_failure` reads the reason:
+  the same file's tests of refused, unreachable, never opened, reset and unknown hosts.
+- A loop that shuts down closes suspended async generators before its sockets (`LoopTransports`):
+  `tests/backend/test_transport.py::test_connections_are_closed_when_each_loop_ends`.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +27,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Protocol, TypeVar, overload
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import certifi
 import msgspec
-from yarl import URL
 
 from tito_core.backend.errors import (
     UNREADABLE,
@@ -43,14 +52,12 @@ from tito_core.backend.http.errors import (
     AnswerSize,
     BodyTooLargeError,
     UndecodableBodyError,
-    decode_pieces,
+    decompressed,
     error_from_failure,
     error_from_status,
     read_start,
     read_whole,
-    speaks_tls,
-    text_of,
-    wants_tls,
+    with_scheme,
 )
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Clock, Retries, Sleep
@@ -92,19 +99,27 @@ class HttpResponse:
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
             raise BodyTooLargeError(limit)
-        return await read_whole(self.pieces(), limit)
+        body = decompressed(await read_whole(self.raw, limit), self._encoding, limit)
+        if len(body) > limit:
+            raise BodyTooLargeError(limit)
+        return body
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Read the body as it arrives, decompressed.
+        """Read the body of a stream as it arrives.
 
         Raises:
-            UndecodableBodyError: It does not match its Content-Encoding.
+            UndecodableBodyError: It is compressed.
         """
-        return decode_pieces(self.raw, self._encoding) if self._encoding else self.raw
+        if self._encoding.lower() not in ("", "identity"):
+            raise UndecodableBodyError(f"its Content-Encoding is {self._encoding[:40]!r}, which a stream must not have")
+        return self.raw
 
     async def text(self, limit: int) -> str:
-        """Read at most `limit` bytes of the body as text; see `text_of`."""
-        return text_of(await read_start(self.raw, limit), self._encoding, self.kind, limit)
+        """Read at most `limit` bytes of the body as UTF-8, with U+FFFD for anything else."""
+        body = await read_start(self.raw, limit)
+        with contextlib.suppress(UndecodableBodyError):  # shown as it came
+            body = decompressed(body, self._encoding, limit)[:limit]
+        return body.decode("utf-8", "replace")
 
 
 class HttpTransport(Protocol):
@@ -234,7 +249,7 @@ class ConnectionPool:
             headers=_DEFAULT_HEADERS,
             timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # `decode_pieces` decompresses with a size limit
+            auto_decompress=False,  # without a size limit, and the status of an undecodable error would be lost
         )
         self._session._retry_connection = False  # aiohttp would retry a GET; only the backend retries
 
@@ -350,6 +365,8 @@ API_KEY_VARIABLE = "TITO_API_KEY"
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _UNIX = "unix://"
+_IN_PATHS = "/%:@!$&'()*+,;=~"
+"""Characters of a path that are sent as they are."""
 LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
 """Longest path of a Unix socket, in bytes (`sun_path` of the system, without its end)."""
 
@@ -410,36 +427,45 @@ def server_address(base_url: str, *, backend: str) -> str:
             f"{base_url!r} is not a server address (it contains a character that is not printable)", backend
         )
     try:
-        url = URL(given)  # as aiohttp will read it
-        host = url.host  # decodes an international name, which may be invalid
-    except (ValueError, UnicodeError) as error:
-        raise _invalid_address(f"{base_url!r} is not a server address ({error})", backend) from None
-    if "@" in url.raw_authority:  # not shown, as it is a secret
+        url = urlsplit(given)
+        host, port = url.hostname or "", url.port
+        host.encode("idna").decode("idna")  # an international name may be invalid
+    except ValueError as error:
+        why = f"{str(error)[:1].lower()}{str(error)[1:]}"
+        raise _invalid_address(f"{base_url!r} is not a server address ({why})", backend) from None
+    if "@" in url.netloc:  # not shown, as it is a secret
         raise _invalid_address("The server address contains a user name or password; pass the key as api_key", backend)
-    if url.query_string or url.fragment:  # not shown either
+    if url.query or url.fragment:  # not shown either
         raise _invalid_address("The server address contains a query or a fragment; pass a key as api_key", backend)
-    if url.scheme not in ("http", "https") or not host or not url.raw_host:
+    if url.scheme not in ("http", "https") or not host:
         raise _invalid_address(f"{base_url!r} is not a server address", backend)
-    if problem := _host_problem(url.raw_host):
+    if problem := _host_problem(host):
         raise _invalid_address(f"{base_url!r} is not a server address ({problem})", backend)
-    if url.explicit_port == 0:  # yarl 1.17 gives 80 as `port`
+    if port == 0:
         raise _invalid_address(f"{base_url!r} has no port between 1 and 65535", backend)
-    address = str(url).rstrip("/")
+    where = f"[{host}]" if ":" in host else host
+    if port not in (None, 443 if url.scheme == "https" else 80):
+        where = f"{where}:{port}"
+    address = f"{url.scheme}://{where}{quote(url.path, safe=_IN_PATHS)}".rstrip("/")
     if address.endswith("/v1"):
         raise _invalid_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
     return address
 
 
 def _host_problem(host: str) -> str | None:
-    """Return why a host name is invalid, or None."""
+    """Return why a host name, as text, is invalid, or None."""
     if host.replace(".", "").isdigit():  # "127.1" is valid for the C library, but not for aiohttp
         try:
             IPv4Address(host)
         except ValueError:
             return f"{host} is not an IPv4 address of four numbers, like 127.0.0.1"
-    elif ":" not in host and not all(map(_LABEL.fullmatch, host.removesuffix(".").split("."))):
+    elif ":" not in host and not all(map(_LABEL.fullmatch, _ascii(host).removesuffix(".").split("."))):
         return "each part of a host name must have 1 to 63 letters, digits, hyphens or underscores"
     return None
+
+
+def _ascii(host: str) -> str:
+    return host.encode("idna").decode("ascii")
 
 
 def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
@@ -457,7 +483,7 @@ OWN_HEADERS = frozenset(
 """Headers that the client sets itself, in lower case."""
 
 
-def headers_of(given: Mapping[str, str] | None, *, backend: str) -> dict[str, str]:
+def checked_headers(given: Mapping[str, str] | None, *, backend: str) -> dict[str, str]:
     """Return the headers that a gateway wants, such as {"X-API-Key": "..."}. Errors hide their values.
 
     Raises:
@@ -475,7 +501,7 @@ def headers_of(given: Mapping[str, str] | None, *, backend: str) -> dict[str, st
     return dict(given or {})
 
 
-def key_of(given: str | None, *, backend: str) -> str | None:
+def checked_key(given: str | None, *, backend: str) -> str | None:
     """Return the API key: the argument, else the environment variable TITO_API_KEY, else None. Errors hide it.
 
     Raises:
@@ -497,8 +523,6 @@ HttpTransportFactory = Callable[[], HttpTransport]
 """Makes a transport in the event loop that uses it."""
 _AROUND = 4096
 """Bytes around a part of a body that is shown, in which the API key is hidden first: half of one would not be found."""
-_TLS_WITHIN_S = 1.0
-"""Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
 IDLE_S = 15.0
 """Seconds without any request after which the server may have been restarted: an engine takes longer to start."""
@@ -586,10 +610,9 @@ class EngineHttp:
         self._open: set[object] = set()
         self._last_s: float | None = None
         self._was_reached = False
-        self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
-        self._api_key = key_of(api_key, backend=backend)
-        self._admin_api_key = key_of(admin_api_key, backend=backend) if admin_api_key else self._api_key
-        self._more_headers = headers_of(headers, backend=backend)
+        self._api_key = checked_key(api_key, backend=backend)
+        self._admin_api_key = checked_key(admin_api_key, backend=backend) if admin_api_key else self._api_key
+        self._more_headers = checked_headers(headers, backend=backend)
         limit = at_least("max_connections", max_connections, 0)
         pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
         self._transports = LoopTransports(http_transport or pool)
@@ -635,7 +658,7 @@ class EngineHttp:
             with self._in_use():
                 async with deadline:
                     response = await transport.send(method, self._where.root + request.path, headers, body)
-                    self._may_be_tls, self._was_reached = False, True
+                    self._was_reached = True
                     try:
                         if response.status == 200 and read is not None:
                             return await read(response)
@@ -650,7 +673,7 @@ class EngineHttp:
         except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._timed_out(shown, request_id) from None
-            failed = self._noted(await self._failed(failure, shown, request_id))
+            failed = self._noted(self._failed(failure, shown, request_id))
             failed.__cause__ = failure
         else:
             failed = error_from_status(
@@ -696,8 +719,8 @@ class EngineHttp:
             request_id=request_id,
         )
 
-    async def _failed(self, failure: Exception, shown: str, request_id: str | None) -> BackendError:
-        """Return the error for a request without a whole response; before the first response, check for TLS."""
+    def _failed(self, failure: Exception, shown: str, request_id: str | None) -> BackendError:
+        """Return the error for a request without a whole response."""
         error = error_from_failure(
             self.backend,
             failure,
@@ -707,12 +730,12 @@ class EngineHttp:
         )
         if isinstance(error, EngineConnectionError):
             error.reached = self._was_reached
-        broke = isinstance(error, EngineConnectionError) and error.sent
-        garbled = isinstance(failure, aiohttp.ClientResponseError)
-        if (broke or garbled) and self._may_be_tls:
-            self._may_be_tls = await speaks_tls(self._where.root, min(self.connect_timeout_s, _TLS_WITHIN_S))
-            if self._may_be_tls:
-                return wants_tls(self.backend, shown, request_id)
+        if (
+            shown.startswith("http:")
+            and not self._was_reached
+            and (error.sent or isinstance(error, ProtocolViolationError))
+        ):
+            error.advise(f"If the server speaks TLS, use the address {with_scheme(shown, 'https')!r}.")
         return error
 
     def _headers(self, request: HttpRequest) -> dict[str, str]:

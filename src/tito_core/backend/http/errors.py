@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import math
 import re
@@ -10,10 +9,9 @@ import resource
 import socket
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.message import Message
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -122,8 +120,6 @@ INFO_BYTES = 4 << 20
 """Size limit of answers that do not depend on the request: models, version, health, model info, admin."""
 ERROR_BYTES = 1 << 18
 """Length to which the body of an error is cut."""
-_SLICE_BYTES = 1 << 18
-"""Maximum number of input bytes and of output bytes in one step of decompression."""
 
 
 class BodyTooLargeError(Exception):
@@ -170,97 +166,26 @@ async def read_start(pieces: AsyncIterator[bytes], limit: int) -> bytes:
     return b"".join(found)[:limit]
 
 
-class _Inflate:
-    """Decompresses gzip or deflate in slices, as a compressed piece may expand to a thousand times its size."""
+def decompressed(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return a body without its Content-Encoding: at most `limit` bytes and one more.
 
-    def __init__(self, coding: str) -> None:
-        self._coding = coding
-        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 16) if coding == "gzip" else None
-
-    def __call__(self, piece: bytes) -> Iterator[bytes]:
-        """Yield a piece decompressed, in steps of bounded work; a step without output yields empty bytes."""
-        for start in range(0, len(piece), _SLICE_BYTES):
-            yield from self._slice(piece[start : start + _SLICE_BYTES])
-
-    def _slice(self, piece: bytes) -> Iterator[bytes]:
-        if self._inflate is None and piece:  # deflate may lack the zlib header, whose method is 8
-            self._inflate = zlib.decompressobj(zlib.MAX_WBITS if piece[0] & 15 == zlib.DEFLATED else -zlib.MAX_WBITS)
-        while piece and self._inflate is not None and not self._inflate.eof:
-            try:
-                out = self._inflate.decompress(piece, _SLICE_BYTES)
-            except zlib.error as error:
-                raise UndecodableBodyError(f"it is not {self._coding}, as its Content-Encoding says") from error
-            piece = self._inflate.unconsumed_tail
-            yield out
-
-
-def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """Return the decoder for a Content-Encoding of at most one coding.
-
-    Several codings are refused: each could multiply the work of the next by a thousand, and requests ask for an
-    unencoded answer anyway.
+    Requests ask for an unencoded answer, so only what a careless proxy may do is decoded: gzip or deflate, once.
 
     Raises:
-        UndecodableBodyError: Several codings, or one that is neither gzip nor deflate.
+        UndecodableBodyError: The body does not match its encoding, or the encoding is another one.
     """
-    codings = [coding.strip().lower() for coding in encoding.split(",")]
-    codings = [coding for coding in codings if coding not in ("", "identity")]
-    if len(codings) > 1:
-        raise UndecodableBodyError(
-            f"its Content-Encoding names {len(codings)} codings, but the request accepts only an unencoded answer"
-        )
+    codings = [coding for coding in encoding.lower().replace(" ", "").split(",") if coding not in ("", "identity")]
     if not codings:
-        return lambda piece: iter((piece,))
-    if codings[0] not in ("gzip", "x-gzip", "deflate"):
+        return body
+    if len(codings) > 1 or codings[0] not in ("gzip", "x-gzip", "deflate"):
         raise UndecodableBodyError(
-            f"its Content-Encoding is {codings[0][:40]!r}, but the request accepts only an unencoded answer"
+            f"its Content-Encoding is {encoding[:40]!r} ({len(codings)} codings), but the request accepts only an "
+            "unencoded answer"
         )
-    return _Inflate(codings[0].removeprefix("x-"))
-
-
-async def decode_pieces(pieces: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body decompressed, each of at most 256 KiB.
-
-    The event loop runs between pieces, so that a deadline also ends the decoding of a body that has fully arrived.
-
-    Raises:
-        UndecodableBodyError: The body cannot be decoded.
-    """
-    decode = _decoder(encoding)
-    async for piece in pieces:
-        for part in decode(piece):
-            if part:
-                yield part
-            await asyncio.sleep(0)
-
-
-def text_of(raw: bytes, encoding: str, content_type: str, limit: int) -> str:
-    """Return the start of a body as text in its charset, else as UTF-8, with U+FFFD for invalid bytes.
-
-    Args:
-        raw: The body as received.
-        encoding: Its Content-Encoding. A body that does not match it is not decoded.
-        content_type: Its Content-Type, which may name a charset.
-        limit: Maximum number of bytes after decompression.
-    """
-    body = raw
     try:
-        parts, length = [], 0
-        for part in _decoder(encoding)(raw):
-            parts.append(part)
-            length += len(part)
-            if length >= limit:
-                break
-        body = b"".join(parts)[:limit]
-    except UndecodableBodyError:
-        pass
-    header = Message()
-    header["Content-Type"] = content_type
-    try:
-        text = body.decode(header.get_content_charset() or "utf-8", "replace")
-    except (LookupError, ValueError):  # unknown charset, or not one of text
-        text = body.decode("utf-8", "replace")
-    return text.encode("utf-8", "replace").decode()  # UTF-7 can encode lone surrogates, which cannot be printed
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, limit + 1)  # 32: the header decides
+    except zlib.error as error:
+        raise UndecodableBodyError(f"it is not {codings[0]}, as its Content-Encoding says") from error
 
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
@@ -333,7 +258,7 @@ def _not_opened(
             "limit (ulimit -n), set max_connections, or lower the concurrency."
         )
     elif reason in ("closed", "reset") and url.startswith("https:"):
-        remedy = f"If the server speaks plain HTTP, use the address {_with_scheme(url, 'http')!r}."
+        remedy = f"If the server speaks plain HTTP, use the address {with_scheme(url, 'http')!r}."
     else:
         remedy = _REMEDIES[reason] + _proxy_remark(url)
     error = EngineConnectionError(
@@ -380,34 +305,20 @@ def _tls_remedy(failure: Exception, url: str) -> str:
             "ConnectionPool(tls=...), from tito_core.backend.http.client."
         )
     if any(word in str(failure) for word in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")):
-        return f"The server speaks plain HTTP: use the address {_with_scheme(url, 'http')!r}."
+        return f"The server speaks plain HTTP: use the address {with_scheme(url, 'http')!r}."
     return "Server and client do not share a TLS version or cipher. Check the server's log."
 
 
-def wants_tls(backend: str, url: str, request_id: str | None) -> EngineConnectionError:
-    """Return the error for a plain HTTP request to a server that speaks TLS."""
+def _wants_tls(backend: str, url: str, request_id: str | None) -> EngineConnectionError:
+    """Return the error for a plain HTTP request to a server that says that it speaks TLS."""
     error = EngineConnectionError(
-        f"The server at {url} speaks TLS: use the address {_with_scheme(url, 'https')!r}.",
+        f"The server at {url} speaks TLS: use the address {with_scheme(url, 'https')!r}.",
         backend=backend,
         request_id=request_id,
     )
     error.reason = "tls"
     error.reached = False  # the address will not become right
     return error
-
-
-async def speaks_tls(url: str, within_s: float) -> bool:
-    """Return whether the server at an http address answers a TLS handshake."""
-    address = urlsplit(url)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent over it
-    try:
-        async with asyncio.timeout(within_s):
-            _, writer = await asyncio.open_connection(address.hostname, address.port or 80, ssl=context)
-    except (OSError, ValueError):
-        return False
-    writer.transport.abort()
-    return True
 
 
 def _unreadable(
@@ -445,7 +356,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner if isinstance(inner, BaseException) else error.__cause__ or error.__context__
 
 
-def _with_scheme(url: str, scheme: str) -> str:
+def with_scheme(url: str, scheme: str) -> str:
+    """Return the address of a URL's server under another scheme."""
     return f"{scheme}://{urlsplit(url).netloc}"
 
 
@@ -496,7 +408,7 @@ def error_from_status(
     if (
         status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body)
     ):  # a JSON error may quote a prompt
-        return wants_tls(backend, url, request_id)
+        return _wants_tls(backend, url, request_id)
     message = " ".join(server_message(hidden(body)).split()) or f"HTTP {status} without a message"
     if 300 <= status < 400 and "location" in headers:
         message = f"a redirect to {headers['location']}"
