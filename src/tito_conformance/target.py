@@ -29,7 +29,8 @@ from tito_conformance.wire_log import Exchange, TransportFactory, WireLog
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BackendError, BadRequestError
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import Address, ConnectionPool
+from tito_core.backend.http.client import ConnectionPool
+from tito_core.backend.http.connection import Address
 from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, engine_of, in_process_backend, request_of
+from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, engine_of, http_to, in_process_backend, request_of
 from support.raw_server import RawServer
 from tito_conformance.testing import ScriptedServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
 from tito_core.backend.generate import generate, score
-from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpResponse
+from tito_core.backend.http.client import HttpRequest, HttpResponse
 from tito_core.backend.http.errors import (
     BASE_BYTES,
     ERROR_BYTES,
@@ -83,7 +83,7 @@ class Server(RawServer):
 
 
 async def refused(url: str, request: HttpRequest, method: str = "POST") -> BackendError:
-    http = EngineHttp("vllm", url, sleep=Waits())
+    http = http_to("vllm", url, sleep=Waits())
     try:
         with pytest.raises(BackendError) as caught:
             await http.send(request, method=method)
@@ -116,7 +116,7 @@ async def test_an_answer_of_exactly_the_limit_is_read() -> None:
     body = b'"' + b"a" * (INFO_BYTES - 2) + b'"'
     for lines in ([f"Content-Length: {len(body)}"], []):
         with RawServer(head(*lines) + body) as server:
-            http = EngineHttp("vllm", server.url)
+            http = http_to("vllm", server.url)
             assert (await http.send(HttpRequest("/v1/models"), method="GET")).body == body
             await http.aclose()
         with RawServer(head(*lines).replace(b"%d" % len(body), b"%d" % (len(body) + 1)) + body + b" ") as server:
@@ -277,7 +277,7 @@ async def connected(kind: Kind) -> Any:
 
 def speaks_to(backend: Any, url: str) -> None:
     """Let a backend that knows its server already send to another."""
-    http = EngineHttp(backend.name, url, sleep=Waits(), patience_s=0)
+    http = http_to(backend.name, url, sleep=Waits(), patience_s=0)
     backend.http = http
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.backends import http_to
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
 from tito_core.backend.http.client import (
     ConnectionPool,
@@ -78,7 +79,7 @@ def answer(body: bytes, *headers: str) -> bytes:
 async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: str) -> None:
     body = BODIES[name]
     async with listening(answer(b"{}", "Content-Type: application/json; charset=utf-8")) as listener:
-        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}", api_key="sk-1")
+        http = http_to("vllm", f"http://127.0.0.1:{listener.port}", api_key="sk-1")
         for _ in range(2):
             answered = await http.send_once(HttpRequest("/x", body, {"X-Session-ID": "s"}), method=method)
             assert (answered.body, answered.content_type) == (b"{}", "application/json; charset=utf-8")
@@ -106,7 +107,7 @@ async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: s
 async def test_a_compressed_answer_is_read() -> None:
     packed = gzip.compress(b'{"a": 1}')
     async with listening(answer(packed, "Content-Encoding: gzip", "Content-Type: application/json")) as listener:
-        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
         for _ in range(2):
             answered = await http.send(HttpRequest("/x", b"{}"))
             assert (answered.body, answered.content_type) == (b'{"a": 1}', "application/json")
@@ -141,7 +142,7 @@ async def test_an_error_with_a_wrong_encoding_keeps_its_status(packing: str) -> 
     for status, error in STATUSES.items():
         head = f"HTTP/1.1 {status}\r\nContent-Length: 4\r\nContent-Encoding: {packing}\r\n\r\n"
         async with listening((head + "gone").encode()) as listener:  # which no codec can read
-            http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+            http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
             with pytest.raises(error, match="gone") as caught:
                 await http.send_once(HttpRequest("/x", b"{}"))
             await http.aclose()
@@ -152,7 +153,7 @@ async def test_an_error_with_a_wrong_encoding_keeps_its_status(packing: str) -> 
 async def test_an_answer_that_cannot_be_decoded_is_refused(packing: str) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Encoding: {packing}\r\n"
     async with listening((head + "Content-Type: application/json\r\n\r\n\xe9 no json").encode("latin-1")) as listener:
-        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
         with pytest.raises(BackendError) as caught:
             await decode(http, await http.send_once(HttpRequest("/x", b"{}")))
         await http.aclose()
@@ -165,7 +166,7 @@ async def test_identity_is_not_an_encoding(packing: str) -> None:
     for one in packing.split(", "):
         body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[one](body)
     async with listening(answer(body, f"Content-Encoding: {packing}", "Content-Type: application/json")) as listener:
-        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
         assert (await http.send_once(HttpRequest("/x", b"{}"))).body == b'{"a": 1}'
         await http.aclose()
 
@@ -173,7 +174,7 @@ async def test_identity_is_not_an_encoding(packing: str) -> None:
 async def test_a_redirect_to_a_non_ascii_address_can_be_printed() -> None:
     head = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://\xe9\xff/\r\n\r\n"
     async with listening(head) as listener:
-        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
         with pytest.raises(BackendError, match="a redirect to http://éÿ/") as caught:
             await http.send_once(HttpRequest("/x", b"{}"))
         await http.aclose()
@@ -198,7 +199,7 @@ async def test_a_custom_transport_gets_the_same_request() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{}"
 
-    http = EngineHttp("vllm", "http://h:8000/base", http_transport=Recording)
+    http = http_to("vllm", "http://h:8000/base", http_transport=Recording)
     for body in BODIES.values():
         assert (await http.send(HttpRequest("/x", body))).body == b"{}"
     await http.aclose()

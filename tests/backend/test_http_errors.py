@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from support.backends import http_to
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -23,7 +24,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.http.client import EngineHttp, HttpResponse, ResponseBody, decoded
+from tito_core.backend.http.client import HttpResponse, ResponseBody, decoded
 from tito_core.backend.http.errors import AnswerSize, error_from_failure, error_from_status
 from tito_core.backend.http.streaming import StreamReader
 from tito_sglang.wire import EventAssembler
@@ -158,7 +159,7 @@ DECODED: list[tuple[bytes, str, str]] = [
 
 @pytest.mark.parametrize(("body", "content_type", "pattern"), DECODED)
 def test_a_200_that_cannot_be_decoded(body: bytes, content_type: str, pattern: str) -> None:
-    http = EngineHttp(B, "http://h", api_key="sekret")
+    http = http_to(B, "http://h", api_key="sekret")
     answer = ResponseBody(body, content_type)
     with pytest.raises(ProtocolViolationError, match=f"sglang at http://h answered 200.*{pattern}") as caught:
         decoded(http, answer, list[Any], "r")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.backends import request_of
+from support.backends import http_to, request_of
 from tito_core.backend import (
     AbortPolicy,
     AuthenticationError,
@@ -27,7 +27,7 @@ from tito_core.backend import (
     generate_resuming,
 )
 from tito_core.backend.generate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.backend.http.client import Address, EngineHttp, checked_key
+from tito_core.backend.http.connection import Address, checked_key
 from tito_core.backend.protocol import EngineInfo, RawResponse
 from tito_core.backend.retries import Retries
 from tito_core.backend.values import InvalidValueError, refuse_unknown
@@ -291,10 +291,10 @@ def test_limits_of_retries_and_timeouts() -> None:
     for bad in (0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000):
         for name in ("timeout_s", "connect_timeout_s"):
             with pytest.raises(InvalidValueError, match=f"^{name} must be a positive number.{{1,120}}$"):
-                EngineHttp(B, "http://h", **{name: bad})
+                http_to(B, "http://h", **{name: bad})
     for bad in (-1, True, 1.5, None):
         with pytest.raises(InvalidValueError, match=f"max_connections .*at least 0.* {bad}"):
-            EngineHttp(B, "http://h", max_connections=bad)
-    http = EngineHttp(B, "http://h", timeout_s=0.5)
-    assert (http.timeout_s, http.connect_timeout_s) == (0.5, 0.5)
-    assert EngineHttp(B, "http://h").connect_timeout_s == 5.0
+            http_to(B, "http://h", max_connections=bad)
+    http = http_to(B, "http://h", timeout_s=0.5)
+    assert (http.connection.timeout_s, http.connection.connect_timeout_s) == (0.5, 0.5)
+    assert http_to(B, "http://h").connection.connect_timeout_s == 5.0

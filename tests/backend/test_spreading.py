@@ -135,13 +135,13 @@ def test_patience_is_counted_over_all_servers_and_not_by_each() -> None:
     retries = backend._retries
     assert (retries.patience_s, retries.pause_s, retries.sleep, retries._clock) == (7, 3.0, waits, waits.clock)
     assert [member.http.retries.patience_s for member in backend.members] == [0, 0]
-    assert [(member.http.base_url, member.http.timeout_s) for member in backend.members] == [
+    assert [(member.http.base_url, member.http.connection.timeout_s) for member in backend.members] == [
         ("http://a", 3.0),
         ("http://b", 3.0),
     ]
     assert [member.address for member in backend._members] == ["http://a", "http://b"]
     alone: Any = create_backend("vllm", "http://a", timeout_s=3.0)
-    assert (alone.http.base_url, alone.http.timeout_s) == ("http://a", 3.0)
+    assert (alone.http.base_url, alone.http.connection.timeout_s) == ("http://a", 3.0)
     plain: Any = create_backend("vllm", ["http://a"])
     assert (plain._retries.patience_s, plain._retries.pause_s) == (60, 600)
 

@@ -38,6 +38,7 @@ from tito_core.backend.http.client import (
     ResponseBody,
     decoded,
 )
+from tito_core.backend.http.connection import CONNECT_TIMEOUT_S, Connection
 from tito_core.backend.http.streaming import StreamAssembler, StreamReader
 from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
@@ -63,10 +64,7 @@ class HttpBackend(ABC):
     Args:
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         model: Name of the model; the server's first one when None.
-        api_key, admin_api_key, headers: See `EngineHttp`.
-        timeout_s: Longest wait for an answer, in seconds.
-        connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: See `EngineHttp`.
+        api_key, admin_api_key, headers, timeout_s, connect_timeout_s, max_connections: See `Connection.to`.
         patience_s: How long a request waits for a server that is away or busy, in seconds; 0 for one try. An address
             at which no server has answered yet fails at once.
         http_transport: Makes the transport; tests pass one of a scripted engine.
@@ -86,16 +84,16 @@ class HttpBackend(ABC):
         admin_api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
-        connect_timeout_s: float = 5.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         max_connections: int = 0,
         patience_s: float = PATIENCE_S,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.http = self.http_type(
-            self.name,
+        connection = Connection.to(
             base_url,
+            backend=self.name,
             api_key=api_key,
             admin_api_key=admin_api_key,
             headers=headers,
@@ -103,10 +101,8 @@ class HttpBackend(ABC):
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,
             patience_s=patience_s,
-            http_transport=http_transport,
-            sleep=sleep,
-            clock=clock,
         )
+        self.http = self.http_type(self.name, connection, http_transport=http_transport, sleep=sleep, clock=clock)
         self._model = model
         self._info: EngineInfo | None = None
         http, abort_request = self.http, self.abort_request  # not the backend: see `ServerWatch`

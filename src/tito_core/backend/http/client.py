@@ -20,14 +20,12 @@ import os
 import re
 import socket
 import ssl
-import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address
 from typing import Any, ClassVar, Protocol, TypeVar, overload
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
@@ -35,7 +33,6 @@ import msgspec
 
 from tito_core.backend.errors import (
     UNREADABLE,
-    AuthenticationError,
     BackendError,
     BadRequestError,
     ConnectionFailure,
@@ -44,8 +41,8 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
     hidden,
     hide_causes,
-    keep_secret,
 )
+from tito_core.backend.http.connection import Connection
 from tito_core.backend.http.errors import (
     ERROR_BYTES,
     INFO_BYTES,
@@ -60,8 +57,7 @@ from tito_core.backend.http.errors import (
     with_scheme,
 )
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Clock, Retries, Sleep
-from tito_core.backend.values import InvalidValueError, at_least, positive_seconds, short_repr
+from tito_core.backend.retries import Clock, Retries, Sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,163 +357,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-API_KEY_VARIABLE = "TITO_API_KEY"
-_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_UNIX = "unix://"
-_IN_PATHS = "/%:@!$&'()*+,;=~"
-"""Characters of a path that are sent as they are."""
-LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
-"""Longest path of a Unix socket, in bytes (`sun_path` of the system, without its end)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens.
-
-    Attributes:
-        shown: The address for errors, without a slash at its end.
-        root: http(s) address that paths of requests are appended to.
-        socket: Path of a Unix socket, or None for a host and port.
-    """
-
-    shown: str
-    root: str
-    socket: str | None = None
-
-    @classmethod
-    def of(cls, base_url: str, *, backend: str) -> Address:
-        """Check an address: "http://host:8000", "https://host/prefix", or "unix:///run/server.sock".
-
-        Raises:
-            EngineConnectionError: The address has another form.
-        """
-        given = base_url.strip() if isinstance(base_url, str) else base_url
-        if isinstance(given, str) and given.startswith(_UNIX):
-            path = given.removeprefix(_UNIX)
-            if not path.startswith("/") or path.endswith("/") or "\0" in path:
-                raise EngineConnectionError(
-                    f"{base_url!r} is not a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
-                    backend=backend,
-                )
-            if (length := len(os.fsencode(path))) > LONGEST_SOCKET:
-                error = EngineConnectionError(
-                    f"The path of the Unix socket {path!r} is too long: it has {length} bytes, and the system allows "
-                    f"{LONGEST_SOCKET}. Move the socket, or make a symbolic link to its folder with a shorter path.",
-                    backend=backend,
-                )
-                error.reason = "address"
-                raise error
-            return cls(given, "http://localhost", path)
-        root = server_address(base_url, backend=backend)
-        return cls(root, root)
-
-
-def server_address(base_url: str, *, backend: str) -> str:
-    """Check a server's address; return it without a slash at its end.
-
-    Raises:
-        EngineConnectionError: Not an http(s) address of scheme, host, optional port and optional path prefix.
-    """
-    if not isinstance(base_url, str):
-        raise _invalid_address(f"{short_repr(base_url)} is not a server address", backend)
-    given = base_url.strip()
-    if not given.isprintable():
-        raise _invalid_address(
-            f"{base_url!r} is not a server address (it contains a character that is not printable)", backend
-        )
-    try:
-        url = urlsplit(given)
-        host, port = url.hostname or "", url.port
-        host.encode("idna").decode("idna")  # an international name may be invalid
-    except ValueError as error:
-        why = f"{str(error)[:1].lower()}{str(error)[1:]}"
-        raise _invalid_address(f"{base_url!r} is not a server address ({why})", backend) from None
-    if "@" in url.netloc:  # not shown, as it is a secret
-        raise _invalid_address("The server address contains a user name or password; pass the key as api_key", backend)
-    if url.query or url.fragment:  # not shown either
-        raise _invalid_address("The server address contains a query or a fragment; pass a key as api_key", backend)
-    if url.scheme not in ("http", "https") or not host:
-        raise _invalid_address(f"{base_url!r} is not a server address", backend)
-    if problem := _host_problem(host):
-        raise _invalid_address(f"{base_url!r} is not a server address ({problem})", backend)
-    if port == 0:
-        raise _invalid_address(f"{base_url!r} has no port between 1 and 65535", backend)
-    where = f"[{host}]" if ":" in host else host
-    if port not in (None, 443 if url.scheme == "https" else 80):
-        where = f"{where}:{port}"
-    address = f"{url.scheme}://{where}{quote(url.path, safe=_IN_PATHS)}".rstrip("/")
-    if address.endswith("/v1"):
-        raise _invalid_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
-    return address
-
-
-def _host_problem(host: str) -> str | None:
-    """Return why a host name, as text, is invalid, or None."""
-    if host.replace(".", "").isdigit():  # "127.1" is valid for the C library, but not for aiohttp
-        try:
-            IPv4Address(host)
-        except ValueError:
-            return f"{host} is not an IPv4 address of four numbers, like 127.0.0.1"
-    elif ":" not in host and not all(map(_LABEL.fullmatch, _ascii(host).removesuffix(".").split("."))):
-        return "each part of a host name must have 1 to 63 letters, digits, hyphens or underscores"
-    return None
-
-
-def _ascii(host: str) -> str:
-    return host.encode("idna").decode("ascii")
-
-
-def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
-    error = EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
-    error.reason = "address"
-    return error
-
-
-OWN_HEADERS = frozenset(
-    (
-        *("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "content-type"),
-        *("host", "transfer-encoding", "x-request-id", "x-session-id", "x-smg-routing-key"),
-    )
-)
-"""Headers that the client sets itself, in lower case."""
-
-
-def checked_headers(given: Mapping[str, str] | None, *, backend: str) -> dict[str, str]:
-    """Return the headers that a gateway wants, such as {"X-API-Key": "..."}. Errors hide their values.
-
-    Raises:
-        InvalidValueError: A name is not that of a header or is one of `OWN_HEADERS`, or a value cannot be sent.
-    """
-    for name, value in (given or {}).items():
-        if not isinstance(name, str) or not _HEADER.fullmatch(name) or name.lower() in OWN_HEADERS:
-            raise InvalidValueError(
-                f"headers must not contain {short_repr(name)}: the {backend} client sets it itself, or it is not a "
-                "header's name. Pass a bearer token as api_key."
-            )
-        if not (isinstance(value, str) and value.isascii() and value.isprintable()):
-            raise InvalidValueError(f"The value of {name!r} in headers must be a string of printable ASCII.")
-        keep_secret(value)
-    return dict(given or {})
-
-
-def checked_key(given: str | None, *, backend: str) -> str | None:
-    """Return the API key: the argument, else the environment variable TITO_API_KEY, else None. Errors hide it.
-
-    Raises:
-        AuthenticationError: It contains characters that are not allowed in an HTTP header.
-    """
-    key = (given if given is not None else os.environ.get(API_KEY_VARIABLE, "")).strip()
-    if not (key.isascii() and key.isprintable()):
-        raise AuthenticationError(
-            "The API key contains characters that are not allowed in an HTTP header: check api_key or TITO_API_KEY.",
-            backend=backend,
-        )
-    if key:
-        keep_secret(key)
-    return key or None
-
-
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], HttpTransport]
 """Makes a transport in the event loop that uses it."""
@@ -557,25 +396,17 @@ class ResponseBody(msgspec.Struct, frozen=True):
 class EngineHttp:
     """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
-    Attributes:
-        interruptions: How often the server may have become another one: connections that were refused, reset or closed
-            early, and times of `IDLE_S` without a request.
-
     Args:
         backend: Name for errors.
-        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
-        api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
-        admin_api_key: Sent instead with aborts, pauses and new weights; `api_key` when None. Never shown.
-        headers: Sent with every request, such as {"X-API-Key": "..."} for a gateway. Values are never shown.
-        timeout_s: Longest wait for a whole response, in seconds.
-        connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Maximum number of connections per event loop; further requests wait. 0 for no limit.
-        patience_s: How long a request waits for a server that is away or busy, in seconds; see `Retries`.
+        connection: How to reach the server.
         http_transport: Makes the transport; `ConnectionPool` when None.
         sleep: Waits between tries.
         clock: Measures the patience.
 
     Attributes:
+        interruptions: How often the server may have become another one: connections that were refused, reset or closed
+            early, and times of `IDLE_S` without a request.
+        base_url: The server's address for errors.
         retries: Retries requests.
         takes_any_type: Whether a 200 is decoded as JSON whatever its content type is.
     """
@@ -585,36 +416,24 @@ class EngineHttp:
     def __init__(
         self,
         backend: str,
-        base_url: str,
+        connection: Connection,
         *,
-        api_key: str | None = None,
-        admin_api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
-        connect_timeout_s: float = 5.0,
-        max_connections: int = 0,
-        patience_s: float = PATIENCE_S,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
     ) -> None:
         self.backend = backend
+        self.connection = connection
+        self.base_url = connection.address.shown
         self.interruptions = 0
-        where = Address.of(base_url, backend=backend)
-        self.base_url = where.shown
-        self._where = where
-        self.timeout_s = positive_seconds("timeout_s", timeout_s)
-        self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
-        self.retries = Retries(patience_s, pause_s=self.timeout_s, sleep=sleep, clock=clock)
+        self.retries = Retries(connection.patience_s, pause_s=connection.timeout_s, sleep=sleep, clock=clock)
         self._clock = clock
         self._open: set[object] = set()
         self._last_s: float | None = None
         self._was_reached = False
-        self._api_key = checked_key(api_key, backend=backend)
-        self._admin_api_key = checked_key(admin_api_key, backend=backend) if admin_api_key else self._api_key
-        self._more_headers = checked_headers(headers, backend=backend)
-        limit = at_least("max_connections", max_connections, 0)
-        pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
+        pool = functools.partial(
+            ConnectionPool, connection.address.socket, connection.max_connections, connection.connect_timeout_s
+        )
         self._transports = LoopTransports(http_transport or pool)
 
     async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
@@ -653,11 +472,13 @@ class EngineHttp:
         transport = self._transports.held or await self._transports.current()
         if not isinstance(body, bytes):
             headers["Content-Length"] = str(sum(map(len, body)))
-        deadline = asyncio.timeout(self.timeout_s)  # for the whole response, which may arrive slowly but never idle
+        deadline = asyncio.timeout(
+            self.connection.timeout_s
+        )  # for the whole response, which may arrive slowly but never idle
         try:
             with self._in_use():
                 async with deadline:
-                    response = await transport.send(method, self._where.root + request.path, headers, body)
+                    response = await transport.send(method, self.connection.address.root + request.path, headers, body)
                     self._was_reached = True
                     try:
                         if response.status == 200 and read is not None:
@@ -713,8 +534,8 @@ class EngineHttp:
 
     def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(
-            f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was aborted. Raise "
-            "timeout_s if answers take longer.",
+            f"{self.backend} at {shown} did not answer within {self.connection.timeout_s:g} s. The request was "
+            "aborted. Raise timeout_s if answers take longer.",
             backend=self.backend,
             request_id=request_id,
         )
@@ -725,7 +546,7 @@ class EngineHttp:
             self.backend,
             failure,
             url=shown,
-            connect_timeout_s=self.connect_timeout_s,
+            connect_timeout_s=self.connection.connect_timeout_s,
             request_id=request_id,
         )
         if isinstance(error, EngineConnectionError):
@@ -746,14 +567,18 @@ class EngineHttp:
                     "Change the session_id or request_id.",
                     backend=self.backend,
                 )
-        headers = {"Content-Type": "application/json", **self._more_headers, **request.headers}
-        if key := self._admin_api_key if request.admin else self._api_key:
+        headers = {"Content-Type": "application/json", **self.connection.headers, **request.headers}
+        connection = self.connection
+        if key := connection.admin_api_key if request.admin else connection.api_key:
             headers["Authorization"] = f"Bearer {key}"
         return headers
 
     def blocking_post(self, request: HttpRequest) -> BlockingPost:
         """Return a POST that needs no event loop, for the end of a loop or process."""
-        where, body = self._where, request.body if isinstance(request.body, bytes) else b"".join(request.body)
+        where, body = (
+            self.connection.address,
+            request.body if isinstance(request.body, bytes) else b"".join(request.body),
+        )
         return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 
     async def aclose(self) -> None:
