@@ -19,8 +19,8 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ProtocolViolationError,
 )
+from tito_core.backend.http.body import AnswerSize, size_of
 from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, decoded
-from tito_core.backend.http.errors import AnswerSize, size_of
 from tito_core.backend.protocol import MOST_TOP_LOGPROBS, OptionalOutputs
 from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
 from tito_core.backend.values import at_least

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.errors import BadRequestError, hidden
-from tito_core.backend.http.errors import BodyTooLargeError
+from tito_core.backend.http.body import BodyTooLargeError
 from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo, same_request
 from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.protocol import (

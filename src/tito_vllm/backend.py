@@ -11,8 +11,8 @@ import msgspec
 
 from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError, ServerError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
+from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest, decoded
-from tito_core.backend.http.errors import AnswerSize, answer_size, size_of
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest

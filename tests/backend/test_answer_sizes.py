@@ -23,8 +23,7 @@ from support.raw_server import RawServer
 from tito_conformance.testing import ScriptedServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
 from tito_core.backend.generate import generate, score
-from tito_core.backend.http.client import HttpRequest, HttpResponse
-from tito_core.backend.http.errors import (
+from tito_core.backend.http.body import (
     BASE_BYTES,
     ERROR_BYTES,
     EXPERT_BYTES,
@@ -39,6 +38,7 @@ from tito_core.backend.http.errors import (
     answer_size,
     size_of,
 )
+from tito_core.backend.http.client import HttpRequest, HttpResponse
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import OptionalOutputs
 from tito_core.backend.sampling import SamplingParams

@@ -24,8 +24,9 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.http.body import AnswerSize
 from tito_core.backend.http.client import HttpResponse, ResponseBody, decoded
-from tito_core.backend.http.errors import AnswerSize, error_from_failure, error_from_status
+from tito_core.backend.http.errors import error_from_failure, error_from_status
 from tito_core.backend.http.streaming import StreamReader
 from tito_sglang.wire import EventAssembler
 

@@ -17,17 +17,15 @@ from tito_core.backend import (
     BadRequestError,
     Capabilities,
     ContextLengthError,
-    EngineConnectionError,
     GenerationAbortedError,
     Grammar,
     OptionalOutputs,
     SamplingParams,
     UnsupportedByServerError,
-    create_backend,
     generate_resuming,
 )
 from tito_core.backend.generate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.backend.http.connection import Address, checked_key
+from tito_core.backend.http.connection import checked_key
 from tito_core.backend.protocol import EngineInfo, RawResponse
 from tito_core.backend.retries import Retries
 from tito_core.backend.values import InvalidValueError, refuse_unknown
@@ -187,15 +185,6 @@ def test_supported_outputs_are_accepted() -> None:
     assert nothing.service_fields(OptionalOutputs()) == {}
 
 
-def test_abort_policies() -> None:
-    with pytest.raises(ValueError, match=r"on_abort .*'resume', 'discard' or 'commit'.*'stop'"):
-        AbortPolicy("stop")
-    for bad in (-1, True, 1.0):
-        with pytest.raises(ValueError, match=rf"max_resumes .*at least 0.* {bad}\."):
-            AbortPolicy("resume", bad)
-    assert AbortPolicy("discard", 0).max_resumes == 0
-
-
 class Aborting:
     """A backend that aborts every generation after a number of tokens."""
 
@@ -238,29 +227,6 @@ async def test_an_abort_that_is_an_error(
     assert (caught.value.backend, caught.value.request_id) == (B, "r")
 
 
-ADDRESSES: list[tuple[Any, str]] = [
-    ("unix://run/a.sock", "'unix://run/a.sock'.*absolute path"),
-    ("http://user:hunter2@h", "^(?!.*hunter2).*user name or password.*api_key"),
-    ("ftp://h", "'ftp://h'.*http://localhost:8000"),
-    ("http://", "'http://'"),
-    ("http://h:65536", "'http://h:65536'.*65535"),
-    ("http://h:0", "'http://h:0'.*port"),
-    ("http://h?a=1", "query.*api_key"),
-    ("http://h/v1", "'http://h/v1'.*/v1"),
-    (None, "None "),
-]
-
-
-@pytest.mark.parametrize(("given", "pattern"), ADDRESSES)
-def test_an_invalid_address_is_refused(given: Any, pattern: str) -> None:
-    refused(EngineConnectionError, pattern, lambda: Address.of(given, backend=B))
-
-
-def test_valid_addresses_are_accepted() -> None:
-    assert Address.of("http://h:65535/a/", backend=B).root == "http://h:65535/a"
-    assert Address.of("http://h:1", backend=B).shown == "http://h:1"
-
-
 def test_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("k\u00e9y", "a\nb"):
         refused(AuthenticationError, "API key.*api_key or TITO_API_KEY", lambda bad=bad: checked_key(bad, backend=B))
@@ -270,19 +236,6 @@ def test_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked_key(None, backend=B) == "of-the-environment"
     assert checked_key("own", backend=B) == "own"
     assert checked_key("", backend=B) is None
-
-
-def test_backends_by_name() -> None:
-    refused(
-        InvalidValueError,
-        "base_url .*empty",
-        lambda: create_backend("vllm", []),
-    )
-    refused(
-        InvalidValueError,
-        "base_url .*'http://a' twice",
-        lambda: create_backend("vllm", ["http://a", "http://b", "http://b", "http://a"]),
-    )
 
 
 def test_limits_of_retries_and_timeouts() -> None:

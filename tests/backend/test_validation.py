@@ -183,11 +183,6 @@ def test_a_stop_is_held_against_what_was_requested() -> None:
     assert validate(reported(), grammar).stop == EOS
 
 
-def test_more_tokens_than_requested_are_refused() -> None:
-    refused("Law 4.*2 tokens.* 3", lambda: validate(reported(), request(max_new_tokens=2)))
-    assert len(validate(reported(), request(max_new_tokens=3)).output_ids) == 3
-
-
 def test_a_stop_token_before_the_end_is_named_with_its_offset() -> None:
     ids = [EOS, EOS, EOS, 21, EOS]
     answer = reported(output_ids=ids, logprob_ids=ids, logprobs=[-1.0] * 5, completion_tokens=5)

@@ -36,36 +36,12 @@ from tito_core.backend.protocol import (
 from tito_core.backend.retries import Retries, attempt_id, is_paused
 from tito_core.ledger.columns import TokenIds
 
-
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Open an `asyncio.TaskGroup` that raises its first error itself, not an `ExceptionGroup` that holds it.
-
-    The first error cancels the group's other tasks.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-
-
 T = TypeVar("T")
 OUT_S = 10.0
 """Seconds without requests for a server that was unreachable, failed or timed out, or refused all (429, 503) for as
 long."""
 SESSIONS = 1 << 16
 """Maximum number of sessions whose server is remembered; the least recently used is forgotten first."""
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    backend: Backend
-    address: str
-    running: set[str] = field(default_factory=set)
-    assigned: int = 0
-    out_until: float = 0.0
-    busy_since: float | None = None
 
 
 class Replicas:
@@ -322,6 +298,29 @@ async def agreed(
                     backend=backend.name,
                 )
     return answers
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open an `asyncio.TaskGroup` that raises its first error itself, not an `ExceptionGroup` that holds it.
+
+    The first error cancels the group's other tasks.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    backend: Backend
+    address: str
+    running: set[str] = field(default_factory=set)
+    assigned: int = 0
+    out_until: float = 0.0
+    busy_since: float | None = None
 
 
 def _shown(ids: list[int] | None) -> str:
