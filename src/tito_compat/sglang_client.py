@@ -32,8 +32,8 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
 )
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, ResponseBody, decoded
-from tito_core.backend.http.errors import AnswerSize, size_of
+from tito_core.backend.http.body import AnswerSize, size_of
+from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.protocol import MOST_TOP_LOGPROBS, OptionalOutputs
 from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
@@ -318,12 +318,7 @@ def _backend_type() -> type[HttpBackend]:
 class _ClientHttp(EngineHttp):
     """HTTP of strands-sglang's client: JSON is read whatever its content type is."""
 
-    async def send_once(
-        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
-    ) -> ResponseBody:
-        """Send one request without retries; see `EngineHttp.send_once`."""
-        answer = await super().send_once(request, method=method, request_id=request_id)
-        return ResponseBody(answer.body, "application/json")
+    takes_any_type = True
 
 
 class _ClientRetries(Retries):

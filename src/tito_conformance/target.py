@@ -25,7 +25,8 @@ from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BackendError, BadRequestError
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import Address, ConnectionPool, HttpResponse, HttpTransport
+from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
+from tito_core.backend.http.connection import Address
 from tito_core.backend.id_text import SAME_ECHO, Pieces
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import AuthenticationError, UnsupportedByServerError, hidden
-from tito_core.backend.http.backend import DecodedResponse, HttpBackend, changing_weights
+from tito_core.backend.errors import AuthenticationError, UnsupportedByServerError
+from tito_core.backend.http.backend import HttpBackend, changing_weights
+from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest
-from tito_core.backend.http.errors import AnswerSize, answer_size, size_of
 from tito_core.backend.id_text import IdText
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import wire
-from tito_sglang import wire as stream
 
 _PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
 """Not `in_place`, which keeps keys and values of the old weights: logprobs would match neither version."""
@@ -62,43 +62,17 @@ class SGLangBackend(HttpBackend):
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
-        fields: dict[str, Any] = {
-            "sampling_params": wire.sampling_fields(request.sampling),
-            **wire.optional_request_fields(request),
-            **info.capabilities.service_fields(request.optional_outputs),
-            "return_prompt_token_ids": request.echo,
-        }
-        if request.images is not None:
-            fields |= wire.image_fields(request.images.images)
-        if on_chunk is not None:
-            fields["sampling_params"]["stream_interval"] = stream.stream_interval(request)
-        size = answer_size(request, repeats=stream.stream_events(request))
-        answer = await self._send(
-            request.request_id, fields, prompt, size, request.session_id, on_chunk, request.echo_text
+        size = answer_size(request, repeats=wire.stream_events(request))
+        answer = await self.send_generation(
+            request.request_id,
+            _prepare(wire.generation_fields(info, request, on_chunk), prompt, size, request.session_id),
+            wire.Generation,
+            assembler=partial(wire.EventAssembler, size.body),
+            on_chunk=on_chunk,
+            prompt=request.echo_text,
         )
-        meta = answer.value.meta_info
-        reason = meta.finish_reason
-        entries = meta.output_token_logprobs
-        raw = RawResponse(
-            finish=None if reason is None else reason.type,
-            stop=None if reason is None else reason.matched,
-            output_ids=answer.value.output_ids,
-            logprobs=None if entries is None else [entry.logprob for entry in entries],
-            logprob_ids=[entry.token for entry in entries or ()],
-            echoed=answer.value.prompt_token_ids,
-            prompt_tokens=meta.prompt_tokens,
-            completion_tokens=meta.completion_tokens,
-            cached_tokens=meta.cached_tokens,
-            image_tokens=meta.image_tokens,
-            versions=[(span.start, span.end, span.version) for span in meta.weight_versions],
-            message=None if reason is None or reason.message is None else hidden(reason.message),
-            latency_s=answer.latency_s,
-            request_id=answer.request_id,
-            response_id=meta.id,
-            unordered=answer.unordered,
-            **wire.optional_response_fields(meta, request),
-        )
-        return await self.counted(raw)
+        reported = wire.reported(answer.value, request, answer.request_id, unordered=answer.unordered)
+        return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score with `input_token_logprobs`, which are raw, without generating."""
@@ -113,7 +87,8 @@ class SGLangBackend(HttpBackend):
         sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **images}
         size = size_of(length, 0, scores=True)
-        answer = await self._send(uuid.uuid4().hex, fields, IdText.of(token_ids), size)
+        prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
+        answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
         return wire.raw_scores(answer.value.meta_info, answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
@@ -150,31 +125,23 @@ class SGLangBackend(HttpBackend):
         async with changing_weights(self, path, version, running):
             await self.http.send(_admin("/update_weights_from_disk", update))
 
-    async def _send(
-        self,
-        request_id: str,
-        fields: dict[str, Any],
-        prompt: IdText,
-        size: AnswerSize,
-        session: str | None = None,
-        on_chunk: OnChunk | None = None,
-        echo: IdText | None = None,
-    ) -> DecodedResponse[wire.Generation]:
-        headers = {"X-SMG-Routing-Key": session} if session else {}  # for SGLang's router
-
-        def prepare(running: str) -> HttpRequest:
-            complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
-            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
-
-        assembler = partial(stream.EventAssembler, size.body)
-        return await self.send_generation(
-            request_id, prepare, wire.Generation, assembler=assembler, on_chunk=on_chunk, prompt=echo
-        )
-
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:
         """See `HttpBackend.abort_request`."""
         return _admin("/abort_request", {"rid": request_id})
+
+
+def _prepare(
+    fields: dict[str, Any], prompt: IdText, size: AnswerSize, session: str | None = None
+) -> Callable[[str], HttpRequest]:
+    """Return what builds the request of a try from its id; the header is for SGLang's router."""
+    headers = {"X-SMG-Routing-Key": session} if session else {}
+
+    def prepare(running: str) -> HttpRequest:
+        body = prompt.body({**fields, "return_logprob": True, "rid": running}, "input_ids")
+        return HttpRequest("/generate", body, headers, size)
+
+    return prepare
 
 
 def _admin(path: str, body: dict[str, Any]) -> HttpRequest:

@@ -8,11 +8,19 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import BadRequestError
-from tito_core.backend.http.errors import BodyTooLargeError
+from tito_core.backend.errors import BadRequestError, hidden
+from tito_core.backend.http.body import BodyTooLargeError
 from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo, same_request
 from tito_core.backend.images import ImageSupport, data_url_json
-from tito_core.backend.protocol import MOST_TOP_LOGPROBS, NOTHING, Capabilities, RawScores, TokenRequest
+from tito_core.backend.protocol import (
+    MOST_TOP_LOGPROBS,
+    NOTHING,
+    Capabilities,
+    EngineInfo,
+    OnChunk,
+    RawScores,
+    TokenRequest,
+)
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.turn import Image
 
@@ -184,6 +192,22 @@ def image_fields(images: Sequence[Image]) -> dict[str, Any]:
     }
 
 
+def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
+    """Return the fields of `/generate`, without the prompt's ids."""
+    fields: dict[str, Any] = {
+        "sampling_params": sampling_fields(request.sampling),
+        **optional_request_fields(request),
+        **info.capabilities.service_fields(request.optional_outputs),
+        "return_prompt_token_ids": request.echo,
+        "stream": on_chunk is not None,
+    }
+    if request.images is not None:
+        fields |= image_fields(request.images.images)
+    if on_chunk is not None:
+        fields["sampling_params"]["stream_interval"] = stream_interval(request)
+    return fields
+
+
 def optional_request_fields(request: TokenRequest) -> dict[str, Any]:
     """Return the request fields of optional outputs.
 
@@ -201,10 +225,34 @@ def optional_request_fields(request: TokenRequest) -> dict[str, Any]:
     return fields
 
 
-def optional_response_fields(meta: MetaInfo, request: TokenRequest) -> dict[str, Any]:
-    """Return the optional outputs as fields of `RawResponse`, without the prompt entry that has no logprob."""
+def reported(answer: Generation, request: TokenRequest, sent: str, *, unordered: bool = False) -> dict[str, Any]:
+    """Return an answer as fields of `RawResponse`, without the prompt entry that has no logprob.
+
+    Args:
+        answer: The answer.
+        request: The request.
+        sent: The id that was sent.
+        unordered: See `RawResponse.unordered`.
+    """
+    meta = answer.meta_info
+    reason, entries = meta.finish_reason, meta.output_token_logprobs
     top, prompt = meta.output_top_logprobs, meta.input_token_logprobs
     return {
+        "finish": None if reason is None else reason.type,
+        "stop": None if reason is None else reason.matched,
+        "output_ids": answer.output_ids,
+        "logprobs": None if entries is None else [entry.logprob for entry in entries],
+        "logprob_ids": [entry.token for entry in entries or ()],
+        "echoed": answer.prompt_token_ids,
+        "prompt_tokens": meta.prompt_tokens,
+        "completion_tokens": meta.completion_tokens,
+        "cached_tokens": meta.cached_tokens,
+        "image_tokens": meta.image_tokens,
+        "versions": [(span.start, span.end, span.version) for span in meta.weight_versions],
+        "message": None if reason is None or reason.message is None else hidden(reason.message),
+        "request_id": sent,
+        "response_id": meta.id,
+        "unordered": unordered,
         "top_logprobs": None if top is None else lambda: [_scored(row) for row in top],
         "prompt_logprobs": _scored(prompt[1:]) if prompt and request.optional_outputs.prompt_logprobs else None,
         "routed_experts": meta.routed_experts,

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import uuid
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError, ServerError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
+from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest, decoded
-from tito_core.backend.http.errors import AnswerSize, answer_size, size_of
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import wire
-from tito_vllm import wire as stream
 
-C = TypeVar("C", wire.Choice, wire.Generated)
 _SCORING = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0}
 """`top_k` is required by --return-sampling-mask."""
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
@@ -117,103 +115,31 @@ class VLLMBackend(HttpBackend):
         return is_open, is_open and refused is not None and wire.reads_reasoning_ended(refused.body)
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
-        """Sample one completion; see `Backend.generate`."""
+        """Sample one completion; see `Backend.generate`.
+
+        `/inference/v1/generate` is preferred: the only endpoint that reports weight versions and takes images.
+        """
         info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
-        if stream.must_not_stream(request.optional_outputs, generates=generates):
+        if wire.must_not_stream(request.optional_outputs, generates=generates):
             on_chunk = None
-        if generates or request.images is not None:
-            return await self.counted(await self._generated(info, request, prompt, on_chunk))
-        return await self.counted(await self._completed(info, request, prompt, on_chunk))
-
-    async def _generated(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> RawResponse:
-        """Use `/inference/v1/generate`, the only endpoint that reports weight versions."""
-        fields = {
-            "model": info.model,
-            "sampling_params": {
-                **wire.sampling_fields(request.sampling),
-                **wire.optional_request_fields(request, one_more=True),
-                "n": 1,
-            },
-            **info.capabilities.service_fields(request.optional_outputs),
-            **stream.stream_fields(on_chunk),
-            "return_token_ids": request.echo,
-        }
-        if request.sampling.grammar is not None:  # it covers the policy's reasoning, too
-            fields["reasoning_ended"] = True
-        if request.images is not None:
-            fields["content_parts"] = wire.image_parts(request.images.images)
-        body, size = prompt.body(fields, "token_ids"), answer_size(request)
+        path, size = (_GENERATE if generates else _COMPLETIONS), answer_size(request)
+        fields = wire.generation_fields if generates else wire.completion_fields
+        body = prompt.body(fields(info, request, on_chunk), "token_ids" if generates else "prompt")
+        kind: type[wire.Generation | wire.Completion] = wire.Generation if generates else wire.Completion
         answer = await self.send_generation(
             request.request_id,
-            lambda running: _post(_GENERATE, body, running, size, request.session_id),
-            wire.Generation,
-            assembler=partial(stream.EventAssembler, wire.Generation),
+            lambda running: _post(path, body, running, size, request.session_id),
+            kind,
+            assembler=partial(wire.EventAssembler, kind),
             on_chunk=on_chunk,
             prompt=request.echo_text,
         )
-        choice = self._only_choice(answer.value.choices, request)
-        content = choice.logprobs.content if choice.logprobs else None
-        return RawResponse(
-            finish=choice.finish_reason,
-            stop=wire.stop_of(choice, request.sampling),
-            output_ids=choice.token_ids,
-            logprobs=None if content is None else [entry.logprob for entry in content],
-            logprob_ids=[entry.id for entry in content or ()],
-            echoed=answer.value.prompt_token_ids,
-            media=wire.media_of(answer.value.mm_placeholders),
-            versions=[(span.start, span.end, span.version) for span in choice.weight_versions or ()],
-            latency_s=answer.latency_s,
-            **wire.named(answer.value, answer.request_id, unordered=answer.unordered),
-            **wire.counts(answer.value.usage),
-            **wire.optional_response_fields(choice, choice.logprobs, answer.value.prompt_logprobs, request),
-        )
-
-    async def _completed(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> RawResponse:
-        """Use `/v1/completions`, which every server has; it does not report weight versions."""
-        fields = {
-            **wire.sampling_fields(request.sampling),
-            "model": info.model,
-            "n": 1,
-            **stream.stream_fields(on_chunk),
-            **wire.optional_request_fields(request, one_more=False),
-            **info.capabilities.service_fields(request.optional_outputs),
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-        }
-        body, size = prompt.body(fields, "prompt"), answer_size(request)
-        answer = await self.send_generation(
-            request.request_id,
-            lambda running: _post(_COMPLETIONS, body, running, size, request.session_id),
-            wire.Completion,
-            assembler=partial(stream.EventAssembler, wire.Completion),
-            on_chunk=on_chunk,
-            prompt=prompt,
-        )
-        choice = self._only_choice(answer.value.choices, request)
-        logprobs = choice.logprobs
-        return RawResponse(
-            finish=choice.finish_reason,
-            stop=wire.stop_of(choice, request.sampling),
-            output_ids=choice.token_ids,
-            logprobs=logprobs.token_logprobs if logprobs else None,
-            logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
-            echoed=choice.prompt_token_ids,
-            latency_s=answer.latency_s,
-            **wire.named(answer.value, answer.request_id, unordered=answer.unordered),
-            **wire.counts(answer.value.usage),
-            **wire.optional_response_fields(choice, logprobs, choice.prompt_logprobs, request),
-        )
-
-    def _only_choice(self, choices: list[C], request: TokenRequest) -> C:
-        if len(choices) != 1:
-            problem = f"Law 4: one completion was requested, but the server returned {len(choices)}."
+        if len(answer.value.choices) != 1:
+            problem = f"Law 4: one completion was requested, but the server returned {len(answer.value.choices)}."
             raise ProtocolViolationError(problem, backend=self.name, request_id=request.request_id)
-        return choices[0]
+        reported = wire.reported(answer.value, request, answer.request_id, unordered=answer.unordered)
+        return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score with `prompt_logprobs`, which are raw in every logprob mode."""

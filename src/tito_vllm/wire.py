@@ -17,6 +17,7 @@ from tito_core.backend.images import ImageSupport, data_url_json
 from tito_core.backend.protocol import (
     NOTHING,
     Capabilities,
+    EngineInfo,
     OnChunk,
     OptionalOutputs,
     RawScores,
@@ -295,6 +296,40 @@ def media_of(placeholders: Placeholders | None) -> list[tuple[int, int]] | None:
     return None if ranges is None else [(each.offset, each.length) for each in ranges]
 
 
+def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
+    """Return the fields of `/inference/v1/generate`, without the prompt's ids."""
+    fields = {
+        "model": info.model,
+        "sampling_params": {
+            **sampling_fields(request.sampling),
+            **optional_request_fields(request, one_more=True),
+            "n": 1,
+        },
+        **info.capabilities.service_fields(request.optional_outputs),
+        **stream_fields(on_chunk),
+        "return_token_ids": request.echo,
+    }
+    if request.sampling.grammar is not None:  # it covers the policy's reasoning, too
+        fields["reasoning_ended"] = True
+    if request.images is not None:
+        fields["content_parts"] = image_parts(request.images.images)
+    return fields
+
+
+def completion_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
+    """Return the fields of `/v1/completions`, without the prompt's ids."""
+    return {
+        **sampling_fields(request.sampling),
+        "model": info.model,
+        "n": 1,
+        **stream_fields(on_chunk),
+        **optional_request_fields(request, one_more=False),
+        **info.capabilities.service_fields(request.optional_outputs),
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+
+
 def optional_request_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
     """Return the request fields of optional outputs. Routed experts and sampling masks depend only on the server.
 
@@ -310,42 +345,55 @@ def optional_request_fields(request: TokenRequest, *, one_more: bool) -> dict[st
     return fields
 
 
-def optional_response_fields(
-    choice: Choice | Generated,
-    logprobs: Logprobs | ContentLogprobs | None,
-    prompt: PromptLogprobs,
-    request: TokenRequest,
+def reported(
+    answer: Completion | Generation, request: TokenRequest, sent: str, *, unordered: bool = False
 ) -> dict[str, Any]:
-    """Return the optional outputs as fields of `RawResponse`; prompt logprobs only of the delta."""
-    return {
-        "top_logprobs": logprobs.top if logprobs is not None and request.optional_outputs.top_logprobs else None,
-        "prompt_logprobs": [score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
-        "routed_experts": choice.routed_experts,
-        "sampling_mask": choice.sampling_mask,
-    }
-
-
-def named(answer: Completion | Generation, sent: str, *, unordered: bool = False) -> dict[str, Any]:
-    """Return what an answer says of its request and its server as fields of `RawResponse`.
+    """Return an answer with one choice as fields of `RawResponse`.
 
     The server's id is `cmpl-<ours>` or `generate-tokens-<ours>`, ours being the header X-Request-Id.
+
+    Args:
+        answer: The answer.
+        request: The request.
+        sent: The id that was sent.
+        unordered: See `RawResponse.unordered`.
     """
+    fields: dict[str, Any] = {"request_id": sent, "unordered": unordered, "model": answer.model}
+    choice: Choice | Generated
     if isinstance(answer, Generation):
-        return {
-            "request_id": sent,
+        [choice] = answer.choices
+        content, prompt_logprobs = choice.logprobs.content if choice.logprobs else None, answer.prompt_logprobs
+        fields |= {
             "response_id": answer.request_id,
-            "unordered": unordered,
             "served_by": answer.model,
-            "model": answer.model,
+            "logprobs": None if content is None else [entry.logprob for entry in content],
+            "logprob_ids": [entry.id for entry in content or ()],
+            "echoed": answer.prompt_token_ids,
+            "media": media_of(answer.mm_placeholders),
+            "versions": [(span.start, span.end, span.version) for span in choice.weight_versions or ()],
         }
-    words = [word for word in (answer.model, answer.system_fingerprint) if word]
-    served_by = " ".join(words) or None
-    return {
-        "request_id": sent,
-        "response_id": answer.id,
-        "unordered": unordered,
-        "served_by": served_by,
-        "model": answer.model,
+    else:
+        [choice] = answer.choices
+        logprobs, prompt_logprobs = choice.logprobs, choice.prompt_logprobs
+        fields |= {
+            "response_id": answer.id,
+            "served_by": " ".join(word for word in (answer.model, answer.system_fingerprint) if word) or None,
+            "logprobs": logprobs.token_logprobs if logprobs else None,
+            "logprob_ids": [token_of(text) for text in logprobs.tokens] if logprobs else [],
+            "echoed": choice.prompt_token_ids,
+        }
+    top = choice.logprobs if request.optional_outputs.top_logprobs else None
+    return fields | {
+        "finish": choice.finish_reason,
+        "stop": stop_of(choice, request.sampling),
+        "output_ids": choice.token_ids,
+        "top_logprobs": None if top is None else top.top,
+        "prompt_logprobs": [score_of(entry) for entry in prompt_logprobs[request.first_scored :]]
+        if prompt_logprobs
+        else None,  # only of the delta
+        "routed_experts": choice.routed_experts,
+        "sampling_mask": choice.sampling_mask,
+        **counts(answer.usage),
     }
 
 

@@ -57,9 +57,8 @@ def test_an_output_that_was_not_requested_is_ignored() -> None:
     assert dict(columns(None, top=TOP, prompt=[(1, 0.5)], experts="?", mask=[[]])) == {}
 
 
+# What a scripted server can send is planted in test_optional_outputs.py.
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("top_logprobs", {"top": TOP[:2]}, "Law 2.*3 output ids.*top_logprobs of 2 "),
-    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0)]]}, "Law 2.*2 top_logprobs.*output token 2 has 1"),
     (
         "top_logprobs",
         {"top": [*TOP[:2], [(2, -3.0), (5, -0.1), (5, -0.2)]]},
@@ -67,8 +66,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), ("x", -0.1)]]}, "Law 2.*'x'.*output token 2"),
     ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), (2**31, -0.1)]]}, "Law 2.*2147483648.*output token 2"),
-    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), (-1, -0.1)]]}, "Law 2.*-1.*output token 2"),
-    ("top_logprobs", {"top": [*TOP[:2], [(2, -3.0), (5, 0.5)]]}, r"Law 4.*0\.5"),
     (
         "top_logprobs",
         {"top": [TOP[0], [(22, -2.5), (30, -0.5)], TOP[2]]},
@@ -79,32 +76,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"top": [TOP[0], [(31, -2.5), (30, -0.5)], TOP[2]]},
         r"Law 4.*id 22 at offset 1 .*-2\.0.*missing.*: \[\(30, -0\.5\), \(31, -2\.5\)\]",
     ),
-    ("prompt_logprobs", {"prompt": [(12, -1.0)] * 3}, "Law 2.*4 tokens from offset 1.* 3"),
-    (
-        "prompt_logprobs",
-        {"prompt": [(12, -1.0), (13, -1.0), (99, -1.0), (15, -1.0)]},
-        "Law 4.*prompt id 14 at offset 3.* 99",
-    ),
     (
         "prompt_logprobs",
         {"prompt": [(12, -1.0), (13, -1.0), (14, None), (15, -1.0)]},
         r"Law 4.*prompt token 3 \(id 14\)",
     ),
-    (
-        "prompt_logprobs",
-        {"prompt": [(12, -1.0), (13, 0.5), (14, -1.0), (15, -1.0)]},
-        r"Law 4.*0\.5 at output offset 1",
-    ),
-    ("routed_experts", {"experts": "?"}, "Law 2.*routed_experts cannot be read"),
-    ("routed_experts", {"experts": base64.b64encode(b"abc").decode()}, "Law 2.*routed_experts cannot be read"),
     ("routed_experts", {"experts": packed(range(6))}, r"Law 2.*\(1, 6\).*\(7, 2, 2\)"),
     ("routed_experts", {"experts": packed(range(24))}, "Law 2.*6 rows.* 7"),
     ("routed_experts", {"experts": npy(np.zeros((7, 2, 3), np.uint8))}, r"Law 2.*\(7, 2, 3\).*\(7, 2, 2\)"),
     ("routed_experts", {"experts": npy(np.zeros((7, 2, 2), np.float32))}, r"Law 2.*112 bytes.*float32.*\(7, 2, 2\)"),
-    ("sampling_mask", {"mask": [[21], [22]]}, "Law 2.*3 output ids.*sampling_mask of 2 "),
-    ("sampling_mask", {"mask": [[21, 5], [5, 6], [2]]}, "Law 4.*id 22 at offset 1.*2 ids"),
-    ("sampling_mask", {"mask": [[21, 5], [22, 5, 5], [2]]}, "Law 4.*output token 1 .*twice"),
-    ("sampling_mask", {"mask": [[21, 5], [22, -3], [2]]}, "Law 2.*-3.*output token 1"),
 ]
 
 

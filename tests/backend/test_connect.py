@@ -35,7 +35,7 @@ from tito_core.backend import (
     create_backend,
     installed_backends,
 )
-from tito_core.backend.http.client import server_address
+from tito_core.backend.http.connection import server_address
 from tito_core.backend.values import InvalidValueError
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from support.backends import http_to
 from tito_core.backend.http import backend as in_flight
 from tito_core.backend.http.backend import InFlightRequests
-from tito_core.backend.http.client import BlockingPost, EngineHttp, HttpRequest, known_authorities
+from tito_core.backend.http.client import BlockingPost, HttpRequest, known_authorities
 
 
 class Server:
@@ -80,7 +81,7 @@ def threads() -> set[threading.Thread]:
 def test_a_blocking_post_sends_the_same_request(prefix: str) -> None:
     with Server().running() as server:
         port = server.server.server_address[1]
-        backend = EngineHttp("sglang", f"http://127.0.0.1:{port}{prefix}", api_key="secret")
+        backend = http_to("sglang", f"http://127.0.0.1:{port}{prefix}", api_key="secret")
         backend.blocking_post(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).send(5.0)
         backend.blocking_post(HttpRequest("/empty")).send(5.0)
     (path, body, headers), (_, empty, _) = server.seen
@@ -92,7 +93,7 @@ def test_a_blocking_post_sends_the_same_request(prefix: str) -> None:
 def test_a_blocking_post_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with Server(path).running() as server:
-        EngineHttp("vllm", f"unix://{path}").blocking_post(HttpRequest("/abort", b"{}")).send(5.0)
+        http_to("vllm", f"unix://{path}").blocking_post(HttpRequest("/abort", b"{}")).send(5.0)
     [(where, body, headers)] = server.seen
     assert (where, body, headers["host"]) == ("/abort", b"{}", "localhost")
 
@@ -129,7 +130,7 @@ def test_a_blocking_post_goes_to_its_address(
     with pytest.raises(ConnectionRefusedError):
         BlockingPost(root, None, "/abort", b"", {}, known_authorities).send(2.5)
     assert seen == [expected]
-    assert EngineHttp("sglang", root).blocking_post(HttpRequest("/abort")).tls is known_authorities
+    assert http_to("sglang", root).blocking_post(HttpRequest("/abort")).tls is known_authorities
 
 
 def test_a_quiet_post_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

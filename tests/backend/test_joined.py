@@ -246,21 +246,6 @@ async def test_waits_after_empty_parts_grow_and_the_last_has_none(waits: list[fl
     assert len(backend.asked) == 11
 
 
-async def test_an_abort_with_nothing_left_to_sample_is_a_length_finish(waits: list[float]) -> None:
-    backend: Any = Parts(1, 1, 3, finishes=False)
-    response = await generate_resuming(backend, request_of(max_new_tokens=5))
-    assert response.output_ids.tolist() == [1, 2, 3, 3, 3]
-    assert (response.finish, response.message, len(backend.asked)) == (Finish.LENGTH, None, 3)
-    assert [span.request_id for span in response.responses] == ["r", "r-part1", "r-part2"]
-
-
-async def test_commit_keeps_the_partial_output(waits: list[float]) -> None:
-    backend: Any = Parts(2, finishes=False)
-    response = await generate_resuming(backend, request_of(), AbortPolicy("commit"))
-    assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
-    assert waits == []
-
-
 def failure_after(monkeypatch: pytest.MonkeyPatch, parts: list[Any], *, streamed: bool) -> BackendError:
     """Resume until the last of `parts`, which may be an error; return the error."""
     answers = iter(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.backends import request_of
+from support.backends import http_to, request_of
 from tito_core.backend import (
     AbortPolicy,
     AuthenticationError,
@@ -17,17 +17,15 @@ from tito_core.backend import (
     BadRequestError,
     Capabilities,
     ContextLengthError,
-    EngineConnectionError,
     GenerationAbortedError,
     Grammar,
     OptionalOutputs,
     SamplingParams,
     UnsupportedByServerError,
-    create_backend,
     generate_resuming,
 )
 from tito_core.backend.generate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.backend.http.client import Address, EngineHttp, key_of
+from tito_core.backend.http.connection import checked_key
 from tito_core.backend.protocol import EngineInfo, RawResponse
 from tito_core.backend.retries import Retries
 from tito_core.backend.values import InvalidValueError, refuse_unknown
@@ -187,15 +185,6 @@ def test_supported_outputs_are_accepted() -> None:
     assert nothing.service_fields(OptionalOutputs()) == {}
 
 
-def test_abort_policies() -> None:
-    with pytest.raises(ValueError, match=r"on_abort .*'resume', 'discard' or 'commit'.*'stop'"):
-        AbortPolicy("stop")
-    for bad in (-1, True, 1.0):
-        with pytest.raises(ValueError, match=rf"max_resumes .*at least 0.* {bad}\."):
-            AbortPolicy("resume", bad)
-    assert AbortPolicy("discard", 0).max_resumes == 0
-
-
 class Aborting:
     """A backend that aborts every generation after a number of tokens."""
 
@@ -238,51 +227,15 @@ async def test_an_abort_that_is_an_error(
     assert (caught.value.backend, caught.value.request_id) == (B, "r")
 
 
-ADDRESSES: list[tuple[Any, str]] = [
-    ("unix://run/a.sock", "'unix://run/a.sock'.*absolute path"),
-    ("http://user:hunter2@h", "^(?!.*hunter2).*user name or password.*api_key"),
-    ("ftp://h", "'ftp://h'.*http://localhost:8000"),
-    ("http://", "'http://'"),
-    ("http://h:65536", "'http://h:65536'.*65535"),
-    ("http://h:0", "'http://h:0'.*port"),
-    ("http://h?a=1", "query.*api_key"),
-    ("http://h/v1", "'http://h/v1'.*/v1"),
-    (None, "None "),
-]
-
-
-@pytest.mark.parametrize(("given", "pattern"), ADDRESSES)
-def test_an_invalid_address_is_refused(given: Any, pattern: str) -> None:
-    refused(EngineConnectionError, pattern, lambda: Address.of(given, backend=B))
-
-
-def test_valid_addresses_are_accepted() -> None:
-    assert Address.of("http://h:65535/a/", backend=B).root == "http://h:65535/a"
-    assert Address.of("http://h:1", backend=B).shown == "http://h:1"
-
-
 def test_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("k\u00e9y", "a\nb"):
-        refused(AuthenticationError, "API key.*api_key or TITO_API_KEY", lambda bad=bad: key_of(bad, backend=B))
+        refused(AuthenticationError, "API key.*api_key or TITO_API_KEY", lambda bad=bad: checked_key(bad, backend=B))
     monkeypatch.delenv("TITO_API_KEY", raising=False)
-    assert [key_of(given, backend=B) for given in (None, "", " key\n")] == [None, None, "key"]
+    assert [checked_key(given, backend=B) for given in (None, "", " key\n")] == [None, None, "key"]
     monkeypatch.setenv("TITO_API_KEY", " of-the-environment ")
-    assert key_of(None, backend=B) == "of-the-environment"
-    assert key_of("own", backend=B) == "own"
-    assert key_of("", backend=B) is None
-
-
-def test_backends_by_name() -> None:
-    refused(
-        InvalidValueError,
-        "base_url .*empty",
-        lambda: create_backend("vllm", []),
-    )
-    refused(
-        InvalidValueError,
-        "base_url .*'http://a' twice",
-        lambda: create_backend("vllm", ["http://a", "http://b", "http://b", "http://a"]),
-    )
+    assert checked_key(None, backend=B) == "of-the-environment"
+    assert checked_key("own", backend=B) == "own"
+    assert checked_key("", backend=B) is None
 
 
 def test_limits_of_retries_and_timeouts() -> None:
@@ -291,10 +244,10 @@ def test_limits_of_retries_and_timeouts() -> None:
     for bad in (0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000):
         for name in ("timeout_s", "connect_timeout_s"):
             with pytest.raises(InvalidValueError, match=f"^{name} must be a positive number.{{1,120}}$"):
-                EngineHttp(B, "http://h", **{name: bad})
+                http_to(B, "http://h", **{name: bad})
     for bad in (-1, True, 1.5, None):
         with pytest.raises(InvalidValueError, match=f"max_connections .*at least 0.* {bad}"):
-            EngineHttp(B, "http://h", max_connections=bad)
-    http = EngineHttp(B, "http://h", timeout_s=0.5)
-    assert (http.timeout_s, http.connect_timeout_s) == (0.5, 0.5)
-    assert EngineHttp(B, "http://h").connect_timeout_s == 5.0
+            http_to(B, "http://h", max_connections=bad)
+    http = http_to(B, "http://h", timeout_s=0.5)
+    assert (http.connection.timeout_s, http.connection.connect_timeout_s) == (0.5, 0.5)
+    assert http_to(B, "http://h").connection.connect_timeout_s == 5.0

@@ -160,9 +160,10 @@ async def test_waits_grow_only_without_new_tokens(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"on_abort": "retry"}, "on_abort .*'resume', 'discard'.*'retry'"),
+        ({"on_abort": "retry"}, "on_abort .*'resume', 'discard' or 'commit'.*'retry'"),
         ({"max_resumes": -1}, "max_resumes .*0.* -1"),
         ({"max_resumes": True}, "max_resumes must be a whole number"),
+        ({"max_resumes": 1.0}, r"max_resumes .*at least 0.* 1\.0"),
     ],
 )
 def test_a_bad_choice_is_refused(choices: Any, words: str) -> None:

@@ -41,7 +41,7 @@ from tito_core.backend import (
 )
 from tito_core.backend.generate import generate
 from tito_core.backend.http import backend as in_flight
-from tito_core.backend.retries import Attempt, Retries, backoff_s
+from tito_core.backend.retries import Retries, backoff_s
 
 
 async def outcome_of(kind: Kind, patience_s: float = 60.0, **options: Any) -> tuple[Any, Waits, BackendError | None]:
@@ -119,8 +119,8 @@ async def test_a_try_that_takes_time_uses_patience_too() -> None:
     """A proxy cuts off every answer after 40 s."""
     waits, tries = Waits(), []
 
-    async def cut_off(attempt: Attempt) -> None:
-        tries.append(attempt.number)
+    async def cut_off(number: int) -> None:
+        tries.append(number)
         waits.seconds.append(40.0)
         raise ThrottledError("cut off", backend="vllm", status=503)
 
@@ -273,7 +273,7 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(
     assert await soon(lambda: not engine.running)
     again: list[Any] = []
     monkeypatch.setattr(in_flight, "_post", lambda *call: again.append(call))
-    backend._runner._in_flight.abort_all(time.monotonic() + 9)
+    backend._in_flight.abort_all(time.monotonic() + 9)
     assert again == [], "it is not aborted a second time at exit"
     assert [e.path for e in engine.exchanges if "abort" in e.path] == [
         {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]

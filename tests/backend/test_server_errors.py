@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,26 +9,20 @@ import pytest
 from support.backends import (
     KINDS,
     Kind,
-    Waits,
     answering,
     backend_of,
     engine_of,
     http_response,
-    over_sockets,
     request_of,
 )
 from tito_conformance.testing import Fault, always
 from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
-    EngineInfo,
     EngineTimeoutError,
     ProtocolViolationError,
-    create_backend,
 )
 from tito_core.backend.generate import generate, score
-from tito_core.backend.id_text import IdText
-from tito_core.backend.replicas import agreed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,51 +52,6 @@ async def test_a_server_without_the_model(models: Any, options: dict[str, Any], 
     with pytest.raises(BadRequestError, match=pattern) as caught:
         await serving(models, **options).connect()
     assert caught.value.backend == "vllm"
-
-
-async def test_a_text_of_another_prompt_is_not_sent() -> None:
-    engine = engine_of("vllm")
-    other = request_of((1, 2, 3))
-    with pytest.raises(BadRequestError, match=r"Law 4.*3 ids.*5 input ids.*`id_text`") as caught:
-        await generate(backend_of(engine), replace(request_of(), id_text=IdText.of(other.input_ids)))
-    assert (caught.value.backend, caught.value.request_id) == ("vllm", "r")
-
-
-def several(*engines: Any) -> Any:
-    addresses = [f"http://server{n}" for n in range(len(engines))]
-    return create_backend("vllm", addresses, http_transport=over_sockets(engines), sleep=Waits())
-
-
-async def test_servers_that_differ_are_refused() -> None:
-    backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm", vocab_size=50, model="other"))
-    with pytest.raises(
-        BadRequestError, match=r"'scripted' at http://server0 .*'other' at http://server2.*base_url"
-    ) as caught:
-        await backend.connect()
-    assert caught.value.backend == "vllm"
-
-
-async def test_facts_of_each_server_must_agree() -> None:
-    backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm"))
-    infos = iter(
-        [EngineInfo("vllm", "m", None, version) for version in ("1", "1", "2", None, "1", "2", "1", None, "1")]
-    )
-
-    async def ask(_: Any) -> EngineInfo:
-        return next(infos)
-
-    def facts(info: EngineInfo) -> Mapping[str, object]:
-        return {"model": info.model, "version": info.version}
-
-    with pytest.raises(BadRequestError, match=r"version is '1' on server 1 and '2' on server 3.*base_url") as caught:
-        await agreed(backend, ask, facts)
-    assert caught.value.backend == "vllm"
-    with pytest.raises(BadRequestError, match="version is '1' on server 2 and '2' on server 3"):
-        await agreed(backend, ask, facts)
-    assert [info.version for info in await agreed(backend, ask, facts)] == ["1", None, "1"]
-    infos = iter([EngineInfo("vllm", "alone", None, "1")])
-    assert [info.model for info in await agreed(backend.members[0], ask, facts)] == ["alone"]
-    await backend.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)

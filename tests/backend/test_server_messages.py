@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_tito.collect.run import failure_of
-from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, request_of
+from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, http_to, request_of
 from support.raw_server import RawServer
 from tito_conformance.testing import Fault, always
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError, errors
 from tito_core.backend.errors import LONGEST_ERROR, hide_causes
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import EngineHttp, HttpRequest, ResponseBody, decoded
+from tito_core.backend.http.client import HttpRequest, ResponseBody, decoded
 from tito_core.backend.http.errors import error_from_status
 
 KEY = "sekret-key-1"
@@ -36,7 +36,7 @@ ANSWERS = {
 @pytest.mark.parametrize("where", ANSWERS)
 async def test_the_key_is_hidden_in_errors(where: str) -> None:
     with RawServer(ANSWERS[where] % KEY.encode()) as server:
-        http = EngineHttp("vllm", server.url, api_key=KEY, patience_s=0)
+        http = http_to("vllm", server.url, api_key=KEY, patience_s=0)
         with pytest.raises(BackendError) as caught:
             await http.send(HttpRequest("/x"))
         await http.aclose()
@@ -65,13 +65,13 @@ SPELLINGS: list[Callable[[str], str]] = [
 )
 def test_no_spelling_of_the_key_is_shown(key: str, around: str, status: int, data: st.DataObject) -> None:
     errors._secrets.clear()  # the keys of other examples
-    EngineHttp("vllm", "http://h", api_key=key)
+    http_to("vllm", "http://h", api_key=key)
     spelled = "".join(data.draw(st.sampled_from(SPELLINGS))(each) for each in key)
     filler = "y" * data.draw(st.sampled_from([0, 70, 150, 195, 900, 1990]))
     body = f'{{"error": {{"message": "{filler} {around}{spelled}{around} no"}}}}'
     if status == 200:
         with pytest.raises(ProtocolViolationError) as caught:
-            decoded(EngineHttp("vllm", "http://h"), ResponseBody(body.encode(), "application/json"), list[int])
+            decoded(http_to("vllm", "http://h"), ResponseBody(body.encode(), "application/json"), list[int])
         error: BackendError = caught.value
     else:
         error = error_from_status("vllm", status, body, {}, url="http://h", request_id=None)
@@ -98,7 +98,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 async def test_a_bad_answer_has_a_short_error_whose_causes_do_not_show_the_key(bad: str) -> None:
     with RawServer(BAD[bad]) as server:
-        http = EngineHttp("vllm", server.url, api_key=KEY, patience_s=0)
+        http = http_to("vllm", server.url, api_key=KEY, patience_s=0)
         with pytest.raises(BackendError) as caught:
             decoded(http, await http.send(HttpRequest("/x")), list[int])
         await http.aclose()
@@ -113,7 +113,7 @@ async def test_a_bad_answer_has_a_short_error_whose_causes_do_not_show_the_key(b
 
 
 def test_causes_at_any_depth_are_hidden_and_others_kept() -> None:
-    EngineHttp("vllm", "http://h", api_key=KEY)
+    http_to("vllm", "http://h", api_key=KEY)
     inner, plain, outer = ValueError(f"{KEY} is wrong"), KeyError("x"), BackendError("outer")
     plain.__context__, outer.__cause__ = inner, plain
     assert hide_causes(outer).__cause__ is plain
@@ -123,7 +123,7 @@ def test_causes_at_any_depth_are_hidden_and_others_kept() -> None:
 
 
 def test_a_failed_rollout_does_not_show_the_key() -> None:
-    EngineHttp("vllm", "http://h", api_key=KEY)
+    http_to("vllm", "http://h", api_key=KEY)
     try:
         raise ValueError(f"{'x' * 5000} {KEY}")
     except ValueError as error:

@@ -20,7 +20,6 @@ from tito_core.backend import (
     RawResponse,
     RawScores,
     ThrottledError,
-    TokenChunk,
     create_backend,
 )
 from tito_core.backend import replicas as module
@@ -133,15 +132,15 @@ def test_patience_is_counted_over_all_servers_and_not_by_each() -> None:
         "vllm", ["http://a", "http://b"], patience_s=7, sleep=waits, clock=waits.clock, timeout_s=3.0
     )
     retries = backend._retries
-    assert (retries.patience_s, retries.pause_s, retries._sleep, retries._clock) == (7, 3.0, waits, waits.clock)
+    assert (retries.patience_s, retries.pause_s, retries.sleep, retries._clock) == (7, 3.0, waits, waits.clock)
     assert [member.http.retries.patience_s for member in backend.members] == [0, 0]
-    assert [(member.http.base_url, member.http.timeout_s) for member in backend.members] == [
+    assert [(member.http.base_url, member.http.connection.timeout_s) for member in backend.members] == [
         ("http://a", 3.0),
         ("http://b", 3.0),
     ]
     assert [member.address for member in backend._members] == ["http://a", "http://b"]
     alone: Any = create_backend("vllm", "http://a", timeout_s=3.0)
-    assert (alone.http.base_url, alone.http.timeout_s) == ("http://a", 3.0)
+    assert (alone.http.base_url, alone.http.connection.timeout_s) == ("http://a", 3.0)
     plain: Any = create_backend("vllm", ["http://a"])
     assert (plain._retries.patience_s, plain._retries.pause_s) == (60, 600)
 
@@ -238,26 +237,6 @@ async def test_a_throttled_request_without_session_goes_to_another_server() -> N
     assert generated(alone.members[0]) == ["r", "r-retry1", "r-retry2"]
 
 
-@pytest.mark.parametrize("chunks", [0, 1])
-async def test_after_a_chunk_no_other_server_is_tried(chunks: int) -> None:
-    """Also where the backend, a third party's, does not note on its error that it gave one on."""
-
-    class Breaking(Member):
-        async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
-            await super().generate(request)
-            for _ in range(chunks):
-                on_chunk(TokenChunk(np.array([21])))
-            raise EngineConnectionError("gone", backend="fake")
-
-    seen: list[list[int]] = []
-    members = [Breaking(), Breaking()]
-    with pytest.raises(EngineConnectionError) as caught:
-        await ask(spread(*members), "r", on_chunk=lambda chunk: seen.append(chunk.output_ids.tolist()))
-    assert caught.value.was_streamed == bool(chunks)
-    assert seen == [[21]] * chunks
-    assert sum(map(len, map(generated, members))) == (1 if chunks else 4)
-
-
 async def test_a_backend_that_cannot_stream_gets_no_on_chunk() -> None:
     class Old(Member):
         async def generate(self, request: Any) -> RawResponse:
@@ -322,22 +301,6 @@ async def test_concurrent_scores_count_as_two() -> None:
     assert [len(await task) for task in tasks] == [2] * 4
     assert [sorted(call[1] for call in member.calls) for member in members] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
     assert [member.running for member in backend._members] == [set(), set()]
-
-
-async def test_an_abort_goes_to_the_running_server_or_to_all() -> None:
-    gate = asyncio.Event()
-    members = [Member(act=gate.wait), Member()]
-    backend = spread(*members)
-    backend._info = INFO
-    task = asyncio.ensure_future(ask(backend, "r"))
-    await asyncio.sleep(0)
-    aborting = asyncio.ensure_future(backend.abort("r"))
-    await asyncio.sleep(0)
-    gate.set()
-    await asyncio.gather(task, aborting)
-    assert [("abort", "r") in member.calls for member in members] == [True, False]
-    await backend.abort("unknown")
-    assert [("abort", "unknown") in member.calls for member in members] == [True, True]
 
 
 async def test_a_failed_abort_is_raised_only_by_the_running_server() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_core.backend.http.errors import AnswerSize, BodyTooLargeError
+from tito_core.backend.http.body import AnswerSize, BodyTooLargeError
 from tito_core.backend.http.streaming import EventReader
 
 SIZE = AnswerSize(1 << 20, 1 << 20)

@@ -207,34 +207,6 @@ async def test_one_loop_has_one_client_and_reuses_its_connections() -> None:
         await backend.aclose()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_refused_connection_is_named_with_the_address(kind: Kind, free_port: int) -> None:
-    waits = Waits()
-    backend = BACKENDS[kind](f"http://127.0.0.1:{free_port}", sleep=waits)
-    with pytest.raises(EngineConnectionError) as caught:
-        await backend.connect()
-    message = str(caught.value)
-    assert f"{kind} at http://127.0.0.1:{free_port}/v1/models (" in message
-    assert "host and port" in message
-    assert "SSLContext" not in message
-    assert not caught.value.sent
-    assert waits.seconds == [], "it may be the wrong address"
-
-
-async def test_an_unknown_host_is_reported() -> None:
-    backend = BACKENDS["vllm"]("http://no-such-host.invalid:8000", patience_s=0)
-    with pytest.raises(EngineConnectionError, match=r"vllm at http://no-such-host\.invalid:8000"):
-        await backend.connect()
-
-
-async def test_a_silent_server_is_a_timeout() -> None:
-    with listening(None) as url:
-        backend = BACKENDS["vllm"](url, timeout_s=0.2)
-        with pytest.raises(EngineTimeoutError, match=f"{url}/v1/models did not answer within 0.2 s"):
-            await backend.connect()
-        await backend.aclose()
-
-
 async def test_a_server_without_http_is_not_retried() -> None:
     waits = Waits()
     with listening(b"220 mail.example ESMTP\r\n") as url:
@@ -256,14 +228,6 @@ async def test_a_broken_connection_leaves_nothing_running(kind: Kind, fault: Fau
         assert caught.value.request_id == "r"
         assert len(server.engine.requests) == 2
         assert await soon(lambda: server.engine.running == 0)
-        await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_broken_connection_is_retried_and_succeeds(kind: Kind) -> None:
-    async with served(kind, fault=first(1, Fault(reset_after=30))) as server:
-        backend = backend_to(server)
-        assert len((await generate(backend, request_of())).output_ids)
         await backend.aclose()
 
 

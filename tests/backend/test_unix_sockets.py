@@ -14,7 +14,7 @@ from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, request_of
 from tito_conformance.testing import ScriptedEngine
 from tito_core.backend import EngineConnectionError, create_backend
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import Address
+from tito_core.backend.http.connection import Address
 
 
 @asynccontextmanager

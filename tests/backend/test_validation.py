@@ -58,29 +58,18 @@ def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
     assert validate(reported(model="other"), nothing).versions == (VersionSpan(0, 3, None),)
 
 
+# What a scripted server can send is planted in test_answer_laws.py.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"finish": "x" * 101}, "Law 4.*'x+.*'abort'"),
-    ({"finish": ""}, "Law 4.*''.*'abort'"),
     ({"stop": "NaN happened"}, "Law 4.*'NaN happened' ended the output.*not requested"),
-    ({"finish": None}, "Law 4.*None"),
     ({"prompt_tokens": None}, "Law 4.*prompt_tokens=None.* 5"),
-    ({"prompt_tokens": 4}, "Law 4.*prompt_tokens=4.* 5"),
-    ({"completion_tokens": 2}, "Law 4.*completion_tokens=2.* 3"),
     ({"output_ids": None}, "Law 4.*no output ids"),
-    ({"logprobs": None}, "Law 4.*no logprobs"),
-    ({"output_ids": [21, 22]}, "Law 2.*2 output ids.*3 logprobs"),
     ({"output_ids": [], "logprobs": []}, "Law 4.*no output ids"),
-    ({"output_ids": [21, -1, EOS]}, "Law 2.*output id -1 "),
-    ({"output_ids": [21, 2**31, EOS]}, "Law 2.*output id 2147483648 "),
     ({"output_ids": [2**31, -7, EOS]}, "Law 2.*output id -7 "),
     ({"logprob_ids": [21, 22]}, "Law 4.*3 output ids.*2 ids"),
     ({"logprob_ids": [21, "x", EOS]}, "Law 4.*id 22 at offset 1.*x"),
-    ({"logprobs": [-1.0, -2.0, None]}, r"Law 4.*output token 2 \(id 2\)"),
     ({"logprobs": [-1.0, 0.5, -3.0]}, r"Law 4.*0\.5 at output offset 1.*logits.*--logprobs-mode raw_logprobs"),
-    ({"logprobs": [-1e300, -1, -1]}, "Law 4.*-inf at output offset 0"),
-    ({"stop": 77}, "Law 4.*stop token 77.* 2"),
     ({"finish": "length"}, "Law 4.*'length'.*3 of 8.*max_new_tokens in the server's --override-generation-config"),
-    ({"versions": [(0, 2, "a")]}, "Law 10.* 2.* 3 tokens"),
     ({"echoed": raw(["x"])}, "Law 4.*echo"),
     ({"echoed": raw(None)}, "Law 4.*not echo.*proxy"),
     ({"echoed": raw([11, 12, 13, 14])}, "Law 4.*5 prompt ids.* 4"),
@@ -181,11 +170,6 @@ def test_a_stop_is_held_against_what_was_requested() -> None:
     assert validate(reported(), request(min_new_tokens=3)).stop == EOS
     grammar = request(ignore_eos=True, stop_token_ids=(), grammar={"kind": "regex", "value": "a"})
     assert validate(reported(), grammar).stop == EOS
-
-
-def test_more_tokens_than_requested_are_refused() -> None:
-    refused("Law 4.*2 tokens.* 3", lambda: validate(reported(), request(max_new_tokens=2)))
-    assert len(validate(reported(), request(max_new_tokens=3)).output_ids) == 3
 
 
 def test_a_stop_token_before_the_end_is_named_with_its_offset() -> None:

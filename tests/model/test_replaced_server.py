@@ -134,7 +134,7 @@ def test_a_server_that_comes_back_within_a_turn_is_checked_before_the_commit(kin
     async def back(seconds: float) -> None:
         address.engine = address.started(raw_logprobs=kind == "sglang")
 
-    policy.backend.http.retries._sleep = back  # type: ignore[attr-defined]
+    policy.backend.http.retries.sleep = back  # type: ignore[attr-defined]
     with pytest.raises(ServerChangedError, match="Law 11"):
         Agent(model=model, callback_handler=None)("How are you?")
     assert len(model.ledger) == 0

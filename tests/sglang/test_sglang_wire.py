@@ -155,26 +155,23 @@ def test_capabilities() -> None:
     assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
 
 
-def test_optional_response_fields() -> None:
+def test_optional_outputs_are_reported() -> None:
     entries = [wire.LogprobEntry(None, 12), wire.LogprobEntry(-1.0, 13), wire.LogprobEntry(-2.0, 14)]
     meta = wire.MetaInfo(
-        *("r", None, 1),
+        *(None, 1),
         input_token_logprobs=entries,
         output_top_logprobs=[[wire.LogprobEntry(-1.0, 5)]],
         output_token_sampling_mask=[[5]],
         routed_experts="e",
     )
     request = request_of()
-    fields = wire.optional_response_fields(
-        meta, replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
-    )
+    scoring = replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
+    fields = wire.reported(wire.Generation([5], meta), scoring, "r")
     assert fields["prompt_logprobs"] == [(13, -1.0), (14, -2.0)], "the first one has none"
     assert fields["top_logprobs"]() == [[(5, -1.0)]]
     assert (fields["routed_experts"], fields["sampling_mask"]) == ("e", [[5]])
-    assert wire.optional_response_fields(meta, request)["prompt_logprobs"] is None
-    nothing = wire.optional_response_fields(
-        wire.MetaInfo("r", None, 1), replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
-    )
+    assert wire.reported(wire.Generation([5], meta), request, "r")["prompt_logprobs"] is None
+    nothing = wire.reported(wire.Generation([5], wire.MetaInfo(None, 1)), scoring, "r")
     assert (nothing["prompt_logprobs"], nothing["top_logprobs"]) == (None, None)
 
 

@@ -28,7 +28,8 @@ from tito_conformance.testing.script import Script
 from tito_conformance.testing.wire import JSON_HEADERS
 from tito_core.backend import SamplingParams, TokenRequest
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.client import ConnectionPool, HttpResponse
+from tito_core.backend.http.client import ConnectionPool, EngineHttp, HttpResponse
+from tito_core.backend.http.connection import Connection
 from tito_core.backend.id_text import Pieces
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
@@ -144,6 +145,12 @@ def over_sockets(engines: Sequence[Any]) -> Callable[[], OverSockets]:
 def in_process(engine: Any) -> Callable[[], InProcessTransport]:
     """Return the `http_transport` of one engine without a socket, for thousands of cases."""
     return lambda: InProcessTransport(engine)
+
+
+def http_to(backend: str, url: Any, **options: Any) -> EngineHttp:
+    """Return the HTTP of a backend: options of a connection, or of `EngineHttp`."""
+    own = {name: options.pop(name) for name in ("http_transport", "sleep", "clock") if name in options}
+    return EngineHttp(backend, Connection.to(url, backend=backend, **options), **own)
 
 
 def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:

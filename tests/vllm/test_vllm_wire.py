@@ -177,14 +177,15 @@ def test_a_prompts_own_tokens() -> None:
     assert wire.score_of({5: wire.PromptLogprob(-1.0), 6: wire.PromptLogprob(-2.0)}) == (5, -1.0)
 
 
-def test_optional_response_fields_are_of_the_delta() -> None:
+def test_reported_prompt_logprobs_are_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
-    choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
-    fields = wire.optional_response_fields(choice, None, prompt, request)
+    choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]], prompt_logprobs=prompt)
+    fields = wire.reported(wire.Completion([choice]), request, "r")
     assert (fields["top_logprobs"], fields["routed_experts"], fields["sampling_mask"]) == (None, "e", [[1]])
     assert fields["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
-    assert wire.optional_response_fields(choice, wire.ContentLogprobs([]), None, request)["prompt_logprobs"] is None
+    generated = wire.Generation([wire.Generated(None, logprobs=wire.ContentLogprobs([]))])
+    assert wire.reported(generated, request, "r")["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
 

@@ -20,6 +20,120 @@ from tito_core.backend.values import InvalidValueError, TypedValues, checked_nam
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
+
+@runtime_checkable
+class Backend(Protocol):
+    """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
+
+    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., patience_s=...)`. The core
+    checks requests before it calls a backend, and validates responses after it: a backend does neither.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in errors and ledgers."""
+
+    async def connect(self) -> EngineInfo:
+        """Query the server's properties. Later calls return the first result."""
+
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """Sample a completion of `request.input_ids`.
+
+        A generation that is lost or cancelled is aborted on the engine.
+
+        Args:
+            request: Its ids, sampling parameters and length are already checked.
+            on_chunk: Makes the engine stream and receives the chunks; the response is the same. After the first chunk
+                the request is not retried. A backend without the parameter never streams.
+
+        Returns:
+            The whole completion, or the tokens up to an abort.
+
+        Raises:
+            BackendError: Its subclass says how the request failed; no partial result is returned.
+        """
+
+    async def score(self, token_ids: TokenIds) -> RawScores:
+        """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
+
+        Args:
+            token_ids: int32, shape (n,), checked.
+
+        Raises:
+            UnsupportedByServerError: The server cannot score.
+        """
+
+    async def tokenize(self, text: str) -> Integers | None:
+        """Encode text with the server's own tokenizer, without a BOS or EOS of its own (law 15).
+
+        Returns:
+            The ids; None if the server cannot encode text or does not allow it.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a generation on the engine. Unknown ids are ignored."""
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+
+
+@runtime_checkable
+class ImageScorer(Protocol):
+    """The optional method of a backend that can score a sequence with images."""
+
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+        """Score a sequence with images; see `Backend.score`.
+
+        Args:
+            token_ids: int32, shape (n,), checked; collapsed.
+            images: Its images, with all their lengths. The scores are those of the expanded sequence.
+        """
+
+
+Running = Literal["keep", "abort"]
+"""Whether a pause keeps running generations, which continue afterwards, or aborts them."""
+
+
+@runtime_checkable
+class EngineAdmin(Protocol):
+    """Optional methods of a backend whose server can change its weights.
+
+    A training loop calls them, a rollout never does.
+    """
+
+    @property
+    def name(self) -> str:
+        """See `Backend.name`."""
+
+    async def pause(self, running: Running = "keep") -> None:
+        """Pause all generations until `resume`; new ones wait. Caches computed with the current weights are cleared."""
+
+    async def resume(self) -> None:
+        """Continue generation after a pause."""
+
+    async def load_weights(
+        self, path: str, version: str, *, running: Running = "keep", images_uncached: bool = False
+    ) -> None:
+        """Pause, load the weights from a folder that the server can read, set their version, and resume.
+
+        A generation that continues after the change reports which tokens came from which version (law 10).
+
+        Args:
+            path: The folder.
+            version: Their name.
+            running: See `pause`.
+            images_uncached: The caller guarantees that the server keeps no features of images from before. Needed
+                where a server that takes images may keep them; others ignore it.
+
+        Raises:
+            UnsupportedByServerError: The server may keep features of images that the old weights computed.
+            WeightsNotLoadedError: The server failed to load them. It stays paused, as its weights may be incomplete.
+        """
+
+    async def weight_version(self) -> str | None:
+        """Return the version of the loaded weights, or None if the server does not report it."""
+
+
 MOST_TOP_LOGPROBS = 1024
 """Bound on `top_logprobs`, to protect a server's memory. SGLang has none, and crashes past its vocabulary size."""
 _SALT_FORBIDDEN = frozenset("@/\\\0")
@@ -295,8 +409,6 @@ _ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
 }
 """Allowed values of the fields of `EngineInfo`, except its sizes."""
-
-
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """The columns of a response without optional outputs; shared by all of them."""
 
@@ -511,116 +623,3 @@ class TokenChunk:
 
 OnChunk = Callable[[TokenChunk], None]
 """Called with each chunk in order, in the event loop of the request."""
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
-
-    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., patience_s=...)`. The core
-    checks requests before it calls a backend, and validates responses after it: a backend does neither.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name of the engine in errors and ledgers."""
-
-    async def connect(self) -> EngineInfo:
-        """Query the server's properties. Later calls return the first result."""
-
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
-        """Sample a completion of `request.input_ids`.
-
-        A generation that is lost or cancelled is aborted on the engine.
-
-        Args:
-            request: Its ids, sampling parameters and length are already checked.
-            on_chunk: Makes the engine stream and receives the chunks; the response is the same. After the first chunk
-                the request is not retried. A backend without the parameter never streams.
-
-        Returns:
-            The whole completion, or the tokens up to an abort.
-
-        Raises:
-            BackendError: Its subclass says how the request failed; no partial result is returned.
-        """
-
-    async def score(self, token_ids: TokenIds) -> RawScores:
-        """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
-
-        Args:
-            token_ids: int32, shape (n,), checked.
-
-        Raises:
-            UnsupportedByServerError: The server cannot score.
-        """
-
-    async def tokenize(self, text: str) -> Integers | None:
-        """Encode text with the server's own tokenizer, without a BOS or EOS of its own (law 15).
-
-        Returns:
-            The ids; None if the server cannot encode text or does not allow it.
-        """
-
-    async def abort(self, request_id: str) -> None:
-        """Stop a generation on the engine. Unknown ids are ignored."""
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections."""
-
-
-@runtime_checkable
-class ImageScorer(Protocol):
-    """The optional method of a backend that can score a sequence with images."""
-
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
-        """Score a sequence with images; see `Backend.score`.
-
-        Args:
-            token_ids: int32, shape (n,), checked; collapsed.
-            images: Its images, with all their lengths. The scores are those of the expanded sequence.
-        """
-
-
-Running = Literal["keep", "abort"]
-"""Whether a pause keeps running generations, which continue afterwards, or aborts them."""
-
-
-@runtime_checkable
-class EngineAdmin(Protocol):
-    """Optional methods of a backend whose server can change its weights.
-
-    A training loop calls them, a rollout never does.
-    """
-
-    @property
-    def name(self) -> str:
-        """See `Backend.name`."""
-
-    async def pause(self, running: Running = "keep") -> None:
-        """Pause all generations until `resume`; new ones wait. Caches computed with the current weights are cleared."""
-
-    async def resume(self) -> None:
-        """Continue generation after a pause."""
-
-    async def load_weights(
-        self, path: str, version: str, *, running: Running = "keep", images_uncached: bool = False
-    ) -> None:
-        """Pause, load the weights from a folder that the server can read, set their version, and resume.
-
-        A generation that continues after the change reports which tokens came from which version (law 10).
-
-        Args:
-            path: The folder.
-            version: Their name.
-            running: See `pause`.
-            images_uncached: The caller guarantees that the server keeps no features of images from before. Needed
-                where a server that takes images may keep them; others ignore it.
-
-        Raises:
-            UnsupportedByServerError: The server may keep features of images that the old weights computed.
-            WeightsNotLoadedError: The server failed to load them. It stays paused, as its weights may be incomplete.
-        """
-
-    async def weight_version(self) -> str | None:
-        """Return the version of the loaded weights, or None if the server does not report it."""

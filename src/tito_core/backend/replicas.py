@@ -33,22 +33,8 @@ from tito_core.backend.protocol import (
     TokenChunk,
     TokenRequest,
 )
-from tito_core.backend.retries import Attempt, Retries, is_paused
+from tito_core.backend.retries import Retries, attempt_id, is_paused
 from tito_core.ledger.columns import TokenIds
-
-
-@asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Open an `asyncio.TaskGroup` that raises its first error itself, not an `ExceptionGroup` that holds it.
-
-    The first error cancels the group's other tasks.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-
 
 T = TypeVar("T")
 OUT_S = 10.0
@@ -56,16 +42,6 @@ OUT_S = 10.0
 long."""
 SESSIONS = 1 << 16
 """Maximum number of sessions whose server is remembered; the least recently used is forgotten first."""
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    backend: Backend
-    address: str
-    running: set[str] = field(default_factory=set)
-    assigned: int = 0
-    out_until: float = 0.0
-    busy_since: float | None = None
 
 
 class Replicas:
@@ -143,8 +119,8 @@ class Replicas:
             if on_chunk is not None:
                 on_chunk(chunk)
 
-        async def one_try(attempt: Attempt) -> RawResponse:
-            named = replace(request, request_id=attempt.name(request.request_id))
+        async def one_try(number: int) -> RawResponse:
+            named = replace(request, request_id=attempt_id(request.request_id, number))
             async with self._chosen(request.session_id, named.request_id, tried) as member:
                 try:
                     return await (
@@ -168,8 +144,8 @@ class Replicas:
         await self.connect()
         tried: list[_Member] = []
 
-        async def one_try(attempt: Attempt) -> RawScores:
-            async with self._chosen(None, f"score-{id(tried)}-{attempt.number}", tried) as member:
+        async def one_try(number: int) -> RawScores:
+            async with self._chosen(None, f"score-{id(tried)}-{number}", tried) as member:
                 return await score(member.backend)
 
         return await self._retries(one_try)
@@ -322,6 +298,29 @@ async def agreed(
                     backend=backend.name,
                 )
     return answers
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open an `asyncio.TaskGroup` that raises its first error itself, not an `ExceptionGroup` that holds it.
+
+    The first error cancels the group's other tasks.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    backend: Backend
+    address: str
+    running: set[str] = field(default_factory=set)
+    assigned: int = 0
+    out_until: float = 0.0
+    busy_since: float | None = None
 
 
 def _shown(ids: list[int] | None) -> str:

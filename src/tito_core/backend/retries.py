@@ -1,4 +1,8 @@
-"""Send a request again after a transient failure, for as long as the patience lasts."""
+"""Send a request again after a transient failure, for as long as the patience lasts.
+
+Retried is what passes: a server that is away, busy or paused. Another 4xx or a timeout is never retried. These are the
+only retries: Strands does not retry the error that is raised in the end.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +33,6 @@ _LOGGED = 300
 """Characters of an error in a log line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try of a request. Its number, from 0, becomes part of the request id."""
-
-    number: int
-
-    def name(self, request_id: str) -> str:
-        """Return the request id of this try. SGLang refuses an id that is still running, so each retry has its own."""
-        return request_id if not self.number else f"{request_id}-retry{self.number}"
-
-
 @dataclass(slots=True)
 class Failures:
     """The failures of one request so far.
@@ -49,24 +42,40 @@ class Failures:
         server_errors: How many of them were a 500.
         away_s: Seconds of patience used: since the first failure, without pauses.
         paused_s: Seconds for which the server was paused.
+        wait_s: The wait before the next try, in seconds.
+        last: When the last try failed, and whether the server was paused; None before.
     """
 
     count: int = 0
     server_errors: int = 0
     away_s: float = 0.0
     paused_s: float = 0.0
+    wait_s: float = 0.0
+    last: tuple[float, bool] | None = None
+
+    def add(self, error: BackendError, now: float) -> None:
+        """Count a failure at the time `now`. A try takes time too, such as one that finds no connection."""
+        if self.last is not None:
+            at, was_paused = self.last
+            passed = max(now - at, self.wait_s)
+            if was_paused:
+                self.paused_s += passed
+            else:
+                self.away_s += passed
+        self.count += 1
+        # A gateway that lost the server says nothing of a request.
+        self.server_errors += isinstance(error, ServerError) and not error.sent
+        self.last = (now, is_paused(error))
 
 
 class Retries:
-    """Retry what passes: a server that is away, busy or paused. Another 4xx or a timeout is never retried.
-
-    These are the only retries: Strands does not retry the error that is raised in the end.
+    """Decides after each failure of a request whether it is sent again, and when.
 
     Args:
         patience_s: Seconds from the first failure until the last try; 0 for one try. A pause uses none of it.
         pause_s: Longest time to wait for a paused server, in seconds.
         sleep: Waits between tries.
-        clock: Returns seconds. Tries take time too, such as one that finds no connection.
+        clock: Returns seconds.
         may_retry: Returns whether an error is retried.
     """
 
@@ -81,65 +90,50 @@ class Retries:
     ) -> None:
         self.patience_s = seconds_or_zero("patience_s", patience_s)
         self.pause_s = positive_seconds("timeout_s", pause_s)
-        self._sleep = sleep
+        self.sleep = sleep
         self._clock = clock
         self._may_retry = may_retry or is_transient
 
-    async def __call__(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """Call `work`, and retry transient failures.
+    async def __call__(self, work: Callable[[int], Awaitable[T]]) -> T:
+        """Call `work` with the number of the try, from 0, until a try succeeds.
 
         Raises:
             BackendError: The error of the last try.
         """
-        failures, wait_s, failed_at, was_paused = Failures(), 0.0, 0.0, False
+        failures = Failures()
         while True:
             try:
-                return await work(Attempt(failures.count))
+                return await work(failures.count)
             except BackendError as error:
-                now = self._clock()
-                if failures.count:
-                    passed = max(now - failed_at, wait_s)
-                    failures.paused_s += passed if was_paused else 0.0
-                    failures.away_s += 0.0 if was_paused else passed
-                failed_at, was_paused = now, is_paused(error)
-                failures.count += 1
-                failures.server_errors += _is_server_error(error)
-                wait = self.wait_s(error, failures) if self._may_retry(error) else None
-                if wait is None:
+                if not self.may_go_on(error, failures):
                     raise
-                self._log(error, failures, wait)
-                wait_s = wait
-            await self._sleep(wait_s)
+            await self.sleep(failures.wait_s)
+
+    def may_go_on(self, error: BackendError, failures: Failures) -> bool:
+        """Count a failure; return whether there is a next try, after `failures.wait_s`."""
+        failures.add(error, self._clock())
+        wait_s = self.wait_s(error, failures) if self._may_retry(error) else None
+        if wait_s is None:
+            return False
+        failures.wait_s = wait_s
+        _log_retry(error, failures)
+        return True
 
     def wait_s(self, error: BackendError, failures: Failures) -> float | None:
         """Return the seconds to wait before the next try, at least a `Retry-After`; None if there is no next try.
 
         The last try is made when the patience ends, so that a server has all of it to come back.
         """
-        paused = is_paused(error)
-        left = self.pause_s - failures.paused_s if paused else self.patience_s - failures.away_s
+        left = self.pause_s - failures.paused_s if is_paused(error) else self.patience_s - failures.away_s
         if left <= 0 or not self.patience_s or failures.server_errors > _SERVER_ERRORS:
             return None
         retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
         return min(max(backoff_s(failures.count), retry_after_s or 0.0), left)
 
-    def _log(self, error: BackendError, failures: Failures, wait_s: float) -> None:
-        request = error.request_id or "without an id"
-        if is_paused(error):
-            if not failures.paused_s:  # one line for each pause of a request
-                _log.warning(
-                    "%s is paused, as for new weights: request %s waits until it resumes", error.backend, request
-                )
-            return
-        _log.warning(
-            "try %d failed, retrying in %.2f s, %.1f s after the first failure: request %s: %s: %s",
-            failures.count,
-            wait_s,
-            failures.away_s,
-            request,
-            type(error).__name__,
-            " ".join(str(error).split())[:_LOGGED],
-        )
+
+def attempt_id(request_id: str, number: int) -> str:
+    """Return the request id of a try. SGLang refuses an id that is still running, so each retry has its own."""
+    return request_id if not number else f"{request_id}-retry{number}"
 
 
 def is_transient(error: BackendError) -> bool:
@@ -164,5 +158,17 @@ def backoff_s(failed: int) -> float:
     return float(min(_FIRST_WAIT_S * 2.0 ** min(failed - 1, 16), _LONGEST_WAIT_S)) * random.uniform(1.0, 2.0)
 
 
-def _is_server_error(error: BackendError) -> bool:
-    return isinstance(error, ServerError) and not error.sent  # a gateway that lost the server says nothing of a request
+def _log_retry(error: BackendError, failures: Failures) -> None:
+    request = error.request_id or "without an id"
+    if not is_paused(error):
+        _log.warning(
+            "try %d failed, retrying in %.2f s, %.1f s after the first failure: request %s: %s: %s",
+            failures.count,
+            failures.wait_s,
+            failures.away_s,
+            request,
+            type(error).__name__,
+            " ".join(str(error).split())[:_LOGGED],
+        )
+    elif not failures.paused_s:  # one line for each pause of a request
+        _log.warning("%s is paused, as for new weights: request %s waits until it resumes", error.backend, request)

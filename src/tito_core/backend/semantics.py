@@ -1,4 +1,4 @@
-"""The semantics of one request's logprobs (law 11)."""
+"""What a server's logprobs mean (law 11): measured at connect, and derived for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check names and values that users type; an error is one sentence and suggests the nearest known name."""
+"""Check values: names and numbers that users type, and what a server reports. An error is one sentence."""
 
 from __future__ import annotations
 

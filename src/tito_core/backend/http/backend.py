@@ -1,4 +1,4 @@
-"""Base class of backends over HTTP: connections, aborts of lost generations, and queries at connect."""
+"""Base class of backends over HTTP: queries at connect, generations with retries, and aborts of those that are lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar, Generic, TypeVar
 
@@ -38,22 +38,388 @@ from tito_core.backend.http.client import (
     ResponseBody,
     decoded,
 )
+from tito_core.backend.http.connection import CONNECT_TIMEOUT_S, Connection
 from tito_core.backend.http.streaming import StreamAssembler, StreamReader
 from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Attempt, Clock, Sleep
+from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Clock, Failures, Sleep, attempt_id
 from tito_core.backend.values import short_repr
 from tito_core.ledger.columns import TokenIds
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
 """Longest time for one abort, and for all aborts at the end of a loop or process, in seconds."""
 WATCH_S = 1.0
 """Seconds between two looks for closed event loops."""
+_LISTED_MODELS = 5
+"""Names of served models that an error lists."""
+
+
+class HttpBackend(ABC):
+    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score` and `abort_request`.
+
+    Args:
+        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
+        model: Name of the model; the server's first one when None.
+        api_key, admin_api_key, headers, timeout_s, connect_timeout_s, max_connections: See `Connection.to`.
+        patience_s: How long a request waits for a server that is away or busy, in seconds; 0 for one try. An address
+            at which no server has answered yet fails at once.
+        http_transport: Makes the transport; tests pass one of a scripted engine.
+        sleep: Waits between tries.
+        clock: Measures the patience.
+    """
+
+    name: ClassVar[str]
+    http_type: ClassVar[type[EngineHttp]] = EngineHttp
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        max_connections: int = 0,
+        patience_s: float = PATIENCE_S,
+        http_transport: HttpTransportFactory | None = None,
+        sleep: Sleep = asyncio.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        connection = Connection.to(
+            base_url,
+            backend=self.name,
+            api_key=api_key,
+            admin_api_key=admin_api_key,
+            headers=headers,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
+            patience_s=patience_s,
+        )
+        self.http = self.http_type(self.name, connection, http_transport=http_transport, sleep=sleep, clock=clock)
+        self._model = model
+        self._info: EngineInfo | None = None
+        http, abort_request = self.http, self.abort_request  # not the backend: see `ServerWatch`
+        self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
+        self._abort_tasks: set[asyncio.Task[None]] = set()
+        self._logged: set[tuple[type[Exception], int | None]] = set()
+        self.watch = ServerWatch(lambda: http.interruptions)
+
+    async def connect(self) -> EngineInfo:
+        """Query the server's properties; later calls return the first result."""
+        if self._info is None:
+            self._info = await self.discover()
+        return self._info
+
+    async def expected(self) -> EngineInfo:
+        """Return the server's properties before a generation, after a check that they still hold where one is due."""
+        info = await self.connect()
+        if self.watch.due:
+            await self.watch.before(self, info, self.discover)
+        return info
+
+    async def counted(self, raw: RawResponse) -> RawResponse:
+        """Return an answer, after a check that the server is that of `connect` where one is due.
+
+        Raises:
+            ServerChangedError: See `ServerWatch.after`.
+        """
+        await self.watch.after(self, await self.connect(), self.discover, raw.served_by)
+        return raw
+
+    @abstractmethod
+    async def discover(self) -> EngineInfo:
+        """Query the server's properties, at connect and when it may have been replaced."""
+
+    @abstractmethod
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """Sample one completion with `send_generation`; see `Backend.generate`."""
+
+    @abstractmethod
+    async def score(self, token_ids: TokenIds) -> RawScores:
+        """Score a sequence teacher-forced; see `Backend.score`."""
+
+    @staticmethod
+    @abstractmethod
+    def abort_request(request_id: str) -> HttpRequest:
+        """Return the request that stops a generation. Static, as it may be sent after the backend is deleted."""
+
+    async def tokenize(self, text: str) -> TokenIds | None:
+        """Encode text with the server's tokenizer; see `Backend.tokenize`.
+
+        None if the server has no such endpoint, denies access to it, or has no tokenizer (500, 501).
+        """
+        info = await self.connect()
+        body = {"model": info.model, "prompt": text, "add_special_tokens": False}
+        request = HttpRequest("/tokenize", msgspec.json.encode(body))
+
+        async def send(_: int) -> TokenIds | None:
+            try:
+                raw = await self.http.send_once(request)
+                return np.array(decoded(self.http, raw, Tokenized).tokens, np.int32)
+            except (AuthenticationError, BadRequestError, ProtocolViolationError) as error:
+                error.with_traceback(None)
+            except ServerError as error:
+                if error.status not in (500, 501):
+                    raise
+                error.with_traceback(None)
+            return None
+
+        return await self.http.retries(send)
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a generation on the engine; an unknown id does nothing."""
+        await self.http.send_once(self.abort_request(request_id))
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""
+        await self.http.aclose()
+
+    async def get(self, path: str, kind: type[T]) -> T:
+        """GET a path and decode its JSON."""
+        return decoded(self.http, await self.http.send(HttpRequest(path), method="GET"), kind)
+
+    async def get_optional(self, path: str, kind: type[T]) -> T | None:
+        """GET and decode a path that some versions of a server lack; None on a 404."""
+        try:
+            return await self.get(path, kind)
+        except BadRequestError as error:
+            if error.status == 404:
+                error.with_traceback(None)
+                return None
+            raise
+
+    async def refusal(self, path: str, body: bytes) -> AuthenticationError | BadRequestError | None:
+        """POST a request that a server should refuse; return its error, or None if it is not refused.
+
+        The error has no traceback, whose frames would keep the connections in a reference cycle.
+        """
+        try:
+            await self.http.retries(lambda _: self.http.send_once(HttpRequest(path, body), _unread))
+        except (AuthenticationError, BadRequestError) as error:
+            return error.with_traceback(None)
+        return None
+
+    async def send_generation(
+        self,
+        request_id: str,
+        prepare: Callable[[str], HttpRequest],
+        kind: type[T],
+        *,
+        assembler: Callable[[], StreamAssembler[T]] | None = None,
+        on_chunk: OnChunk | None = None,
+        prompt: IdText | None = None,
+    ) -> DecodedResponse[T]:
+        """Send a generation, with retries. A try that is lost is aborted on the engine before the next one.
+
+        Args:
+            request_id: Our request id.
+            prepare: Builds the request for one try from that try's own id.
+            kind: Type of the response.
+            assembler: Makes the assembler of a streamed response.
+            on_chunk: Called with each chunk of a stream; None for a response in one body.
+            prompt: The prompt's text if its echo is requested: an equal echo is not decoded.
+        """
+        retries, failures = self.http.retries, Failures()
+        while True:
+            running = attempt_id(request_id, failures.count)
+            request, reader = prepare(running), None
+            if assembler is not None and on_chunk is not None:
+                url = self.http.base_url + request.path
+                reader = StreamReader(assembler, on_chunk, self.name, url, request_id, request.size)
+            try:
+                return await self._generate_once(running, request, kind, reader, prompt, request_id)
+            except BackendError as error:
+                error.was_streamed = reader is not None and reader.was_streamed
+                if not retries.may_go_on(error, failures):
+                    raise
+            await retries.sleep(failures.wait_s)
+
+    async def _generate_once(
+        self,
+        running: str,
+        request: HttpRequest,
+        kind: type[T],
+        reader: StreamReader[T] | None,
+        prompt: IdText | None,
+        request_id: str,
+    ) -> DecodedResponse[T]:
+        """Send one try, whose id is `running`; abort it if it is lost and may still run."""
+        started, loop = time.perf_counter(), asyncio.get_running_loop()
+        self._in_flight.add(running, loop)
+        try:
+            if reader is not None:
+                value = await self.http.send_once(request, reader, request_id=request_id)
+            else:
+                raw = await self.http.send_once(request, request_id=request_id)
+                if prompt is not None:
+                    raw = ResponseBody(prompt.without_echo(raw.body), raw.content_type)
+                value = decoded(self.http, raw, kind, request_id)
+        except GeneratorExit:  # a closed coroutine cannot await, and its event loop may be gone
+            try:
+                self._abort_quietly(running, asyncio.get_running_loop())
+            except RuntimeError:
+                self._in_flight.abort_without_loop(running)
+            raise
+        except BaseException as lost:
+            if _may_still_run(lost):
+                await asyncio.shield(self._abort_quietly(running, loop))  # a second cancellation is not delayed
+            else:
+                self._in_flight.discard(running)
+            raise
+        self._in_flight.discard(running)
+        unordered = reader is not None and reader.unordered
+        return DecodedResponse(value, time.perf_counter() - started, running, unordered)
+
+    def _abort_quietly(self, running: str, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        """Start an abort as a task of its own, so that it completes even if its caller is cancelled."""
+
+        # Failures are only logged: the caller must see the error that lost the generation.
+        async def stop() -> None:
+            try:
+                async with asyncio.timeout(ABORT_WITHIN_S):
+                    await self.abort(running)
+            except (GeneratorExit, LoopEndingError) as ending:
+                self._in_flight.abort_without_loop(running)
+                if isinstance(ending, GeneratorExit):
+                    raise
+            except Exception as error:
+                self._log_failed_abort(running, error)
+            self._in_flight.discard(running)
+
+        task = loop.create_task(stop())
+        self._abort_tasks.add(task)
+        task.add_done_callback(self._abort_tasks.discard)
+        return task
+
+    def _log_failed_abort(self, running: str, error: Exception) -> None:
+        """Log the first failed abort of a kind: a server that refuses one refuses all."""
+        kind = (type(error), getattr(error, "status", None))
+        if kind not in self._logged:
+            self._logged.add(kind)
+            _log.warning(
+                "request %s could not be aborted, and may still run on the server: %s: %s (logged once)",
+                running,
+                type(error).__name__,
+                " ".join(hidden(str(error)).split()) or f"no answer within {ABORT_WITHIN_S:g} s",
+            )
+
+    async def served_model(self) -> ServedModel:
+        """Find the configured model among those served, and check that the server runs this engine."""
+        models = (await self.get("/v1/models", ServedModels)).data
+        server = f"The {self.name} server at {self.http.base_url}"
+        if not models:
+            raise BadRequestError(f"{server} serves no model: start it with one.", backend=self.name)
+        owner = models[0].owned_by
+        if owner != self.name and owner in installed_backends():
+            raise BadRequestError(
+                f"The server at {self.http.base_url} runs {owner}, not {self.name}: use backend={owner!r}.",
+                backend=self.name,
+            )
+        own = [model for model in models if not _is_adapter(model, models)]
+        for model in own:
+            if self._model in (None, model.id):
+                return model
+        self._refuse_adapter(self._model, models)
+        names = ", ".join(short_repr(model.id) for model in own[:_LISTED_MODELS])
+        if len(own) > _LISTED_MODELS:
+            names = f"{names} and {len(own) - _LISTED_MODELS} more"
+        raise BadRequestError(
+            f"{server} does not serve {short_repr(self._model)}; it serves {names}. Pass one of these as model_id, or "
+            "leave it out.",
+            backend=self.name,
+        )
+
+    async def refuse_adapter(self, name: str) -> None:
+        """Check a model's name that is not used for requests.
+
+        Raises:
+            BadRequestError: It is that of a LoRA adapter, which the requests would not sample from.
+        """
+        self._refuse_adapter(name, (await self.get("/v1/models", ServedModels)).data)
+
+    def _refuse_adapter(self, name: str | None, models: list[ServedModel]) -> None:
+        for model in models:
+            if _is_adapter(model, models) and name in (None, model.id):
+                raise BadRequestError(
+                    f"{short_repr(model.id)} is a LoRA adapter on the {self.name} server at {self.http.base_url}. "
+                    "Adapters are not supported, since their weights and versions could not be recorded. Serve the "
+                    "model with the adapter merged into it, or give the name of the base model.",
+                    backend=self.name,
+                )
+
+
+class DecodedResponse(msgspec.Struct, Generic[T], frozen=True):
+    """A decoded response, its latency in seconds, the id that was sent, and whether a stream did not show its order."""
+
+    value: T
+    latency_s: float
+    request_id: str
+    unordered: bool = False
+
+
+class ServedModel(msgspec.Struct):
+    """One entry of an OpenAI-style `/v1/models`. A LoRA adapter has a parent and, on both engines, no length."""
+
+    id: str
+    max_model_len: int | None = None
+    owned_by: str | None = None
+    parent: str | None = None
+
+
+class ServedModels(msgspec.Struct):
+    """The response of `/v1/models` on both engines."""
+
+    data: list[ServedModel]
+
+
+class Tokenized(msgspec.Struct):
+    """The response of `/tokenize` on both engines."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+
+
+def _is_adapter(model: ServedModel, models: list[ServedModel]) -> bool:
+    """Return whether an entry is a LoRA adapter: it has a parent, or alone no length of its own."""
+    return bool(model.parent) or (model.max_model_len is None and any(one.max_model_len is not None for one in models))
+
+
+async def _unread(reply: HttpResponse) -> None:
+    """Ignore the body of a 200 that should have been a refusal; it may be long."""
+
+
+def _may_still_run(lost: BaseException) -> bool:
+    """Return whether the engine may still be working on a request that failed with this error."""
+    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)
+
+
+@asynccontextmanager
+async def changing_weights(server: EngineAdmin, path: str, version: str, running: Running) -> AsyncIterator[None]:
+    """Pause a server while its weights are loaded; resume it on success. Arguments: see `load_weights`.
+
+    Raises:
+        WeightsNotLoadedError: Loading raised a `BackendError`; the server stays paused.
+    """
+    if not version:
+        raise ValueError("version must be a non-empty name, such as 'step-17'.")
+    await server.pause(running)
+    try:
+        yield
+    except BackendError as error:
+        raise WeightsNotLoadedError(
+            f"{server.name} could not load the weights in {path!r} as {version!r} ({error}). It stays paused, as "
+            "its weights may be incomplete. Load valid weights with load_weights, or call resume().",
+            backend=server.name,
+            status=error.status,
+            body=error.body,
+        ) from error
+    await server.resume()
 
 
 class InFlightRequests:
@@ -163,395 +529,3 @@ def _at_exit() -> None:
     until = time.monotonic() + ABORT_WITHIN_S
     for requests in list(_instances):
         requests.abort_all(until)
-
-
-class DecodedResponse(msgspec.Struct, Generic[T], frozen=True):
-    """A decoded response, its latency in seconds, the id that was sent, and whether a stream did not show its order."""
-
-    value: T
-    latency_s: float
-    request_id: str
-    unordered: bool = False
-
-
-class GenerationRunner:
-    """Runs the generations of one backend, with retries and aborts.
-
-    It has no reference to the backend: in a reference cycle the sockets would be collected before they are closed.
-
-    Args:
-        http: Sends the requests.
-        abort_request: Returns the request that stops a generation, used without an event loop.
-    """
-
-    def __init__(self, http: EngineHttp, abort_request: Callable[[str], HttpRequest]) -> None:
-        self.http = http
-        self._abort_tasks: set[asyncio.Task[None]] = set()
-        self._logged: set[tuple[type[Exception], int | None]] = set()
-        self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
-
-    async def run(
-        self,
-        request_id: str,
-        prepare: Callable[[str], HttpRequest],
-        kind: type[T],
-        assembler: Callable[[], StreamAssembler[T]] | None,
-        on_chunk: OnChunk | None,
-        abort: Abort,
-        prompt: IdText | None,
-    ) -> DecodedResponse[T]:
-        """Send a generation. If a try is lost, it is aborted on the engine before anything else happens.
-
-        Args:
-            request_id: Our request id.
-            prepare: Builds the request for one try from that try's own id.
-            kind: Type of the response.
-            assembler: Makes the assembler of a streamed response.
-            on_chunk: Called with each chunk of a stream; None for a response in one body.
-            abort: Stops a generation on the engine.
-            prompt: The prompt's text if its echo is requested: an equal echo is not decoded.
-        """
-
-        async def one_try(attempt: Attempt) -> DecodedResponse[T]:
-            running, started = attempt.name(request_id), time.perf_counter()
-            request = prepare(running)
-            reader = None
-            if assembler is not None and on_chunk is not None:
-                url = self.http.base_url + request.path
-                reader = StreamReader(assembler, on_chunk, self.http.backend, url, request_id, request.size)
-            self._in_flight.add(running, asyncio.get_running_loop())
-            try:
-                if reader is not None:
-                    value = await self.http.reading(request, reader, request_id=request_id)
-                else:
-                    raw = await self.http.send_once(request, request_id=request_id)
-                    if prompt is not None:
-                        raw = ResponseBody(prompt.without_echo(raw.body), raw.content_type)
-                    value = decoded(self.http, raw, kind, request_id)
-            except GeneratorExit:  # a closed coroutine cannot await, and its event loop may be gone
-                try:
-                    self._abort_quietly(running, abort, asyncio.get_running_loop())
-                except RuntimeError:
-                    self._in_flight.abort_without_loop(running)
-                raise
-            except BaseException as lost:
-                if isinstance(lost, BackendError):
-                    lost.was_streamed = reader is not None and reader.was_streamed
-                if _may_still_run(lost):
-                    # Shielded, so that a second cancellation is not delayed.
-                    await asyncio.shield(self._abort_quietly(running, abort, asyncio.get_running_loop()))
-                else:
-                    self._in_flight.discard(running)
-                raise
-            self._in_flight.discard(running)
-            unordered = reader is not None and reader.unordered
-            return DecodedResponse(value, time.perf_counter() - started, running, unordered)
-
-        return await self.http.retrying(one_try)
-
-    def _abort_quietly(self, request_id: str, abort: Abort, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        """Start an abort as a task of its own, so that it completes even if its caller is cancelled."""
-
-        # Failures are only logged: the caller must see the error that lost the generation.
-        async def stop() -> None:
-            try:
-                async with asyncio.timeout(ABORT_WITHIN_S):
-                    await abort(request_id)
-            except (GeneratorExit, LoopEndingError) as ending:
-                self._in_flight.abort_without_loop(request_id)
-                if isinstance(ending, GeneratorExit):
-                    raise
-            except Exception as error:
-                self._log(request_id, error)
-            self._in_flight.discard(request_id)
-
-        task = loop.create_task(stop())
-        self._abort_tasks.add(task)
-        task.add_done_callback(self._abort_tasks.discard)
-        return task
-
-    def _log(self, request_id: str, error: Exception) -> None:
-        """Log the first failed abort of a kind: a server that refuses one refuses all."""
-        kind = (type(error), getattr(error, "status", None))
-        if kind not in self._logged:
-            self._logged.add(kind)
-            _log.warning(
-                "request %s could not be aborted, and may still run on the server: %s: %s (logged once)",
-                request_id,
-                type(error).__name__,
-                " ".join(hidden(str(error)).split()) or f"no answer within {ABORT_WITHIN_S:g} s",
-            )
-
-
-def _may_still_run(lost: BaseException) -> bool:
-    """Return whether the engine may still be working on a request that failed with this error."""
-    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)
-
-
-_LISTED_MODELS = 5
-"""Names of served models that an error lists."""
-
-
-class ServedModel(msgspec.Struct):
-    """One entry of an OpenAI-style `/v1/models`. A LoRA adapter has a parent and, on both engines, no length."""
-
-    id: str
-    max_model_len: int | None = None
-    owned_by: str | None = None
-    parent: str | None = None
-
-
-class ServedModels(msgspec.Struct):
-    """The response of `/v1/models` on both engines."""
-
-    data: list[ServedModel]
-
-
-class Tokenized(msgspec.Struct):
-    """The response of `/tokenize` on both engines."""
-
-    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
-
-
-class HttpBackend(ABC):
-    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score` and `abort_request`.
-
-    Args:
-        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
-        model: Name of the model; the server's first one when None.
-        api_key, admin_api_key, headers: See `EngineHttp`.
-        timeout_s: Longest wait for an answer, in seconds.
-        connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: See `EngineHttp`.
-        patience_s: How long a request waits for a server that is away or busy, in seconds; 0 for one try. An address
-            at which no server has answered yet fails at once.
-        http_transport: Makes the transport; tests pass one of a scripted engine.
-        sleep: Waits between tries.
-        clock: Measures the patience.
-    """
-
-    name: ClassVar[str]
-    http_type: ClassVar[type[EngineHttp]] = EngineHttp
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        model: str | None = None,
-        api_key: str | None = None,
-        admin_api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
-        connect_timeout_s: float = 5.0,
-        max_connections: int = 0,
-        patience_s: float = PATIENCE_S,
-        http_transport: HttpTransportFactory | None = None,
-        sleep: Sleep = asyncio.sleep,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self.http = self.http_type(
-            self.name,
-            base_url,
-            api_key=api_key,
-            admin_api_key=admin_api_key,
-            headers=headers,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            max_connections=max_connections,
-            patience_s=patience_s,
-            http_transport=http_transport,
-            sleep=sleep,
-            clock=clock,
-        )
-        self._model = model
-        self._info: EngineInfo | None = None
-        self._runner = GenerationRunner(self.http, self.abort_request)
-        self.watch = ServerWatch(self._interruptions(self.http))
-
-    async def connect(self) -> EngineInfo:
-        """Query the server's properties; later calls return the first result."""
-        if self._info is None:
-            self._info = await self.discover()
-        return self._info
-
-    @staticmethod
-    def _interruptions(http: EngineHttp) -> Callable[[], int]:
-        return lambda: http.interruptions
-
-    async def expected(self) -> EngineInfo:
-        """Return the server's properties before a generation, after a check that they still hold where one is due."""
-        info = await self.connect()
-        if self.watch.due:
-            await self.watch.before(self, info, self.discover)
-        return info
-
-    async def counted(self, raw: RawResponse) -> RawResponse:
-        """Return an answer, after a check that the server is that of `connect` where one is due.
-
-        Raises:
-            ServerChangedError: See `ServerWatch.after`.
-        """
-        await self.watch.after(self, await self.connect(), self.discover, raw.served_by)
-        return raw
-
-    @abstractmethod
-    async def discover(self) -> EngineInfo:
-        """Query the server's properties, at connect and when it may have been replaced."""
-
-    @abstractmethod
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
-        """Sample one completion with `send_generation`; see `Backend.generate`."""
-
-    @abstractmethod
-    async def score(self, token_ids: TokenIds) -> RawScores:
-        """Score a sequence teacher-forced; see `Backend.score`."""
-
-    @staticmethod
-    @abstractmethod
-    def abort_request(request_id: str) -> HttpRequest:
-        """Return the request that stops a generation. Static, as it may be sent after the backend is deleted."""
-
-    async def tokenize(self, text: str) -> TokenIds | None:
-        """Encode text with the server's tokenizer; see `Backend.tokenize`.
-
-        None if the server has no such endpoint, denies access to it, or has no tokenizer (500, 501).
-        """
-        info = await self.connect()
-        body = {"model": info.model, "prompt": text, "add_special_tokens": False}
-        request = HttpRequest("/tokenize", msgspec.json.encode(body))
-
-        async def send(attempt: Attempt) -> TokenIds | None:
-            try:
-                raw = await self.http.send_once(request)
-                return np.array(decoded(self.http, raw, Tokenized).tokens, np.int32)
-            except (AuthenticationError, BadRequestError, ProtocolViolationError) as error:
-                error.with_traceback(None)
-            except ServerError as error:
-                if error.status not in (500, 501):
-                    raise
-                error.with_traceback(None)
-            return None
-
-        return await self.http.retrying(send)
-
-    async def abort(self, request_id: str) -> None:
-        """Stop a generation on the engine; an unknown id does nothing."""
-        await self.http.send_once(self.abort_request(request_id))
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections."""
-        await self.http.aclose()
-
-    async def get(self, path: str, kind: type[T]) -> T:
-        """GET a path and decode its JSON."""
-        return decoded(self.http, await self.http.send(HttpRequest(path), method="GET"), kind)
-
-    async def get_optional(self, path: str, kind: type[T]) -> T | None:
-        """GET and decode a path that some versions of a server lack; None on a 404."""
-        try:
-            return await self.get(path, kind)
-        except BadRequestError as error:
-            if error.status == 404:
-                error.with_traceback(None)
-                return None
-            raise
-
-    async def refusal(self, path: str, body: bytes) -> AuthenticationError | BadRequestError | None:
-        """POST a request that a server should refuse; return its error, or None if it is not refused.
-
-        The error has no traceback, whose frames would keep the connections in a reference cycle.
-        """
-        try:
-            await self.http.retrying(lambda _: self.http.reading(HttpRequest(path, body), _unread))
-        except (AuthenticationError, BadRequestError) as error:
-            return error.with_traceback(None)
-        return None
-
-    async def send_generation(
-        self,
-        request_id: str,
-        prepare: Callable[[str], HttpRequest],
-        kind: type[T],
-        *,
-        assembler: Callable[[], StreamAssembler[T]] | None = None,
-        on_chunk: OnChunk | None = None,
-        prompt: IdText | None = None,
-    ) -> DecodedResponse[T]:
-        """Send a generation; see `GenerationRunner.run`."""
-        return await self._runner.run(request_id, prepare, kind, assembler, on_chunk, self.abort, prompt)
-
-    async def served_model(self) -> ServedModel:
-        """Find the configured model among those served, and check that the server runs this engine."""
-        models = (await self.get("/v1/models", ServedModels)).data
-        server = f"The {self.name} server at {self.http.base_url}"
-        if not models:
-            raise BadRequestError(f"{server} serves no model: start it with one.", backend=self.name)
-        owner = models[0].owned_by
-        if owner != self.name and owner in installed_backends():
-            raise BadRequestError(
-                f"The server at {self.http.base_url} runs {owner}, not {self.name}: use backend={owner!r}.",
-                backend=self.name,
-            )
-        own = [model for model in models if not _is_adapter(model, models)]
-        for model in own:
-            if self._model in (None, model.id):
-                return model
-        self._refuse_adapter(self._model, models)
-        names = ", ".join(short_repr(model.id) for model in own[:_LISTED_MODELS])
-        if len(own) > _LISTED_MODELS:
-            names = f"{names} and {len(own) - _LISTED_MODELS} more"
-        raise BadRequestError(
-            f"{server} does not serve {short_repr(self._model)}; it serves {names}. Pass one of these as model_id, or "
-            "leave it out.",
-            backend=self.name,
-        )
-
-    async def refuse_adapter(self, name: str) -> None:
-        """Check a model's name that is not used for requests.
-
-        Raises:
-            BadRequestError: It is that of a LoRA adapter, which the requests would not sample from.
-        """
-        self._refuse_adapter(name, (await self.get("/v1/models", ServedModels)).data)
-
-    def _refuse_adapter(self, name: str | None, models: list[ServedModel]) -> None:
-        for model in models:
-            if _is_adapter(model, models) and name in (None, model.id):
-                raise BadRequestError(
-                    f"{short_repr(model.id)} is a LoRA adapter on the {self.name} server at {self.http.base_url}. "
-                    "Adapters are not supported, since their weights and versions could not be recorded. Serve the "
-                    "model with the adapter merged into it, or give the name of the base model.",
-                    backend=self.name,
-                )
-
-
-def _is_adapter(model: ServedModel, models: list[ServedModel]) -> bool:
-    """Return whether an entry is a LoRA adapter: it has a parent, or alone no length of its own."""
-    return bool(model.parent) or (model.max_model_len is None and any(one.max_model_len is not None for one in models))
-
-
-async def _unread(reply: HttpResponse) -> None:
-    """Ignore the body of a 200 that should have been a refusal; it may be long."""
-
-
-@asynccontextmanager
-async def changing_weights(server: EngineAdmin, path: str, version: str, running: Running) -> AsyncIterator[None]:
-    """Pause a server while its weights are loaded; resume it on success. Arguments: see `load_weights`.
-
-    Raises:
-        WeightsNotLoadedError: Loading raised a `BackendError`; the server stays paused.
-    """
-    if not version:
-        raise ValueError("version must be a non-empty name, such as 'step-17'.")
-    await server.pause(running)
-    try:
-        yield
-    except BackendError as error:
-        raise WeightsNotLoadedError(
-            f"{server.name} could not load the weights in {path!r} as {version!r} ({error}). It stays paused, as "
-            "its weights may be incomplete. Load valid weights with load_weights, or call resume().",
-            backend=server.name,
-            status=error.status,
-            body=error.body,
-        ) from error
-    await server.resume()

@@ -1,4 +1,14 @@
-"""HTTP to an engine: one transport per event loop, typed errors, bounded retries, decoded responses."""
+"""HTTP to an engine: one pool of connections per event loop, typed errors, retries, decoded responses.
+
+What leans on inner parts of aiohttp, and the test that notices a change:
+
+- `ClientSession._retry_connection`, so that a GET is not sent twice:
+  `tests/backend/test_connections.py::test_a_connection_that_breaks_in_mid_answer`.
+- The chain of causes of its errors and the text "ConnectionReset", from which `error_from_failure` reads the reason:
+  the same file's tests of refused, unreachable, never opened, reset and unknown hosts.
+- A loop that shuts down closes suspended async generators before its sockets (`LoopTransports`):
+  `tests/backend/test_transport.py::test_connections_are_closed_when_each_loop_ends`.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +20,19 @@ import os
 import re
 import socket
 import ssl
-import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
 import msgspec
-from yarl import URL
 
 from tito_core.backend.errors import (
     UNREADABLE,
-    AuthenticationError,
     BackendError,
     BadRequestError,
     ConnectionFailure,
@@ -35,26 +41,287 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
     hidden,
     hide_causes,
-    keep_secret,
 )
-from tito_core.backend.http.errors import (
+from tito_core.backend.http.body import (
     ERROR_BYTES,
     INFO_BYTES,
     AnswerSize,
     BodyTooLargeError,
     UndecodableBodyError,
-    decode_pieces,
-    error_from_failure,
-    error_from_status,
+    decompressed,
     read_start,
     read_whole,
-    speaks_tls,
-    text_of,
-    wants_tls,
 )
+from tito_core.backend.http.connection import Connection
+from tito_core.backend.http.errors import error_from_failure, error_from_status, with_scheme
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Attempt, Clock, Retries, Sleep
-from tito_core.backend.values import InvalidValueError, at_least, positive_seconds, short_repr
+from tito_core.backend.retries import Clock, Retries, Sleep
+
+T = TypeVar("T")
+_AROUND = 4096
+"""Bytes around a part of a body that is shown, in which the API key is hidden first: half of one would not be found."""
+_INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
+IDLE_S = 15.0
+"""Seconds without any request after which the server may have been restarted: an engine takes longer to start."""
+_INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
+KEEP_ALIVE_S = 3.0
+"""Seconds that an idle connection is kept. Both engines close idle connections after 5 s."""
+_DEFAULT_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
+"""Compression costs client and server more time than it saves."""
+
+
+class HttpRequest(msgspec.Struct, frozen=True):
+    """One request, and the size limits of its response.
+
+    Attributes:
+        path: Path, appended to the server's address.
+        body: In one piece or several.
+        headers: Additional headers; values must be printable ASCII.
+        size: Size limits. The default, 4 MiB, is too small for a generation: use `answer_size`.
+        admin: Whether it needs the key for administration, where the server has one.
+    """
+
+    path: str
+    body: bytes | Pieces = b""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    size: AnswerSize = _INFO
+    admin: bool = False
+
+
+class ResponseBody(msgspec.Struct, frozen=True):
+    """The body of a 200, and its content type."""
+
+    body: bytes
+    content_type: str
+
+
+class EngineHttp:
+    """Sends requests to one server. Its only state are connections; threads and event loops may share it.
+
+    Args:
+        backend: Name for errors.
+        connection: How to reach the server.
+        http_transport: Makes the transport; `ConnectionPool` when None.
+        sleep: Waits between tries.
+        clock: Measures the patience.
+
+    Attributes:
+        interruptions: How often the server may have become another one: connections that were refused, reset or closed
+            early, and times of `IDLE_S` without a request.
+        base_url: The server's address for errors.
+        retries: Retries requests.
+        takes_any_type: Whether a 200 is decoded as JSON whatever its content type is.
+    """
+
+    takes_any_type: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        backend: str,
+        connection: Connection,
+        *,
+        http_transport: HttpTransportFactory | None = None,
+        sleep: Sleep = asyncio.sleep,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.backend = backend
+        self.connection = connection
+        self.base_url = connection.address.shown
+        self.interruptions = 0
+        self.retries = Retries(connection.patience_s, pause_s=connection.timeout_s, sleep=sleep, clock=clock)
+        self._clock = clock
+        self._open: set[object] = set()
+        self._last_s: float | None = None
+        self._was_reached = False
+        pool = functools.partial(
+            ConnectionPool, connection.address.socket, connection.max_connections, connection.connect_timeout_s
+        )
+        self._transports = LoopTransports(http_transport or pool)
+
+    async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
+        """Send one request with retries; return the 200."""
+        return await self.retries(lambda _: self.send_once(request, method=method))
+
+    @overload
+    async def send_once(
+        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
+    ) -> ResponseBody: ...
+
+    @overload
+    async def send_once(
+        self,
+        request: HttpRequest,
+        read: Callable[[HttpResponse], Awaitable[T]],
+        *,
+        method: str = "POST",
+        request_id: str | None = None,
+    ) -> T: ...
+
+    async def send_once(
+        self,
+        request: HttpRequest,
+        read: Callable[[HttpResponse], Awaitable[Any]] | None = None,
+        *,
+        method: str = "POST",
+        request_id: str | None = None,
+    ) -> Any:
+        """Send one request without retries, and read its 200 with `read`, or its whole body, within `timeout_s`.
+
+        Raises:
+            BackendError: Its subclass says what failed.
+        """
+        shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
+        transport = self._transports.held or await self._transports.current()
+        if not isinstance(body, bytes):
+            headers["Content-Length"] = str(sum(map(len, body)))
+        deadline = asyncio.timeout(
+            self.connection.timeout_s
+        )  # for the whole response, which may arrive slowly but never idle
+        try:
+            with self._in_use():
+                async with deadline:
+                    response = await transport.send(method, self.connection.address.root + request.path, headers, body)
+                    self._was_reached = True
+                    try:
+                        if response.status == 200 and read is not None:
+                            return await read(response)
+                        if response.status == 200:
+                            return ResponseBody(await response.read(request.size.body), response.kind)
+                        text = await response.text(ERROR_BYTES)
+                    finally:
+                        await response.aclose()
+        except BackendError as error:
+            hide_causes(self._noted(error))
+            raise
+        except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
+            if isinstance(failure, TimeoutError) and deadline.expired():
+                raise self._timed_out(shown, request_id) from None
+            failed = self._noted(self._failed(failure, shown, request_id))
+            failed.__cause__ = failure
+        else:
+            failed = error_from_status(
+                self.backend,
+                response.status,
+                text,
+                response.headers,
+                url=shown,
+                request_id=request_id,
+                admin=request.admin,
+            )
+        finally:
+            del deadline  # it refers to the task, whose error refers to this frame
+        try:
+            raise hide_causes(failed)  # here, as a failure of aiohttp would be its context, with the request's headers
+        finally:
+            del failed
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
+        if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
+            self.interruptions += 1
+        mark = object()
+        self._open.add(mark)
+        try:
+            yield
+        finally:
+            self._open.discard(mark)
+            self._last_s = self._clock()
+
+    def _noted(self, error: BackendError) -> BackendError:
+        """Count an error after which the server may be another one."""
+        if isinstance(error, EngineConnectionError) and error.reason in _INTERRUPTIONS:
+            self.interruptions += 1
+        return error
+
+    def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
+        return EngineTimeoutError(
+            f"{self.backend} at {shown} did not answer within {self.connection.timeout_s:g} s. The request was "
+            "aborted. Raise timeout_s if answers take longer.",
+            backend=self.backend,
+            request_id=request_id,
+        )
+
+    def _failed(self, failure: Exception, shown: str, request_id: str | None) -> BackendError:
+        """Return the error for a request without a whole response."""
+        error = error_from_failure(
+            self.backend,
+            failure,
+            url=shown,
+            connect_timeout_s=self.connection.connect_timeout_s,
+            request_id=request_id,
+        )
+        if isinstance(error, EngineConnectionError):
+            error.reached = self._was_reached
+        if (
+            shown.startswith("http:")
+            and not self._was_reached
+            and (error.sent or isinstance(error, ProtocolViolationError))
+        ):
+            error.advise(f"If the server speaks TLS, use the address {with_scheme(shown, 'https')!r}.")
+        return error
+
+    def _headers(self, request: HttpRequest) -> dict[str, str]:
+        for name, value in request.headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise BadRequestError(
+                    f"The header {name} cannot be sent: {value!r} contains a character that is not printable ASCII. "
+                    "Change the session_id or request_id.",
+                    backend=self.backend,
+                )
+        headers = {"Content-Type": "application/json", **self.connection.headers, **request.headers}
+        connection = self.connection
+        if key := connection.admin_api_key if request.admin else connection.api_key:
+            headers["Authorization"] = f"Bearer {key}"
+        return headers
+
+    def blocking_post(self, request: HttpRequest) -> BlockingPost:
+        """Return a POST that needs no event loop, for the end of a loop or process."""
+        where, body = (
+            self.connection.address,
+            request.body if isinstance(request.body, bytes) else b"".join(request.body),
+        )
+        return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
+
+    async def aclose(self) -> None:
+        """Close the running loop's transport. A loop that shuts down closes its own."""
+        await self._transports.aclose()
+
+
+def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str | None = None) -> T:
+    """Decode JSON into a wire type; unknown fields are ignored.
+
+    Raises:
+        ProtocolViolationError: Not JSON, or another shape.
+    """
+    try:
+        if raw.body and raw.content_type and "json" not in raw.content_type and not http.takes_any_type:
+            raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
+        return msgspec.json.decode(raw.body, type=kind)
+    except UNREADABLE as error:
+        refused = _undecodable(http, raw, error, request_id)
+    try:
+        raise refused  # here, as `error`, which may quote the API key, would be its context
+    finally:
+        del refused
+
+
+def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_id: str | None) -> BackendError:
+    problem = f"but {error}" if raw.body else "but its body is empty"
+    at = re.search(r"byte (\d+)", str(error))
+    start = max(0, int(at[1]) - 40) if at else 0
+    before = raw.body[max(0, start - _AROUND) : start].decode(errors="replace")
+    shown = hidden(raw.body[max(0, start - _AROUND) : start + 80 + 2 * _AROUND].decode(errors="replace"))
+    refused = ProtocolViolationError(
+        f"{http.backend} at {http.base_url} answered 200, {problem}: {shown[len(before) :][:80]!r}. "
+        f"Check that this is a {http.backend} server and not a proxy.",
+        backend=http.backend,
+        status=200,
+        body=raw.body[:ERROR_BYTES].decode(errors="replace"),
+        request_id=request_id,
+    )
+    refused.__cause__ = error
+    return hide_causes(refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +359,27 @@ class HttpResponse:
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
             raise BodyTooLargeError(limit)
-        return await read_whole(self.pieces(), limit)
+        body = decompressed(await read_whole(self.raw, limit), self._encoding, limit)
+        if len(body) > limit:
+            raise BodyTooLargeError(limit)
+        return body
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Read the body as it arrives, decompressed.
+        """Read the body of a stream as it arrives.
 
         Raises:
-            UndecodableBodyError: It does not match its Content-Encoding.
+            UndecodableBodyError: It is compressed.
         """
-        return decode_pieces(self.raw, self._encoding) if self._encoding else self.raw
+        if self._encoding.lower() not in ("", "identity"):
+            raise UndecodableBodyError(f"its Content-Encoding is {self._encoding[:40]!r}, which a stream must not have")
+        return self.raw
 
     async def text(self, limit: int) -> str:
-        """Read at most `limit` bytes of the body as text; see `text_of`."""
-        return text_of(await read_start(self.raw, limit), self._encoding, self.kind, limit)
+        """Read at most `limit` bytes of the body as UTF-8, with U+FFFD for anything else."""
+        body = await read_start(self.raw, limit)
+        with contextlib.suppress(UndecodableBodyError):  # shown as it came
+            body = decompressed(body, self._encoding, limit)[:limit]
+        return body.decode("utf-8", "replace")
 
 
 class HttpTransport(Protocol):
@@ -127,7 +402,8 @@ class HttpTransport(Protocol):
         """Close all connections."""
 
 
-Make = Callable[[], HttpTransport]
+HttpTransportFactory = Callable[[], HttpTransport]
+"""Makes a transport in the event loop that uses it."""
 Holder = AsyncGenerator[HttpTransport]
 
 
@@ -142,10 +418,10 @@ class LoopTransports:
     the transport is closed with its loop. (Weak references to loops do not work: a pool refers to its loop.)
 
     Args:
-        make: Makes a transport in the event loop that uses it.
+        make: HttpTransportFactorys a transport in the event loop that uses it.
     """
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: HttpTransportFactory) -> None:
         self._make = make
         self._ending: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._held: dict[asyncio.AbstractEventLoop, tuple[Holder, HttpTransport]] = {}
@@ -192,7 +468,9 @@ class LoopTransports:
                 self._held.pop(loop, None)
 
 
-async def _hold(make: Make, owner: weakref.ref[LoopTransports], loop: asyncio.AbstractEventLoop) -> Holder:
+async def _hold(
+    make: HttpTransportFactory, owner: weakref.ref[LoopTransports], loop: asyncio.AbstractEventLoop
+) -> Holder:
     # A weak reference to the owner: in a reference cycle the sockets would be collected before they are closed.
     transport = make()
     try:
@@ -201,12 +479,6 @@ async def _hold(make: Make, owner: weakref.ref[LoopTransports], loop: asyncio.Ab
         if (transports := owner()) is not None:
             transports.forget(loop)
         await transport.aclose()
-
-
-KEEP_ALIVE_S = 3.0
-"""Seconds that an idle connection is kept. Both engines close idle connections after 5 s."""
-_DEFAULT_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
-"""Compression costs client and server more time than it saves."""
 
 
 class ConnectionPool:
@@ -234,7 +506,7 @@ class ConnectionPool:
             headers=_DEFAULT_HEADERS,
             timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # `decode_pieces` decompresses with a size limit
+            auto_decompress=False,  # without a size limit, and the status of an undecodable error would be lost
         )
         self._session._retry_connection = False  # aiohttp would retry a GET; only the backend retries
 
@@ -344,434 +616,3 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-API_KEY_VARIABLE = "TITO_API_KEY"
-_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_UNIX = "unix://"
-LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107
-"""Longest path of a Unix socket, in bytes (`sun_path` of the system, without its end)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens.
-
-    Attributes:
-        shown: The address for errors, without a slash at its end.
-        root: http(s) address that paths of requests are appended to.
-        socket: Path of a Unix socket, or None for a host and port.
-    """
-
-    shown: str
-    root: str
-    socket: str | None = None
-
-    @classmethod
-    def of(cls, base_url: str, *, backend: str) -> Address:
-        """Check an address: "http://host:8000", "https://host/prefix", or "unix:///run/server.sock".
-
-        Raises:
-            EngineConnectionError: The address has another form.
-        """
-        given = base_url.strip() if isinstance(base_url, str) else base_url
-        if isinstance(given, str) and given.startswith(_UNIX):
-            path = given.removeprefix(_UNIX)
-            if not path.startswith("/") or path.endswith("/") or "\0" in path:
-                raise EngineConnectionError(
-                    f"{base_url!r} is not a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
-                    backend=backend,
-                )
-            if (length := len(os.fsencode(path))) > LONGEST_SOCKET:
-                error = EngineConnectionError(
-                    f"The path of the Unix socket {path!r} is too long: it has {length} bytes, and the system allows "
-                    f"{LONGEST_SOCKET}. Move the socket, or make a symbolic link to its folder with a shorter path.",
-                    backend=backend,
-                )
-                error.reason = "address"
-                raise error
-            return cls(given, "http://localhost", path)
-        root = server_address(base_url, backend=backend)
-        return cls(root, root)
-
-
-def server_address(base_url: str, *, backend: str) -> str:
-    """Check a server's address; return it without a slash at its end.
-
-    Raises:
-        EngineConnectionError: Not an http(s) address of scheme, host, optional port and optional path prefix.
-    """
-    if not isinstance(base_url, str):
-        raise _invalid_address(f"{short_repr(base_url)} is not a server address", backend)
-    given = base_url.strip()
-    if not given.isprintable():
-        raise _invalid_address(
-            f"{base_url!r} is not a server address (it contains a character that is not printable)", backend
-        )
-    try:
-        url = URL(given)  # as aiohttp will read it
-        host = url.host  # decodes an international name, which may be invalid
-    except (ValueError, UnicodeError) as error:
-        raise _invalid_address(f"{base_url!r} is not a server address ({error})", backend) from None
-    if "@" in url.raw_authority:  # not shown, as it is a secret
-        raise _invalid_address("The server address contains a user name or password; pass the key as api_key", backend)
-    if url.query_string or url.fragment:  # not shown either
-        raise _invalid_address("The server address contains a query or a fragment; pass a key as api_key", backend)
-    if url.scheme not in ("http", "https") or not host or not url.raw_host:
-        raise _invalid_address(f"{base_url!r} is not a server address", backend)
-    if problem := _host_problem(url.raw_host):
-        raise _invalid_address(f"{base_url!r} is not a server address ({problem})", backend)
-    if url.explicit_port == 0:  # yarl 1.17 gives 80 as `port`
-        raise _invalid_address(f"{base_url!r} has no port between 1 and 65535", backend)
-    address = str(url).rstrip("/")
-    if address.endswith("/v1"):
-        raise _invalid_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
-    return address
-
-
-def _host_problem(host: str) -> str | None:
-    """Return why a host name is invalid, or None."""
-    if host.replace(".", "").isdigit():  # "127.1" is valid for the C library, but not for aiohttp
-        try:
-            IPv4Address(host)
-        except ValueError:
-            return f"{host} is not an IPv4 address of four numbers, like 127.0.0.1"
-    elif ":" not in host and not all(map(_LABEL.fullmatch, host.removesuffix(".").split("."))):
-        return "each part of a host name must have 1 to 63 letters, digits, hyphens or underscores"
-    return None
-
-
-def _invalid_address(problem: str, backend: str) -> EngineConnectionError:
-    error = EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
-    error.reason = "address"
-    return error
-
-
-OWN_HEADERS = frozenset(
-    (
-        *("accept-encoding", "authorization", "connection", "content-encoding", "content-length", "content-type"),
-        *("host", "transfer-encoding", "x-request-id", "x-session-id", "x-smg-routing-key"),
-    )
-)
-"""Headers that the client sets itself, in lower case."""
-
-
-def headers_of(given: Mapping[str, str] | None, *, backend: str) -> dict[str, str]:
-    """Return the headers that a gateway wants, such as {"X-API-Key": "..."}. Errors hide their values.
-
-    Raises:
-        InvalidValueError: A name is not that of a header or is one of `OWN_HEADERS`, or a value cannot be sent.
-    """
-    for name, value in (given or {}).items():
-        if not isinstance(name, str) or not _HEADER.fullmatch(name) or name.lower() in OWN_HEADERS:
-            raise InvalidValueError(
-                f"headers must not contain {short_repr(name)}: the {backend} client sets it itself, or it is not a "
-                "header's name. Pass a bearer token as api_key."
-            )
-        if not (isinstance(value, str) and value.isascii() and value.isprintable()):
-            raise InvalidValueError(f"The value of {name!r} in headers must be a string of printable ASCII.")
-        keep_secret(value)
-    return dict(given or {})
-
-
-def key_of(given: str | None, *, backend: str) -> str | None:
-    """Return the API key: the argument, else the environment variable TITO_API_KEY, else None. Errors hide it.
-
-    Raises:
-        AuthenticationError: It contains characters that are not allowed in an HTTP header.
-    """
-    key = (given if given is not None else os.environ.get(API_KEY_VARIABLE, "")).strip()
-    if not (key.isascii() and key.isprintable()):
-        raise AuthenticationError(
-            "The API key contains characters that are not allowed in an HTTP header: check api_key or TITO_API_KEY.",
-            backend=backend,
-        )
-    if key:
-        keep_secret(key)
-    return key or None
-
-
-T = TypeVar("T")
-HttpTransportFactory = Callable[[], HttpTransport]
-"""Makes a transport in the event loop that uses it."""
-_AROUND = 4096
-"""Bytes around a part of a body that is shown, in which the API key is hidden first: half of one would not be found."""
-_TLS_WITHIN_S = 1.0
-"""Longest TLS handshake with a server that closed a plain HTTP connection, in seconds."""
-_INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
-IDLE_S = 15.0
-"""Seconds without any request after which the server may have been restarted: an engine takes longer to start."""
-_INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
-
-
-class HttpRequest(msgspec.Struct, frozen=True):
-    """One request, and the size limits of its response.
-
-    Attributes:
-        path: Path, appended to the server's address.
-        body: In one piece or several.
-        headers: Additional headers; values must be printable ASCII.
-        size: Size limits. The default, 4 MiB, is too small for a generation: use `answer_size`.
-        admin: Whether it needs the key for administration, where the server has one.
-    """
-
-    path: str
-    body: bytes | Pieces = b""
-    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    size: AnswerSize = _INFO
-    admin: bool = False
-
-
-class ResponseBody(msgspec.Struct, frozen=True):
-    """The body of a 200, and its content type."""
-
-    body: bytes
-    content_type: str
-
-
-class EngineHttp:
-    """Sends requests to one server. Its only state are connections; threads and event loops may share it.
-
-    Attributes:
-        interruptions: How often the server may have become another one: connections that were refused, reset or closed
-            early, and times of `IDLE_S` without a request.
-
-    Args:
-        backend: Name for errors.
-        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
-        api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
-        admin_api_key: Sent instead with aborts, pauses and new weights; `api_key` when None. Never shown.
-        headers: Sent with every request, such as {"X-API-Key": "..."} for a gateway. Values are never shown.
-        timeout_s: Longest wait for a whole response, in seconds.
-        connect_timeout_s: Longest wait for a connection, in seconds.
-        max_connections: Maximum number of connections per event loop; further requests wait. 0 for no limit.
-        patience_s: How long a request waits for a server that is away or busy, in seconds; see `Retries`.
-        http_transport: Makes the transport; `ConnectionPool` when None.
-        sleep: Waits between tries.
-        clock: Measures the patience.
-
-    Attributes:
-        retries: Retries requests.
-    """
-
-    def __init__(
-        self,
-        backend: str,
-        base_url: str,
-        *,
-        api_key: str | None = None,
-        admin_api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
-        connect_timeout_s: float = 5.0,
-        max_connections: int = 0,
-        patience_s: float = PATIENCE_S,
-        http_transport: HttpTransportFactory | None = None,
-        sleep: Sleep = asyncio.sleep,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self.backend = backend
-        self.interruptions = 0
-        where = Address.of(base_url, backend=backend)
-        self.base_url = where.shown
-        self._where = where
-        self.timeout_s = positive_seconds("timeout_s", timeout_s)
-        self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
-        self.retries = Retries(patience_s, pause_s=self.timeout_s, sleep=sleep, clock=clock)
-        self._clock = clock
-        self._open: set[object] = set()
-        self._last_s: float | None = None
-        self._was_reached = False
-        self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
-        self._api_key = key_of(api_key, backend=backend)
-        self._admin_api_key = key_of(admin_api_key, backend=backend) if admin_api_key else self._api_key
-        self._more_headers = headers_of(headers, backend=backend)
-        limit = at_least("max_connections", max_connections, 0)
-        pool = functools.partial(ConnectionPool, where.socket, limit, self.connect_timeout_s)
-        self._transports = LoopTransports(http_transport or pool)
-
-    async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
-        """Call `work`, and retry transient failures.
-
-        Raises:
-            BackendError: The error of the last try.
-        """
-        return await self.retries(work)
-
-    async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
-        """Send one request with retries; return the 200."""
-        return await self.retrying(lambda attempt: self.send_once(request, method=method))
-
-    async def send_once(
-        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
-    ) -> ResponseBody:
-        """Send one request without retries; return the 200. Errors: see `reading`."""
-
-        async def read(response: HttpResponse) -> ResponseBody:
-            return ResponseBody(await response.read(request.size.body), response.kind)
-
-        return await self.reading(request, read, method=method, request_id=request_id)
-
-    async def reading(
-        self,
-        request: HttpRequest,
-        read: Callable[[HttpResponse], Awaitable[T]],
-        *,
-        method: str = "POST",
-        request_id: str | None = None,
-    ) -> T:
-        """Send one request without retries, and read the body of its 200 with `read`, all within `timeout_s`.
-
-        Raises:
-            BackendError: Its subclass says what failed.
-        """
-        with self._in_use():
-            return await self._reading(request, read, method, request_id)
-
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
-        if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
-            self.interruptions += 1
-        mark = object()
-        self._open.add(mark)
-        try:
-            yield
-        finally:
-            self._open.discard(mark)
-            self._last_s = self._clock()
-
-    async def _reading(
-        self, request: HttpRequest, read: Callable[[HttpResponse], Awaitable[T]], method: str, request_id: str | None
-    ) -> T:
-        shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
-        transport = self._transports.held or await self._transports.current()
-        if not isinstance(body, bytes):
-            headers["Content-Length"] = str(sum(map(len, body)))
-        deadline = asyncio.timeout(self.timeout_s)  # for the whole response, which may arrive slowly but never idle
-        try:
-            async with deadline:
-                response = await transport.send(method, self._where.root + request.path, headers, body)
-                self._may_be_tls, self._was_reached = False, True
-                try:
-                    if response.status == 200:
-                        return await read(response)
-                    text = await response.text(ERROR_BYTES)
-                finally:
-                    await response.aclose()
-        except BackendError as error:
-            hide_causes(self._noted(error))
-            raise
-        except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
-            if isinstance(failure, TimeoutError) and deadline.expired():
-                raise self._timed_out(shown, request_id) from None
-            failed = self._noted(await self._failed(failure, shown, request_id))
-            failed.__cause__ = failure
-        else:
-            failed = error_from_status(
-                self.backend,
-                response.status,
-                text,
-                response.headers,
-                url=shown,
-                request_id=request_id,
-                admin=request.admin,
-            )
-        finally:
-            del deadline  # it refers to the task, whose error refers to this frame
-        try:
-            raise hide_causes(failed)  # here, as a failure of aiohttp would be its context, with the request's headers
-        finally:
-            del failed
-
-    def _noted(self, error: BackendError) -> BackendError:
-        """Count an error after which the server may be another one."""
-        if isinstance(error, EngineConnectionError) and error.reason in _INTERRUPTIONS:
-            self.interruptions += 1
-        return error
-
-    def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
-        return EngineTimeoutError(
-            f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was aborted. Raise "
-            "timeout_s if answers take longer.",
-            backend=self.backend,
-            request_id=request_id,
-        )
-
-    async def _failed(self, failure: Exception, shown: str, request_id: str | None) -> BackendError:
-        """Return the error for a request without a whole response; before the first response, check for TLS."""
-        error = error_from_failure(
-            self.backend,
-            failure,
-            url=shown,
-            connect_timeout_s=self.connect_timeout_s,
-            request_id=request_id,
-        )
-        if isinstance(error, EngineConnectionError):
-            error.reached = self._was_reached
-        broke = isinstance(error, EngineConnectionError) and error.sent
-        garbled = isinstance(failure, aiohttp.ClientResponseError)
-        if (broke or garbled) and self._may_be_tls:
-            self._may_be_tls = await speaks_tls(self._where.root, min(self.connect_timeout_s, _TLS_WITHIN_S))
-            if self._may_be_tls:
-                return wants_tls(self.backend, shown, request_id)
-        return error
-
-    def _headers(self, request: HttpRequest) -> dict[str, str]:
-        for name, value in request.headers.items():
-            if not (value.isascii() and value.isprintable()):
-                raise BadRequestError(
-                    f"The header {name} cannot be sent: {value!r} contains a character that is not printable ASCII. "
-                    "Change the session_id or request_id.",
-                    backend=self.backend,
-                )
-        headers = {"Content-Type": "application/json", **self._more_headers, **request.headers}
-        if key := self._admin_api_key if request.admin else self._api_key:
-            headers["Authorization"] = f"Bearer {key}"
-        return headers
-
-    def blocking_post(self, request: HttpRequest) -> BlockingPost:
-        """Return a POST that needs no event loop, for the end of a loop or process."""
-        where, body = self._where, request.body if isinstance(request.body, bytes) else b"".join(request.body)
-        return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
-
-    async def aclose(self) -> None:
-        """Close the running loop's transport. A loop that shuts down closes its own."""
-        await self._transports.aclose()
-
-
-def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str | None = None) -> T:
-    """Decode JSON into a wire type; unknown fields are ignored.
-
-    Raises:
-        ProtocolViolationError: Not JSON, or another shape.
-    """
-    try:
-        if raw.body and raw.content_type and "json" not in raw.content_type:
-            raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
-        return msgspec.json.decode(raw.body, type=kind)
-    except UNREADABLE as error:
-        refused = _undecodable(http, raw, error, request_id)
-    try:
-        raise refused  # here, as `error`, which may quote the API key, would be its context
-    finally:
-        del refused
-
-
-def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_id: str | None) -> BackendError:
-    problem = f"but {error}" if raw.body else "but its body is empty"
-    at = re.search(r"byte (\d+)", str(error))
-    start = max(0, int(at[1]) - 40) if at else 0
-    before = raw.body[max(0, start - _AROUND) : start].decode(errors="replace")
-    shown = hidden(raw.body[max(0, start - _AROUND) : start + 80 + 2 * _AROUND].decode(errors="replace"))
-    refused = ProtocolViolationError(
-        f"{http.backend} at {http.base_url} answered 200, {problem}: {shown[len(before) :][:80]!r}. "
-        f"Check that this is a {http.backend} server and not a proxy.",
-        backend=http.backend,
-        status=200,
-        body=raw.body[:ERROR_BYTES].decode(errors="replace"),
-        request_id=request_id,
-    )
-    refused.__cause__ = error
-    return hide_causes(refused)

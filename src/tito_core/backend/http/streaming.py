@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError, hidden
+from tito_core.backend.http.body import ERROR_BYTES, AnswerSize, BodyTooLargeError
 from tito_core.backend.http.client import HttpResponse
-from tito_core.backend.http.errors import ERROR_BYTES, AnswerSize, BodyTooLargeError, error_from_status
+from tito_core.backend.http.errors import error_from_status
 from tito_core.backend.protocol import NOTHING, OnChunk, TokenChunk
 
 DONE = b"[DONE]"
