@@ -52,7 +52,7 @@ OF = {
     "backend": "connect connections http_errors in_process optional_outputs_recorded retries sampling_params streaming"
     " tokenize transport unix_sockets",
     "model": "agent agent_errors forced histories_managers histories_middleware histories_tools images malformed"
-    " model_parts output_constraints sessions settings streaming",
+    " model_parts sessions settings streaming",
     "parsing": "decoding detection grammar schema",
     "ledger": "columns",
     "store": "json store",

@@ -98,7 +98,8 @@ async def test_a_server_that_went_away_is_waited_for() -> None:
         http.retries.patience_s = 40.0
         with pytest.raises(EngineConnectionError) as caught:
             await get()
-        assert (caught.value.reason, caught.value.reached, waits.clock()) == ("refused", True, 40.0)
+        assert (caught.value.reason, caught.value.reached) == ("refused", True)
+        assert waits.clock() == pytest.approx(40)
         await http.aclose()
 
 

@@ -203,7 +203,7 @@ def unordered_line(ledgers: Iterable[Ledger]) -> str:
     sampled = sum(len(turn.draft.output_ids) for turn in turns)
     return (
         f"streamed    {count(len(turns), 'turn')}, {count(sampled, 'sampled token')}: nothing in the events showed "
-        "their order (see docs/streaming.md)"
+        "their order (see docs/settings.md)"
     )
 
 
