@@ -1,8 +1,8 @@
 """strands-tito: a Strands Agents model provider that trains on exactly the tokens that the policy sampled.
 
 This module exports the names that users start with; they are defined in `tito_core`. The subpackages are tools around
-rollouts: `collect`, `export`, `integrations`, `inspect`, `viewer`, `conformance`, `engines` and `testing`; `compat` is
-what `tito_sglang` and `tito_vllm` share.
+rollouts: `collect`, `export`, `integrations`, `inspect` and `viewer`. `conformance`, `engines` and `testing` are former
+names of packages of their own.
 """
 
 from __future__ import annotations

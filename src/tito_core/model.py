@@ -226,7 +226,7 @@ class TITOModel(Model):
 
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
-            UnsupportedContentError: A message holds content that cannot become tokens, such as an image.
+            UnsupportedContentError: A message holds content that cannot become tokens, such as a video.
             ContextLengthError: The history does not fit. It is also Strands' `ContextWindowOverflowException`.
             TrimmedHistoryError: The chat template cannot show a history of which a message was removed.
             TotalTokensReachedError: No token of `max_total_tokens` is left; nothing was sent.

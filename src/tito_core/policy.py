@@ -129,7 +129,7 @@ class SamplingCache:
 
 
 class PathText(NamedTuple):
-    """The text of a path's ids.
+    """The text of a path's ids: their JSON, such as `1,2,3`, without brackets.
 
     Attributes:
         text: That of the ledger's ids.

@@ -6,7 +6,7 @@
     batch = padded(samples_of(ledger), pad_id=tokenizer.pad_token_id)
 
 `samples_of` flattens a ledger to `TrainingSample`s, one for each trajectory. Each trainer has one module here that
-builds the trainer's own type from a sample: `slime`, `verl`, `skyrl`, `tinker`, `agent_lightning`, `verifiers`.
+builds the trainer's own type from a sample: `slime`, `verl`, `trl`, `skyrl`, `tinker`, `agent_lightning`, `verifiers`.
 `batch`, `parquet` and `hf` serve every other trainer. Importing a module imports no trainer; calling its
 functions does.
 
@@ -24,7 +24,9 @@ To add an exporter for the trainer "acme":
    For images it needs `takes_images=True`, and puts `images` where the trainer takes them; an exporter for a trainer
    that does not calls `trainer.refuse_images`: tokens are never trained without their images.
 5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
-   `tests/export/real/`, and add a row to the table in `docs/trainers.md`. Nothing has to be registered.
+   `tests/export/real/`, and add a row to the table in `docs/trainers.md`, the module to
+   `docs/api/strands_tito.md`, and the trainer to `TRAINERS` in `tools/matrix.py`, which resolves its environment.
+   Nothing has to be registered, but `_ROWS` in `files.py` lists what `tito export --to` writes.
 
 An exporter to files knows no trainer: keep null, semantics and termination, as `parquet.py` does. It writes every
 sample, and steps 3 and 4 do not apply. Logprobs are null on tokens that the engine did not sample.

@@ -520,7 +520,7 @@ class RawResponse:
             for a retry; the request's own when None.
         unordered: The answer was streamed, and nothing in its events shows their order.
         served_by: What the answer says of the server that made it, such as names of model and version; None if nothing.
-            A new value makes the core query the server again.
+            Our HTTP backends query the server again when it changes; of other backends it is recorded only.
         model: How the answer names its model; None if it does not. Another name than at connect is refused.
     """
 

@@ -55,7 +55,7 @@ class ParentMatch:
         parent: The turn that it extends, or None for a new root.
         path_messages: Number of messages up to the answer of `parent`, this answer included; 0 for a root.
         history: How much of the history the ledger knows.
-        branch: Why it does not continue the latest turn, or None when it does.
+        branch: Why it does not simply continue its parent, or begin the ledger; else None.
         new_characters: Number of characters in the new content.
     """
 
@@ -116,7 +116,7 @@ def find_parent(
     may_branch: bool = True,
     strips: Strips | None = None,
 ) -> ParentMatch:
-    """Find the turn that a history continues, and the reason for a branch when that is not the latest turn.
+    """Find the turn that a history continues, and the reason for a branch when it does not simply continue that turn.
 
     Args:
         ledger: The ledger.

@@ -216,6 +216,7 @@ class Recording:
             history: The history that it answers.
             answer: The message that follows that history.
             images: The images of its media.
+            caller: The agent that made the turn.
             within_s: Longest wait for the store's lock, in seconds.
 
         Raises:
