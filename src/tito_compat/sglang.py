@@ -1,6 +1,6 @@
 """`SGLangModel`: a `TITOModel` by the name and with the arguments that users of strands-sglang know.
 
-Also its message formats and the older names of rollouts and limits.
+Also its message formats, which no turn uses, and the older names of rollouts and limits.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ __all__ = [
     "sort_tool_results",
 ]
 
-TokenManager = Rollout
+TokenManager = Rollout  # its name in strands-sglang before 0.4
 ToolLimiter = LoopLimiter
 
 

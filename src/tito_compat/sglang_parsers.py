@@ -1,7 +1,8 @@
 """Tool-call parsers by the names that users of strands-sglang import, and the use of a user's own parser in a turn.
 
 A parser of ours names a format of the core, which reads calls by token id. A subclass with a `parse` of its own finds
-them in the text of an answer (`with_text_parser`).
+them in the text of an answer (`with_text_parser`). `ToolCallParser`, `ToolCallParseResult` and `HermesToolCallParser`
+are names that strands-sglang had in 0.0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Bets against the distribution that a server reports, with a known rate of false alarms.
 
 Each alternative distribution is a bettor, who multiplies a fortune of 1 by the likelihood ratio of every sampled token.
-If tokens are sampled as reported, a fortune reaches 1 / p with a probability of at most p.
+If tokens are sampled as reported, a fortune is a martingale, however long answers are and whatever stops them, so it
+reaches 1 / p with a probability of at most p (Ville's inequality). Many bets on many subsets of the tokens run side by
+side; their number raises the bar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Where conversations are played: on one server, or on two at once (see `parity`)."""
+"""Where conversations are played: on one server, or on two of the same weights at once.
+
+Law 13 on two servers: the same moves on both must make equal ledgers.
+"""
 
 from __future__ import annotations
 

@@ -441,7 +441,9 @@ async def _measured_dtype(server: ConnectedServer, prompt: TokenIds) -> str:
 
 
 def dtype_of(top_logprobs: NDArray[Any]) -> str:
-    """Return the dtype that logprobs of the likeliest tokens show.
+    """Return the dtype of a server's logits, which no API reports, as logprobs of the likeliest tokens show it.
+
+    Logits in 16 bits lie on a coarse grid, and so do the differences of two tokens' logprobs at temperature 1.
 
     Args:
         top_logprobs: At temperature 1, shape (n, k), NaN where there are fewer.

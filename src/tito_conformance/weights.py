@@ -182,7 +182,7 @@ async def load_first_again(server: ConnectedServer) -> None:
 
 
 async def check_pause(server: ConnectedServer, tally: Tally) -> None:
-    """Pause, send a request, and resume."""
+    """Check that a paused server answers nothing, and answers what waits once it resumes."""
     backend = server.backend
     if not isinstance(backend, EngineAdmin) or not can_stream(backend):
         tally.skip("paused", f"The backend {server.target.backend} cannot pause.")

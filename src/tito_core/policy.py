@@ -524,7 +524,9 @@ async def compare(
     template: ChatTemplate,
     parser: ToolParser,
 ) -> VocabularyCheck:
-    """Compare the client's tokenizer with the server's.
+    """Compare the client's tokenizer with the server's; the ledger records how it was compared.
+
+    With another tokenizer than the server's a rollout would run without an error, on ids with other meanings.
 
     Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
     tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens

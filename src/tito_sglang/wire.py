@@ -367,6 +367,7 @@ class _Abort(msgspec.Struct):
 class EventAssembler:
     """Assembles one response. The count of tokens in each event reveals lost, duplicated and reordered events.
 
+    Each event holds the whole answer so far, or with `--incremental-streaming-output` only new tokens.
     A request that is aborted while it waits again after a retraction ends, in both modes, with an event that holds only
     its last token again, the count of all, and neither prompt nor usage (`_handle_abort_req` of 0.5.23).
 

@@ -463,6 +463,9 @@ def must_not_stream(optional_outputs: OptionalOutputs, *, generates: bool) -> bo
 class EventAssembler(Generic[E]):
     """Assembles one response of either endpoint.
 
+    Each event holds only new tokens; the first also the prompt's ids, if requested. Each has the usage so far, where
+    the server knows `continuous_usage_stats` (both endpoints of 0.32).
+
     The usage counts the tokens so far: in each event it reveals lost, duplicated and reordered ones (law 4). On
     `/v1/completions` `text_offset` does too. Where events have neither, the usage at the end reveals lost and
     duplicated ones, and a reordered one is detected only if it is the first with the prompt's ids or the last.

@@ -574,6 +574,9 @@ def file_number(file: str) -> int:
 def recover(folder: Path, index: Index) -> None:
     """Make the index and the files agree by removing what a crash left.
 
+    A crash leaves at most one ledger without a line. A power cut may also take the end of the index or of the newest
+    file, which are flushed to disk when a file is full.
+
     Raises:
         SchemaError: They disagree in a way that a crash cannot cause. Nothing was changed.
     """

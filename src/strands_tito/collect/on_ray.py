@@ -27,7 +27,7 @@ from tito_core.termination import Termination
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The arguments of `Policy.connect_async`.
+    """The arguments of `Policy.connect_async`, as plain values that can be sent to another process.
 
     Attributes:
         backend: Name of the backend.

@@ -130,6 +130,8 @@ class Placed(NamedTuple):
 class PackedBatch:
     """Samples end to end in r rows of length l. A mask value belongs to the token at its own index; see `Batch`.
 
+    For kernels that keep the samples of a row apart by `cu_seqlens` or segment ids.
+
     Attributes:
         input_ids: int64, shape (r, l), `pad_id` in the padding.
         position_ids: int64, shape (r, l): restarts at 0 with each sample; 0 in the padding.

@@ -176,7 +176,10 @@ class Renderer(Protocol):
         *,
         tools: list[Any] | None = None,
     ) -> Any:
-        """Return all ids, or an object with `token_ids`; None if the turn cannot be extended."""
+        """Return the ids of prompt, completion and new messages, one after the other, or an object with `token_ids`.
+
+        None if the turn cannot be extended.
+        """
 
 
 MakeRenderer = Callable[[Any], Renderer]
@@ -186,6 +189,9 @@ MakeRenderer = Callable[[Any], Renderer]
 @dataclass(frozen=True, slots=True)
 class RendererComparison:
     """A comparison of a renderer with a chat template. Build it with `RendererComparison.of`.
+
+    Renderers of Prime Intellect's package `renderers` are written by hand for a model family. Source of what is used of
+    them: renderers 0.1.12, `base.py` (Renderer, Tokenizer, create_renderer) and `configs.py`.
 
     Attributes:
         name: The renderer's class, with the package's version if the package made it.

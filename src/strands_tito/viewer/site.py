@@ -187,7 +187,7 @@ def new_home() -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """Serve a site.
+    """Serve a site under a secret path, so that no other web page or user of the machine can read the rollouts.
 
     Args:
         make_site: Makes the site, given the path of its first page.

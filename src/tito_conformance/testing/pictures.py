@@ -77,6 +77,9 @@ class ImageSettings:
     def tokens(self, data: bytes) -> int:
         """Return a picture's number of tokens.
 
+        It has as many as cells of `cell` x `cell` pixels fit into it, after it was scaled to a whole number of cells in
+        each direction and to between `least` and `most` cells, as Qwen's image processors do.
+
         Raises:
             BadImage: The bytes are not a readable image, or it is too long.
         """

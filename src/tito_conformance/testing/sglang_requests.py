@@ -1,4 +1,7 @@
-"""Requests to a scripted SGLang 0.5.23: parsed, checked in the server's order, and refused in its words."""
+"""Requests to a scripted SGLang 0.5.23: parsed, checked in the server's order, and refused in its words.
+
+Each kind of refusal has a body that was recorded; only values that a client reads are filled in.
+"""
 
 from __future__ import annotations
 

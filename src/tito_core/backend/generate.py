@@ -169,6 +169,9 @@ async def generate_resuming(
 ) -> TokenResponse:
     """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
 
+    A trainer aborts running generations before it changes weights. Both engines then answer with the tokens sampled so
+    far; SGLang also aborts requests in its queue, which have no tokens.
+
     A generation with a grammar or a stop string cannot be resumed, because engines restart both with each request. With
     images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
     Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.

@@ -175,7 +175,10 @@ def default_folder() -> Path:
 
 
 class CertificateStore:
-    """Reads and writes cached certificates. An unusable folder or a bad file counts as a cache miss."""
+    """Reads and writes cached certificates. An unusable folder or a bad file counts as a cache miss.
+
+    There is one small file for each template, tokenizer and set of template arguments.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default_folder()

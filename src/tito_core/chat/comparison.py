@@ -29,6 +29,11 @@ Shape = tuple[Any, ...]
 class Comparisons:
     """Chooses and compares deltas, and remembers the shapes that passed. Thread-safe.
 
+    A comparison renders the whole conversation, so the sample is paid for by new tokens: those since the last one must
+    be `TOKENS_PER_COMPARED_TOKEN` times the prompt. First prompts add most tokens, so the sample then waits for 0 to
+    `WAITS` - 1 more turns, one more each time: over many rollouts it falls on every turn of conversations of any
+    length. It depends only on the turns' token counts. After a difference, all turns under that template are compared.
+
     Args:
         referee: Renders whole conversations.
         certificate: The template's.

@@ -512,7 +512,10 @@ class _Cache(dict[str, bytes]):
 class WordCache:
     """Encodes ASCII text word by word. Thread-safe. Build it with `WordCache.of`.
 
-    Without it, a turn with a tool result of 1,500 characters costs the client over a tenth more CPU.
+    Most byte-level tokenizers split text into words by one regular expression and encode each word alone, so a word's
+    ids can be cached. The `tokenizers` library spends most of its time on the split; for ASCII text, Python's `re` does
+    it in a tenth of the time. Without the cache, a turn with a tool result of 1,500 characters costs the client over a
+    tenth more CPU.
     """
 
     def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:

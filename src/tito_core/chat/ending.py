@@ -1,4 +1,9 @@
-"""How a turn ends: its closing tokens, which of them a sampled turn lacks, and where they are in rendered text."""
+"""How a turn ends: its closing tokens, which of them a sampled turn lacks, and where they are in rendered text.
+
+They are learned from renderings of a turn with and without a message after it. In GLM and Gemma 4, the token that opens
+the next message ends a turn of calls. gpt-oss ends a call, an answer, and the last answer of a conversation with three
+different tokens.
+"""
 
 from __future__ import annotations
 

@@ -405,7 +405,10 @@ SELECTING = _PICKING | _CHOOSING
 
 
 def traced_filters() -> dict[str, Callable[..., Any]]:
-    """Return all filters by name: Jinja's, and transformers' `tojson`."""
+    """Return all filters by name: Jinja's, and transformers' `tojson`.
+
+    Those that templates use on content are traced precisely; results of other filters are all content.
+    """
     return {name: function if name in SELECTING else _marking(function) for name, function in FILTERS.items()} | {
         "format": _format,
         "join": _join,
@@ -468,7 +471,7 @@ _PERCENT = re.compile(r"%(?:\((?P<key>[^()]*)\))?(?P<kind>.)", re.DOTALL)
 
 
 def percent(layout: str, values: Any) -> str:
-    """Return `layout % values` with its spans."""
+    """Return `layout % values` with its spans: the layout's characters keep theirs, and so does each inserted value."""
     plain = str.__mod__(str.__str__(layout), values)
     return _traced_or_marked(plain, _percent(layout, values), layout, values)
 

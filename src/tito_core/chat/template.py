@@ -235,7 +235,8 @@ class ChatTemplate:
     def added_tokens(self, messages: Messages) -> int:
         """Return about how many tokens messages add to a non-empty prompt, without the generation prompt.
 
-        User messages are counted by their text plus the template's usual text around it, which is much faster than
+        Strands asks before every turn but the first. Rendering the messages takes as long as the turn's delta, so user
+        messages are counted by their text plus the template's usual text around it, which is much faster than
         `count_tokens` and excludes the template's opening text. Other messages are counted by `count_tokens`.
         """
         added = self._counting.added(messages)

@@ -2,6 +2,10 @@
 
 A file is a preamble and records. A record is a head (length, checksum, kind, ledger) and a payload. What a crash can
 leave, a torn tail, is skipped; what it cannot leave is damage.
+
+A record's length is compared with the file's size before memory is allocated (law 12). Reading any file, even a damaged
+or hostile one, takes at most 256 bytes of memory per byte of the file, plus one MiB: an empty MessagePack map is one
+byte, but a whole Python dict. Nothing in the format is compressed.
 """
 
 from __future__ import annotations

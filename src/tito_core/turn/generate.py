@@ -203,6 +203,9 @@ piece, such as writing a long history to a trace. A task that sleeps wakes after
 async def yield_to_loop() -> None:
     """Wait for a later round of the event loop if this round has reached its limit; else return at once.
 
+    Preparing a turn and reading its answer take a millisecond or two of CPU each. When many turns are due at once, the
+    event loop would otherwise run all of them before any timer, health check or new connection.
+
     Tasks that wait continue in the order in which they called this function.
     """
     loop = asyncio.get_running_loop()

@@ -99,7 +99,7 @@ async def prepare_turn(
         raise
     compare = _comparison(policy, ledger, turn_input, prepared)
     if compare is not None:
-        await asyncio.to_thread(compare)
+        await asyncio.to_thread(compare)  # the turn waits for it: a wrong delta is never sent
     return prepared
 
 

