@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
-from tito_core.backend.generate import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, EngineInfo, OptionalOutputs
+from tito_core.backend.resume import MAX_RESUMES, AbortPolicy, OnAbort
 from tito_core.backend.sampling import SamplingParams, check_extra, refuse_unknown_option
 from tito_core.backend.values import InvalidValueError, at_least, checked_names, positive_seconds, short_repr
 

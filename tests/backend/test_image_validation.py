@@ -16,7 +16,7 @@ from support import picture_ledgers
 from support.vision import LIMIT, VisionEngine, png, tokens_of
 from tito_core.backend import BadRequestError, ContextLengthError, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.generate import continuing, generate, generate_resuming, room_of, score, sendable
+from tito_core.backend.generate import generate, room_of, score, sendable
 from tito_core.backend.images import (
     ImageSupport,
     PromptImages,
@@ -27,6 +27,7 @@ from tito_core.backend.images import (
 )
 from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.backend.replicas import Replicas
+from tito_core.backend.resume import continuing, generate_resuming
 from tito_core.backend.retries import Retries
 from tito_core.backend.validation import validated
 from tito_core.ledger import Image

@@ -21,11 +21,11 @@ from tito_core.backend import (
     OptionalOutputs,
     ProtocolViolationError,
     generate_resuming,
+    resume,
 )
-from tito_core.backend import generate as resume
-from tito_core.backend.generate import continuing, joined, resumable
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, EngineInfo, TokenResponse
+from tito_core.backend.resume import continuing, joined, resumable
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from support.backends import PROMPT, WIRES, Kind, engine_of, hash_policy, in_process_backend, request_of
 from tito_conformance.testing import Completion, ScriptedRequest
-from tito_core.backend import OptionalOutputs, TokenResponse, generate_resuming
-from tito_core.backend import generate as resume
+from tito_core.backend import OptionalOutputs, TokenResponse, generate_resuming, resume
 from tito_core.backend.generate import generate
 from tito_core.ledger import Column
 from tito_core.ledger.turn import Finish

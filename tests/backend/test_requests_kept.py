@@ -12,7 +12,8 @@ import pytest
 from backend.test_raw_responses import Liar, truth
 from support.backends import EOS, PROMPT, request_of
 from tito_core.backend import BackendError, RawResponse, RawScores, SamplingParams
-from tito_core.backend.generate import generate, generate_resuming, score
+from tito_core.backend.generate import generate, score
+from tito_core.backend.resume import generate_resuming
 
 
 class Changer(Liar):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.aborting import Aborting
 from support.backends import EOS, PROMPT, WIRES, Kind, engine_of, in_process_backend, request_of, reserved
 from tito_conformance.testing import HashPolicy
-from tito_core.backend import AbortPolicy, GenerationAbortedError, TokenResponse, generate_resuming
-from tito_core.backend import generate as resume
+from tito_core.backend import AbortPolicy, GenerationAbortedError, TokenResponse, generate_resuming, resume
 from tito_core.ledger.laws import check_responses, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
-from tito_core.backend import generate as resume
+from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams, resume
 from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings

@@ -16,7 +16,7 @@ from strands.types.exceptions import MaxTokensReachedException
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
 from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
-from tito_core.backend.generate import MAX_RESUMES, AbortPolicy
+from tito_core.backend.resume import MAX_RESUMES, AbortPolicy
 from tito_core.backend.values import InvalidValueError
 from tito_core.parsing.completion import CallStatus, ParsedCall
 from tito_core.policy import PolicyOptions

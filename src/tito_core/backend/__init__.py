@@ -17,7 +17,6 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.generate import AbortPolicy, generate_resuming
 from tito_core.backend.protocol import (
     Backend,
     Capabilities,
@@ -32,6 +31,7 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
+from tito_core.backend.resume import AbortPolicy, generate_resuming
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.values import InvalidValueError
 

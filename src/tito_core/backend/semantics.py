@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
-from tito_core.backend.generate import generate_resuming, score
+from tito_core.backend.generate import score
 from tito_core.backend.protocol import (
     NO_OPTIONAL_OUTPUTS,
     Backend,
@@ -21,6 +21,7 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.replicas import task_group
+from tito_core.backend.resume import generate_resuming
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Semantics

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from tito_core.backend.errors import EngineTimeoutError
-from tito_core.backend.generate import generate_resuming
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.resume import generate_resuming
 from tito_core.settings import Settings
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.defects.stranger_hooks import on_client
 from tito_core import policy as policy_parts
-from tito_core.backend import generate as resume
+from tito_core.backend import resume
 from tito_core.backend.optional_columns import ColumnValidation
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.encoder import EncodedText
