@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import http.server
 import socket
@@ -10,17 +12,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from support.backends import http_to
+from support.backends import engine_of, http_to, request_of
+from tito_conformance.testing import InProcessTransport
 from tito_core.backend.http import backend as in_flight
 from tito_core.backend.http.backend import InFlightRequests
-from tito_core.backend.http.client import BlockingPost, HttpRequest, known_authorities
+from tito_core.backend.http.client import BlockingPost, HttpRequest, HttpResponse, known_authorities
+from tito_sglang.backend import SGLangBackend
 
 
 class Server:
@@ -210,6 +215,51 @@ def test_backends_share_the_time_at_exit(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(in_flight.time, "monotonic", lambda: 100.0)
     in_flight._at_exit()
     assert set(given) == {100.0 + in_flight.ABORT_WITHIN_S}
+
+
+@pytest.mark.parametrize("ends", ["by aclose", "with its loop"])
+def test_an_abort_that_is_under_way_when_its_connections_end_is_made(
+    ends: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation has no answer. Its abort has one after a while, unless its connection is closed before."""
+    answered: list[str] = []
+    monkeypatch.setattr(BlockingPost, "send", lambda self, timeout_s: answered.append(self.path))
+
+    class Transport(InProcessTransport):
+        async def send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> HttpResponse:
+            if connected.is_set() and url.endswith("/generate"):
+                waiting.set()
+                await asyncio.Event().wait()
+            if url.endswith("/abort_request"):
+                aborting.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(closed.wait(), 0.05)
+                    raise aiohttp.ServerDisconnectedError
+                answered.append("/abort_request")
+            return await super().send(method, url, headers, body)
+
+        async def aclose(self) -> None:
+            closed.set()
+
+    async def lose() -> None:
+        await backend.connect()
+        connected.set()
+        task = asyncio.ensure_future(backend.generate(request_of()))
+        await waiting.wait()
+        task.cancel()
+        await aborting.wait()
+        task.cancel()
+        if ends == "by aclose":
+            await backend.aclose()
+
+    backend = SGLangBackend("http://scripted", http_transport=lambda: Transport(engine_of("sglang")))
+    connected, waiting, aborting, closed = (asyncio.Event() for _ in range(4))
+    asyncio.run(lose())
+    for thread in threading.enumerate():
+        if thread.name.startswith("tito-"):  # it aborts what the loop left
+            thread.join()
+    assert answered == ["/abort_request"]
+    assert "could not be aborted" not in caplog.text
 
 
 def test_a_failed_abort_is_silent() -> None:

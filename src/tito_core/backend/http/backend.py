@@ -178,7 +178,10 @@ class HttpBackend(ABC):
         await self.http.send_once(self.abort_request(request_id))
 
     async def aclose(self) -> None:
-        """Close this event loop's connections."""
+        """Close this event loop's connections, after the aborts that use them."""
+        loop = asyncio.get_running_loop()
+        if aborts := [task for task in list(self._abort_tasks) if task.get_loop() is loop]:
+            await asyncio.wait(aborts)
         await self.http.aclose()
 
     async def get(self, path: str, kind: type[T]) -> T:
