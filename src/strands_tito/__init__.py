@@ -1,8 +1,8 @@
 """strands-tito: a Strands Agents model provider that trains on exactly the tokens that the policy sampled.
 
 This module exports the names that users start with; they are defined in `tito_core`. The subpackages are tools around
-rollouts: `collect`, `export`, `integrations`, `inspect` and `viewer`. `conformance`, `engines` and `testing` are former
-names of packages of their own.
+rollouts: `collect`, `export`, `integrations`, `inspect` and `viewer`. `compat`, `conformance`,
+`engines` and `testing` are former names of packages of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import tito_core
+from tito_core.aliases import alias_modules
 
 if TYPE_CHECKING:
     from tito_core import (
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
         recorded_termination,
         termination_of,
     )
+
+alias_modules(
+    {
+        "strands_tito.compat": "tito_compat",
+        "strands_tito.conformance": "tito_conformance",
+        "strands_tito.conformance.profiles": "tito_conformance.checks",
+        "strands_tito.conformance.wire_reading": "tito_conformance.wire",
+        "strands_tito.engines": "tito_engines",
+        "strands_tito.testing": "tito_conformance.testing",
+    }
+)
 
 __all__ = [
     "HistoryChangedError",

@@ -6,14 +6,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
-from types import ModuleType
-
 _MODULES = {
     "tito_compat.sglang": (
         "tito_sglang.sglang tito_sglang.limiter tito_sglang.tool_limiter tito_sglang.token tito_sglang.utils"
@@ -28,32 +20,4 @@ _MODULES = {
     "tito_compat.rollout": "tito_sglang.rollout tito_vllm.token",
 }
 ALIASES = {alias: module for module, aliases in _MODULES.items() for alias in aliases.split()}
-"""The module behind each older name."""
-
-
-class _Aliases(MetaPathFinder, Loader):
-    """Imports the modules of `ALIASES`. An alias is the same module object, so patches and pickles reach one place."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return a spec for an alias, and None for any other module."""
-        if name not in ALIASES:
-            return None
-        return spec_from_loader(name, self, is_package=any(other.startswith(f"{name}.") for other in ALIASES))
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that an alias stands for; it gets the aliases below this one as attributes."""
-        module = import_module(ALIASES[spec.name])
-        for alias, target in ALIASES.items():
-            parent, _, child = alias.rpartition(".")
-            if parent == spec.name:
-                setattr(module, child, import_module(target))
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec again; the import has replaced it by the alias's."""
-        module.__spec__ = spec_from_loader(module.__name__, module.__loader__)
-
-
-sys.meta_path.append(_Aliases())
+"""The module behind each older name, which `tito_sglang` and `tito_vllm` make importable."""

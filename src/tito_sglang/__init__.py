@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import tito_compat as _aliases  # noqa: F401  # older modules, such as `tito_sglang.tool_parsers`
+from tito_compat import ALIASES
+from tito_core.aliases import alias_modules
 
 if TYPE_CHECKING:
     from tito_compat.sglang import (
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         get_tokenizer,
         get_tool_parser,
     )
+
+alias_modules(ALIASES)
 
 __all__ = [
     "UNKNOWN_TOOL_NAME",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import tito_compat as _aliases  # noqa: F401  # older modules, such as `tito_vllm.token`
+from tito_compat import ALIASES
+from tito_core.aliases import alias_modules
 
 if TYPE_CHECKING:
     from tito_compat.rollout import Token, TokenManager
     from tito_compat.spans import VLLMTokenRecorder
     from tito_compat.vllm import VLLMModel, VLLMModelConfig, VLLMToolValidationHooks, make_vllm_openai_model
+
+alias_modules(ALIASES)
 
 __all__ = [
     "Token",

@@ -9,8 +9,9 @@ import pytest
 
 USES = """
 import sys
-import strands_tito.conformance, strands_tito.engines, strands_tito.testing
+import strands_tito
 assert not {"tito_conformance", "tito_engines", "hypothesis"} & sys.modules.keys()
+import strands_tito.conformance, strands_tito.testing
 from strands_tito import engines
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.suite import replay, run
@@ -23,6 +24,9 @@ from strands_tito.testing.pictures import picture
 from strands_tito.testing.strategies import texts
 import tito_conformance.testing, tito_conformance.wire, tito_engines.models
 assert scripted_server is tito_conformance.testing.scripted_server
+assert strands_tito.testing.moves is moves is tito_conformance.testing.moves
+import strands_tito.compat.rollout, tito_compat.rollout
+assert strands_tito.compat.rollout.Rollout is tito_compat.rollout.Rollout
 assert WireGeneration is tito_conformance.wire.WireGeneration
 assert models is engines.models is tito_engines.models
 assert not hasattr(strands_tito.testing, "no_such_name")
