@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tito_core.backend import OptionalOutputs, SamplingParams
-    from tito_core.ledger import Ledger, Provenance, Trajectory
+    from tito_core.ledger import Adapter, Ledger, Provenance, Trajectory
     from tito_core.model import Policy, TITOModel
     from tito_core.termination import Termination, record_termination, recorded_termination, termination_of
     from tito_core.turn.answer import MalformedCallError, ParseReport
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tito_core.turn.run import TurnNotStoredError
 
 __all__ = [
+    "Adapter",
     "HistoryChangedError",
     "Ledger",
     "MalformedCallError",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Adapter": "tito_core.ledger",
     "HistoryChangedError": "tito_core.turn.history",
     "Ledger": "tito_core.ledger",
     "MalformedCallError": "tito_core.turn.answer",

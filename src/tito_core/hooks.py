@@ -24,6 +24,7 @@ from strands.types.exceptions import EventLoopException
 from strands.types.tools import ToolSpec, ToolUse
 
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.ledger.errors import TITOError
 from tito_core.parsing.schema import ToolSchema, ToolSchemaError, meaning
 
 __all__ = [
@@ -141,13 +142,13 @@ class LoopLimiter(HookProvider):
                 raise error(allowed, reached) from error(allowed, reached)  # code for other loops looks at the cause
 
 
-class LoopLimitReachedError(EventLoopException):
+class LoopLimitReachedError(TITOError, EventLoopException):
     """An agent's loop reached a limit. Its history is complete: every tool call has its result.
 
     It is an `EventLoopException`, since Strands wraps any other error in one. Its `original_exception` is itself.
 
     Args:
-        allowed: The limit; or the whole message, as pickle and other code that makes such errors pass it.
+        allowed: The limit; or the whole message, as other code that makes such errors passes it.
         reached: The count that reached the limit. Default: None, the limit itself.
 
     Attributes:

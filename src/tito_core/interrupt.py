@@ -141,6 +141,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         self.take()
+        os.register_at_fork(after_in_child=self._give_back)  # so that a tool can end its own processes
         return self
 
     def take(self) -> None:
@@ -156,6 +157,11 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._received.put(None)
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
 
     @contextlib.contextmanager
     def calling(self, call: Callable[[], None]) -> Iterator[None]:

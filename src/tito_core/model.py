@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast
 
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
@@ -21,6 +21,7 @@ from tito_core.backend.values import InvalidValueError
 from tito_core.chat.certify import Certificate
 from tito_core.chat.encoder import LONG_TEXT
 from tito_core.chat.message_check import check_messages, check_opening
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.policy import CONNECTED_TO, PolicyOptions, PolicyParts, check_arguments, refuse_elsewhere
@@ -39,14 +40,14 @@ class ModelOptions(RolloutOptions, PolicyOptions, total=False):
     """The options of a model that connects its own policy: those of a rollout, a policy and a backend."""
 
 
-class SeveralTrajectoriesError(LookupError):
+class SeveralTrajectoriesError(TITOError, LookupError):
     """The ledger does not hold exactly one trajectory."""
 
 
 class Policy(PolicyParts):
     """The parts that all rollouts of one policy share; for its attributes see `PolicyParts`.
 
-    Make one with `Policy.connect`, and with `model()` a model for each rollout.
+    Make one with `Policy.connect`, and with `model()` a model for each rollout. `async with` closes its connections.
     """
 
     __slots__ = ()
@@ -63,6 +64,19 @@ class Policy(PolicyParts):
             "policy.model", options, RolloutOptions.__annotations__, others, "of a policy", "Policy.connect"
         )
         return TITOModel.of(self, ledger, **options)
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections, when the aborts of its requests have reached the server.
+
+        The policy can go on: the next request opens new ones. `async with` calls it at its end.
+        """
+        await self.backend.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class TITOModel(Model):
@@ -127,6 +141,8 @@ class TITOModel(Model):
             raise InvalidValueError(f"ledger must be a Ledger, or None for a new one, not of type {kind}.")
         self._policy = policy
         self._settings = settings.at(policy.info)
+        if settings.adapter is not None:
+            policy._adapters.admit(settings.adapter)
         self._recording = Recording(policy, ledger)
 
     def __repr__(self) -> str:

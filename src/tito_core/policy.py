@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from tito_core.backend.adapters import AdapterChecks
 from tito_core.backend.errors import ServerChangedError, printable
 from tito_core.backend.generate import connected, tokenize
 from tito_core.backend.http.watch import REMEDY, Check, Watched
@@ -194,8 +195,6 @@ class PolicyParts:
         detected: The parser's format, and why it was chosen: by the chat template or by the user.
         stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
         store: The file to which every rollout's turns are appended at commit, or None.
-        prompts: Cache of the prompts' text, by ledger and turn.
-        samplings: Cache of sampling parameters as turns record them.
         vocabulary: How the tokenizer was compared with the server's (law 15).
     """
 
@@ -207,9 +206,10 @@ class PolicyParts:
     detected: Detected
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
-    prompts: PromptCache = field(default_factory=PromptCache)
-    samplings: SamplingCache = field(default_factory=SamplingCache)
     vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
+    _prompts: PromptCache = field(default_factory=PromptCache, repr=False)
+    _samplings: SamplingCache = field(default_factory=SamplingCache, repr=False)
+    _adapters: AdapterChecks = field(default_factory=AdapterChecks, repr=False)
 
     @classmethod
     def connect(
@@ -271,9 +271,13 @@ class PolicyParts:
         )
         return ledger if self.store is None else self.store.attach(ledger)
 
+    def probe_ids(self) -> TokenIds:
+        """Return the prompt that measurements send, int32, shape (n,)."""
+        return probe_ids(self.template)
+
     def sampling(self, given: SamplingParams) -> SamplingParams:
         """Return sampling parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
-        return self.samplings.with_stop_tokens(given, self.stop_token_ids)
+        return self._samplings.with_stop_tokens(given, self.stop_token_ids)
 
     @property
     def server(self) -> str:
@@ -335,7 +339,7 @@ async def connect(
         content_tokens=content_tokens,
     )
     stage("parser=<%s> | %s", bound.detected.name, bound.detected.why)
-    probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
+    probe, adapters = probe_ids(bound.template), AdapterChecks()
     stage("backend=<%s> | connecting to the server", engine.name)
     info = await connected(engine)
     stage(
@@ -346,12 +350,14 @@ async def connect(
     # Before anything is sampled: ids of another vocabulary may be past the end of the server's.
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
     stage("measuring the semantics of the server's logprobs")
-    measured = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
+    measured = await agreed(engine, lambda server: measure(server, info, probe), _measured)
     found = common_measurement(measured)
     for server in servers_of(engine):
         if isinstance(server, Watched):
-            server.watch.add(f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found))
-    return kind(engine, found, *bound, file, vocabulary=vocabulary)
+            server.watch.add(
+                f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found, adapters)
+            )
+    return kind(engine, found, *bound, file, vocabulary=vocabulary, _adapters=adapters)
 
 
 def _opened(path: str | PathLike[str]) -> LedgerFile:
@@ -378,13 +384,16 @@ def _measured(info: EngineInfo) -> dict[str, object]:
     }
 
 
-def still_as(bound: Bound, found: EngineInfo) -> Check:
-    """Return the check that a server still has the vocabulary and the semantics that were found at connect."""
+def still_as(bound: Bound, found: EngineInfo, adapters: AdapterChecks) -> Check:
+    """Return the check that a server still has the vocabulary and the semantics that were found at connect.
+
+    Adapters are measured again when they are used next.
+    """
 
     async def check(server: Backend, info: EngineInfo) -> None:
         await compare(server, info, bound.tokenizer, bound.template, bound.parser)
-        probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
-        now = await measure(server, info, probe.ids)
+        adapters.forget()
+        now = await measure(server, info, probe_ids(bound.template))
         for name in ("processed_logprobs", "truncated_logprobs"):
             before, after = getattr(found, name), getattr(now, name)
             if None not in (before, after) and before != after:
@@ -395,6 +404,11 @@ def still_as(bound: Bound, found: EngineInfo) -> Check:
                 )
 
     return check
+
+
+def probe_ids(template: ChatTemplate) -> TokenIds:
+    """Return the prompt that measurements send, int32, shape (n,)."""
+    return template.first_prompt([user_message(QUESTION)], None, template.rendering.default_tools).ids
 
 
 class Bound(NamedTuple):

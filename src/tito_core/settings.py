@@ -11,9 +11,17 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 from strands.models.model import BaseModelConfig
 
 from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, EngineInfo, OptionalOutputs
-from tito_core.backend.resume import MAX_RESUMES, AbortPolicy, OnAbort
-from tito_core.backend.sampling import SamplingParams, check_extra, refuse_unknown_option
-from tito_core.backend.values import InvalidValueError, at_least, checked_names, positive_seconds, short_repr
+from tito_core.backend.resume import OnAbort
+from tito_core.backend.sampling import SamplingOptions, SamplingParams, check_extra, refuse_unknown_option
+from tito_core.backend.values import (
+    InvalidValueError,
+    at_least,
+    checked_names,
+    is_text,
+    positive_seconds,
+    short_repr,
+)
+from tito_core.ledger.turn import Adapter
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
 """What happens to a malformed call: the policy reads the reason, the turn ends as text, or an error is raised."""
@@ -34,9 +42,8 @@ class RolloutOptions(TypedDict, total=False):
             leaves it in the prompt. "as-template" starts a branch from the template's rendering, linked to the turn
             that it left.
         on_abort: What to do with an answer that the server aborts, as trainers request before they change weights.
-            "resume" (default) continues the turn from its tokens. "discard" raises `GenerationAbortedError`. "commit"
-            keeps the sampled part as a truncated turn.
-        max_resumes: Maximum number of resumes of one answer. Default: 16.
+            "resume" (default) continues the turn from its tokens, at most 16 times. "discard" raises
+            `GenerationAbortedError`. "commit" keeps the sampled part as a truncated turn.
         turn_timeout_s: Timeout of a turn's answer in seconds, including pauses, retries and resumed parts. Default:
             None, only the backend's `timeout_s` for each request.
         max_total_tokens: Maximum tokens of a trajectory, prompts and answers together. An answer that would exceed it
@@ -50,20 +57,22 @@ class RolloutOptions(TypedDict, total=False):
             (default) is every turn. "first" is the first turn of each path, and those with images in their history; it
             saves the bytes of long contexts.
             The number of prompt tokens that the server counted is compared on every turn (law 4).
+        adapter: The LoRA adapter to sample with, by its name on the server or as an `Adapter`. Its effect is measured
+            before the policy first samples with it. Default: None, the model alone.
     """
 
-    sampling: SamplingParams | Mapping[str, Any] | None
+    sampling: SamplingParams | SamplingOptions | None
     context_window_limit: int | None
     history: Literal["fork", "error"]
     malformed_calls: MalformedCalls
     thinking: Literal["keep", "as-template"]
     on_abort: OnAbort
-    max_resumes: int
     turn_timeout_s: float | None
     max_total_tokens: int | None
     stream: bool
     optional_outputs: OptionalOutputs | Mapping[str, Any] | None
     verify_echo: Literal["always", "first"]
+    adapter: Adapter | str | None
 
 
 class TITOConfig(BaseModelConfig, total=False):
@@ -127,6 +136,19 @@ def _boolean(name: str, given: Any) -> bool:
     return bool(given)
 
 
+def _adapter(given: Any) -> Adapter | None:
+    adapter = Adapter(given) if isinstance(given, str) else given
+    if adapter is None:
+        return None
+    if not isinstance(adapter, Adapter) or not is_text(adapter.name) or not adapter.name:
+        raise InvalidValueError(f"adapter must be a name, an Adapter(name, version) or None, not {short_repr(given)}.")
+    if not (adapter.version is None or is_text(adapter.version)) or type(adapter.fresh) is not bool:
+        raise InvalidValueError(
+            f"version must be a string or None, and fresh a boolean, not as in {short_repr(given)}."
+        )
+    return adapter
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The checked options of one rollout. Build them with `Settings.of`; `RolloutOptions` documents each.
@@ -135,7 +157,6 @@ class Settings:
         reports_ids: Whether the event that ends a message holds the ids of its prompt and answer, for callbacks.
         runs_calls: Whether Strands gets the policy's calls as tool calls. If False they stay text, unless a call was
             forced.
-        aborts: `on_abort` and `max_resumes` as the backend takes them.
     """
 
     sampling: SamplingParams = _option(SamplingParams(), lambda _, given: sampling_params(given))
@@ -143,19 +164,15 @@ class Settings:
     history: Literal["fork", "error"] = _one_of(Literal["fork", "error"])
     malformed_calls: MalformedCalls = _one_of(MalformedCalls)
     thinking: Literal["keep", "as-template"] = _one_of(Literal["keep", "as-template"])
-    on_abort: OnAbort = _option(AbortPolicy().on_abort, lambda _, given: AbortPolicy(on_abort=given).on_abort)
-    max_resumes: int = _option(MAX_RESUMES, lambda _, given: AbortPolicy(max_resumes=given).max_resumes)
+    on_abort: OnAbort = _one_of(OnAbort)
     turn_timeout_s: float | None = _option(None, _seconds)
     max_total_tokens: int | None = _option(None, _tokens)
     stream: bool = _option(False, _boolean)
     optional_outputs: OptionalOutputs = _option(NO_OPTIONAL_OUTPUTS, lambda _, given: OptionalOutputs.of(given))
     verify_echo: Literal["always", "first"] = _one_of(Literal["always", "first"])
+    adapter: Adapter | None = _option(None, lambda _, given: _adapter(given))
     reports_ids: bool = False
     runs_calls: bool = True
-    aborts: AbortPolicy = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "aborts", AbortPolicy(self.on_abort, self.max_resumes))
 
     @classmethod
     def of(cls, **options: Unpack[RolloutOptions]) -> Settings:
@@ -171,11 +188,12 @@ class Settings:
 
         Raises:
             InvalidValueError: The engine does not take a field in `extra`.
-            UnsupportedByServerError: The server cannot give the optional outputs, or apply the grammar. The error names
-                the server's option for them.
+            UnsupportedByServerError: The server cannot give the optional outputs, apply the grammar, or take adapters.
+                The error names the server's option for them.
         """
         check_extra(self.sampling, info.extra_fields, backend=info.backend)
         info.capabilities.check(self.optional_outputs, self.sampling, backend=info.backend)
+        info.capabilities.check_adapter(self.adapter, backend=info.backend)
         lengths = [length for length in (self.context_window_limit, info.max_model_len) if length is not None]
         return replace(self, context_window_limit=min(lengths, default=None))
 
@@ -200,8 +218,9 @@ class Settings:
                 raise ValueError(
                     f"{fixed} cannot change in a rollout, since it belongs to the policy. Make another model."
                 )
-        if "optional_outputs" in changes:
-            raise ValueError("optional_outputs cannot change in a rollout. Make another model.")
+        for fixed in ("optional_outputs", "adapter"):
+            if fixed in changes:
+                raise ValueError(f"{fixed} cannot change in a rollout. Make another model.")
         options = {name: changes[name] for name in ("sampling", "context_window_limit") if name in changes}
         changed = replace(self, **_checked(options))
         parameters = {name: value for name, value in changes.items() if name not in options}

@@ -14,10 +14,11 @@ from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest
 from tito_core.backend.id_text import IdText
-from tito_core.backend.images import PromptImages
+from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Adapter
 from tito_sglang import wire
 
 _PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
@@ -37,6 +38,7 @@ class SGLangBackend(HttpBackend):
             model_task = group.create_task(self.get_optional("/model_info", wire.ModelInfo))
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
+        self._ranks = self._ranks or (server_task.result() or wire.ServerInfo()).dp_size
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
         wire.refuse_preferred(info.preferred_sampling_params if info else None)
         return EngineInfo(
@@ -62,34 +64,40 @@ class SGLangBackend(HttpBackend):
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
-        size = answer_size(request, repeats=wire.stream_events(request))
+        size = answer_size(request, repeats=0 if on_chunk is None else wire.stream_events(request))
+        fields = wire.generation_fields(info, request, on_chunk)
+        if request.session_id is not None and self._ranks is not None and self._ranks > 1:
+            fields["routed_dp_rank"] = self.rank_of(request.session_id)
         answer = await self.send_generation(
             request.request_id,
-            _prepare(wire.generation_fields(info, request, on_chunk), prompt, size, request.session_id),
+            _prepare(fields, prompt, size, request.session_id),
             wire.Generation,
             assembler=partial(wire.EventAssembler, size.body),
             on_chunk=on_chunk,
             prompt=request.echo_text,
         )
-        reported = wire.reported(answer.value, request, answer.request_id, unordered=answer.unordered)
+        reported = wire.reported(answer.value, request, answer.request_id, info.vocab_size, unordered=answer.unordered)
         return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
 
-    async def score(self, token_ids: TokenIds) -> RawScores:
+    async def score(self, token_ids: TokenIds, adapter: Adapter | None = None) -> RawScores:
         """Score with `input_token_logprobs`, which are raw, without generating."""
-        return await self._scored(token_ids, len(token_ids), {})
+        return await self._scored(token_ids, token_ids, wire.adapter_fields(adapter))
 
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+    async def score_with_images(
+        self, token_ids: TokenIds, images: PromptImages, adapter: Adapter | None = None
+    ) -> RawScores:
         """See `ImageScorer`; inside an image the server reports the id 0 and other numbers."""
-        length = len(token_ids) + sum(images.lengths)
-        return await self._scored(token_ids, length, wire.image_fields(images.images))
+        whole = expanded(token_ids, images.placeholder, images.lengths)
+        return await self._scored(token_ids, whole, wire.image_fields(images.images) | wire.adapter_fields(adapter))
 
-    async def _scored(self, token_ids: TokenIds, length: int, images: dict[str, Any]) -> RawScores:
+    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any]) -> RawScores:
         sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
-        fields = {"sampling_params": sampling, "logprob_start_len": 0, **images}
-        size = size_of(length, 0, scores=True)
+        fields = {"sampling_params": sampling, "logprob_start_len": 0, **more}
+        size = size_of(len(whole), 0, scores=True)
         prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
         answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
-        return wire.raw_scores(answer.value.meta_info, answer.request_id)
+        meta, info = answer.value.meta_info, await self.connect()
+        return wire.raw_scores(meta, wire.scored_prompt(meta, whole, info.vocab_size), answer.request_id)
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Kept generations are recomputed from their tokens."""
@@ -124,6 +132,12 @@ class SGLangBackend(HttpBackend):
         update = {"model_path": path, "weight_version": version, "flush_cache": True}
         async with changing_weights(self, path, version, running):
             await self.http.send(_admin("/update_weights_from_disk", update))
+
+    @staticmethod
+    def adapter_request(name: str, path: str | None) -> HttpRequest:
+        """See `HttpBackend.adapter_request`."""
+        fields = {"lora_name": name, **({} if path is None else {"lora_path": path})}
+        return _admin(f"/{'un' if path is None else ''}load_lora_adapter", fields)
 
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:

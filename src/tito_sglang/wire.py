@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tito_core.backend.errors import BadRequestError, hidden
 from tito_core.backend.http.body import BodyTooLargeError
@@ -22,7 +23,8 @@ from tito_core.backend.protocol import (
     TokenRequest,
 )
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.turn import Image
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Adapter, Image
 
 
 class FinishReason(msgspec.Struct):
@@ -108,6 +110,7 @@ class ServerInfo(msgspec.Struct):
     sampling_mask_max_tokens: int | None = None
     limit_mm_data_per_request: dict[str, int] | None = None
     mm_preprocess_cache_size_mb: int | None = None
+    dp_size: int | None = None
 
 
 _SAFE_TOP_LOGPROBS = 1000
@@ -149,6 +152,7 @@ def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilit
         sampling_mask=None if server is None else info.sampling_mask_max_tokens is not None,
         priority=info.enable_priority_scheduling,
         lower_first=bool(info.schedule_low_priority_values_first),
+        adapters=True,  # a name that is not loaded is refused
         options=OPTIONS,
     )
 
@@ -192,6 +196,11 @@ def image_fields(images: Sequence[Image]) -> dict[str, Any]:
     }
 
 
+def adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
+    """Return the field that names an adapter; the answer does not repeat it."""
+    return {} if adapter is None else {"lora_path": adapter.name}
+
+
 def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
     """Return the fields of `/generate`, without the prompt's ids."""
     fields: dict[str, Any] = {
@@ -203,6 +212,8 @@ def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk
     }
     if request.images is not None:
         fields |= image_fields(request.images.images)
+    if request.adapter is not None:
+        fields |= adapter_fields(request.adapter)
     if on_chunk is not None:
         fields["sampling_params"]["stream_interval"] = stream_interval(request)
     return fields
@@ -225,18 +236,23 @@ def optional_request_fields(request: TokenRequest) -> dict[str, Any]:
     return fields
 
 
-def reported(answer: Generation, request: TokenRequest, sent: str, *, unordered: bool = False) -> dict[str, Any]:
+def reported(
+    answer: Generation, request: TokenRequest, sent: str, vocab_size: int | None, *, unordered: bool = False
+) -> dict[str, Any]:
     """Return an answer as fields of `RawResponse`, without the prompt entry that has no logprob.
 
     Args:
         answer: The answer.
         request: The request.
         sent: The id that was sent.
+        vocab_size: The server's; None if unknown.
         unordered: See `RawResponse.unordered`.
     """
     meta = answer.meta_info
     reason, entries = meta.finish_reason, meta.output_token_logprobs
-    top, prompt = meta.output_top_logprobs, meta.input_token_logprobs
+    top, prompt = meta.output_top_logprobs, None
+    if meta.input_token_logprobs and request.optional_outputs.prompt_logprobs:
+        prompt = scored_prompt(meta, request.input_ids, vocab_size)[1:]
     return {
         "finish": None if reason is None else reason.type,
         "stop": None if reason is None else reason.matched,
@@ -254,7 +270,7 @@ def reported(answer: Generation, request: TokenRequest, sent: str, *, unordered:
         "response_id": meta.id,
         "unordered": unordered,
         "top_logprobs": None if top is None else lambda: [_scored(row) for row in top],
-        "prompt_logprobs": _scored(prompt[1:]) if prompt and request.optional_outputs.prompt_logprobs else None,
+        "prompt_logprobs": prompt,
         "routed_experts": meta.routed_experts,
         "sampling_mask": meta.output_token_sampling_mask,
     }
@@ -264,10 +280,28 @@ def _scored(entries: list[LogprobEntry]) -> list[tuple[int, float | None]]:
     return [(entry.token, entry.logprob) for entry in entries]
 
 
-def raw_scores(meta: MetaInfo, sent: str) -> RawScores:
+def scored_prompt(meta: MetaInfo, ids: TokenIds, vocab_size: int | None) -> list[tuple[int, float | None]]:
+    """Return (id, logprob) of each scored token of a prompt, as the server reports them but for one id.
+
+    The server reports every id from `vocab_size - 1` on as 0 (0.5.23): it means the stand-ins of pictures, which are
+    outside the vocabulary, and takes the vocabulary's last id with them. The logprob is that of the id that was sent.
+
+    Args:
+        meta: The answer's.
+        ids: int32, shape (n,): the prompt, or its end from before the first scored token on. Where it is collapsed, a
+            last id before a new image is not found, and its 0 is refused.
+        vocab_size: The server's; None if unknown.
+    """
+    scored, last = _scored(meta.input_token_logprobs or []), (vocab_size or 0) - 1
+    for back in (np.flatnonzero(ids[::-1] == last) + 1).tolist():
+        if back <= len(scored) and scored[-back][0] == 0:
+            scored[-back] = (last, scored[-back][1])
+    return scored
+
+
+def raw_scores(meta: MetaInfo, scored: list[tuple[int, float | None]], sent: str) -> RawScores:
     """Return the scores of a prompt."""
-    scored = meta.input_token_logprobs or []
-    logprobs, ids = [entry.logprob for entry in scored], [entry.token for entry in scored]
+    logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
     return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id)
 
 

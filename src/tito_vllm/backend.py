@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,10 +20,12 @@ from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Adapter
 from tito_vllm import wire
 
 _SCORING = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0}
 """`top_k` is required by --return-sampling-mask."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
@@ -127,9 +131,12 @@ class VLLMBackend(HttpBackend):
         fields = wire.generation_fields if generates else wire.completion_fields
         body = prompt.body(fields(info, request, on_chunk), "token_ids" if generates else "prompt")
         kind: type[wire.Generation | wire.Completion] = wire.Generation if generates else wire.Completion
+        headers = {} if request.session_id is None else {"X-Session-ID": request.session_id}  # for vLLM's router
+        if request.session_id is not None and self._ranks is not None and self._ranks > 1:
+            headers["X-data-parallel-rank"] = str(self.rank_of(request.session_id))
         answer = await self.send_generation(
             request.request_id,
-            lambda running: _post(path, body, running, size, request.session_id),
+            lambda running: _post(path, body, running, size, headers),
             kind,
             assembler=partial(wire.EventAssembler, kind),
             on_chunk=on_chunk,
@@ -141,9 +148,9 @@ class VLLMBackend(HttpBackend):
         reported = wire.reported(answer.value, request, answer.request_id, unordered=answer.unordered)
         return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
 
-    async def score(self, token_ids: TokenIds) -> RawScores:
+    async def score(self, token_ids: TokenIds, adapter: Adapter | None = None) -> RawScores:
         """Score with `prompt_logprobs`, which are raw in every logprob mode."""
-        fields = {"model": (await self.connect()).model, **_SCORING}
+        fields = {"model": wire.model_of(await self.connect(), adapter), **_SCORING}
         body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=True)
         answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
@@ -151,10 +158,12 @@ class VLLMBackend(HttpBackend):
         choices = answer.value.choices
         return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.value, answer.request_id)
 
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+    async def score_with_images(
+        self, token_ids: TokenIds, images: PromptImages, adapter: Adapter | None = None
+    ) -> RawScores:
         """Score over `/inference/v1/generate`: `/v1/completions` ignores images."""
         fields = {
-            "model": (await self.connect()).model,
+            "model": wire.model_of(await self.connect(), adapter),
             "sampling_params": {**_SCORING, "logprobs": 0},
             "content_parts": wire.image_parts(images.images),
         }
@@ -200,12 +209,20 @@ class VLLMBackend(HttpBackend):
             await super().abort(request_id)
 
     @staticmethod
+    def adapter_request(name: str, path: str | None) -> HttpRequest:
+        """See `HttpBackend.adapter_request`; the server needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`."""
+        fields = {"lora_name": name, **({} if path is None else {"lora_path": path})}
+        return HttpRequest(f"/v1/{'un' if path is None else ''}load_lora_adapter", msgspec.json.encode(fields))
+
+    @staticmethod
     def abort_request(request_id: str) -> HttpRequest:
         """See `HttpBackend.abort_request`; it lists one id per endpoint."""
         body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         return HttpRequest("/inference/v1/abort_requests", body)
 
 
-def _post(path: str, body: bytes | Pieces, running: str, size: AnswerSize, session: str | None = None) -> HttpRequest:
-    """Return a POST with headers for the try's request id and, for vLLM's router, the session."""
-    return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})}, size)
+def _post(
+    path: str, body: bytes | Pieces, running: str, size: AnswerSize, headers: Mapping[str, str] = NO_HEADERS
+) -> HttpRequest:
+    """Return a POST with a header for the try's request id."""
+    return HttpRequest(path, body, {"X-Request-Id": running, **headers}, size)

@@ -25,7 +25,7 @@ from tito_core.backend.protocol import (
     TokenRequest,
 )
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.turn import Image
+from tito_core.ledger.turn import Adapter, Image
 
 
 class Logprobs(msgspec.Struct):
@@ -103,15 +103,10 @@ class TokenLogprob(msgspec.Struct, gc=False):
     token: str = ""
     top_logprobs: msgspec.Raw = NOTHING
 
-    @property
-    def id(self) -> int | str:
-        """The token's id, or the text in its place if that is not an id."""
-        return token_of(self.token) if self.token_id is None else self.token_id
-
     def top(self) -> ScoredTokens:
         """Decode the top tokens at this position, and the sampled token."""
         entries = msgspec.json.decode(self.top_logprobs, type=list[TokenLogprob] | None)
-        return [(entry.id, entry.logprob) for entry in entries or ()]
+        return list(zip(ids_of(entries or ()), [entry.logprob for entry in entries or ()], strict=True))
 
 
 class ContentLogprobs(msgspec.Struct):
@@ -235,7 +230,15 @@ def capabilities(refusal: str, *, one_more: bool, grammar: bool | None) -> Capab
     found = re.search(r"max allowed: (\d+)", refusal)
     most = None if found is None else max(int(found[1]) - one_more, 0)
     mask = None if one_more else False  # `/v1/completions` has no field for it
-    return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, grammar=grammar, options=OPTIONS)
+    return Capabilities(
+        most,
+        expert_shape=True,
+        sampling_mask=mask,
+        lower_first=True,
+        grammar=grammar,
+        adapters=True,  # a name that is not loaded is refused
+        options=OPTIONS,
+    )
 
 
 def reads_reasoning_ended(refusal: str) -> bool:
@@ -299,7 +302,7 @@ def media_of(placeholders: Placeholders | None) -> list[tuple[int, int]] | None:
 def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
     """Return the fields of `/inference/v1/generate`, without the prompt's ids."""
     fields = {
-        "model": info.model,
+        "model": model_of(info, request.adapter),
         "sampling_params": {
             **sampling_fields(request.sampling),
             **optional_request_fields(request, one_more=True),
@@ -316,11 +319,16 @@ def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk
     return fields
 
 
+def model_of(info: EngineInfo, adapter: Adapter | None) -> str:
+    """Return the `model` of a request: an adapter's own name, which the answer repeats."""
+    return info.model if adapter is None else adapter.name
+
+
 def completion_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
     """Return the fields of `/v1/completions`, without the prompt's ids."""
     return {
         **sampling_fields(request.sampling),
-        "model": info.model,
+        "model": model_of(info, request.adapter),
         "n": 1,
         **stream_fields(on_chunk),
         **optional_request_fields(request, one_more=False),
@@ -367,7 +375,7 @@ def reported(
             "response_id": answer.request_id,
             "served_by": answer.model,
             "logprobs": None if content is None else [entry.logprob for entry in content],
-            "logprob_ids": [entry.id for entry in content or ()],
+            "logprob_ids": ids_of(content or ()),
             "echoed": answer.prompt_token_ids,
             "media": media_of(answer.mm_placeholders),
             "versions": [(span.start, span.end, span.version) for span in choice.weight_versions or ()],
@@ -382,6 +390,8 @@ def reported(
             "logprob_ids": [token_of(text) for text in logprobs.tokens] if logprobs else [],
             "echoed": choice.prompt_token_ids,
         }
+    if request.adapter is not None:  # its name is not a sign of another server
+        fields["served_by"] = None
     top = choice.logprobs if request.optional_outputs.top_logprobs else None
     return fields | {
         "finish": choice.finish_reason,
@@ -434,6 +444,11 @@ def token_of(text: str) -> int | str:
     """Return the id of "token_id:N"; return any other text unchanged."""
     number = text.removeprefix("token_id:")
     return int(number) if number != text and number.isdecimal() else text
+
+
+def ids_of(entries: Sequence[TokenLogprob]) -> list[int | str]:
+    """Return each entry's token id, or the text in its place if that is not an id."""
+    return [token_of(entry.token) if entry.token_id is None else entry.token_id for entry in entries]
 
 
 def score_of(entry: dict[int, PromptLogprob] | None) -> tuple[int | None, float | None]:

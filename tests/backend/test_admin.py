@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,12 @@ from support.backends import (
     over_socket,
     request_of,
 )
-from tito_conformance.testing import Completion, WireResponse
-from tito_core.backend import EngineAdmin, WeightsNotLoadedError
+from tito_conformance.testing import Completion, HashPolicy, WireResponse
+from tito_core.backend import EngineAdmin, WeightsNotLoadedError, generate_resuming
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.generate import generate
+from tito_core.backend.http.client import HttpRequest
+from tito_core.backend.protocol import Running
 from tito_core.ledger.turn import VersionSpan
 from tito_sglang.backend import SGLangBackend
 
@@ -56,6 +59,44 @@ async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None
     assert not waiting.done()
     await backend.resume()
     assert (await waiting).output_ids.tolist() == [5, EOS]
+
+
+@pytest.mark.parametrize("running", ["keep", "abort"])
+@pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
+async def test_requests_outlast_a_pause_of_each_release_of_vllm(release: str, running: Running) -> None:
+    """From 0.33 on a pause that aborts refuses new requests, and an answer that it cut is resumed after it."""
+    waits = iter([3.0])
+    engine = engine_of("vllm", HashPolicy(1000), release=release, latency=lambda _: next(waits, 0.0))
+    backend: Any = backend_of(engine, sleep=asyncio.sleep)
+    await backend.connect()
+    task = asyncio.create_task(generate_resuming(backend, request_of(max_new_tokens=200, stop_token_ids=())))
+    while not any(run.emitted() for run in engine._active):
+        await asyncio.sleep(0.01)
+    await backend.pause(running)
+    later = asyncio.create_task(generate_resuming(backend, request_of(request_id="later", stop_token_ids=())))
+    refused = release == "0.33.0" and running == "abort"
+    while sum(e.response.status == 503 for e in engine.exchanges) < 2 if refused else len(engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    await backend.load_weights("/w", "step-1", running=running)
+    assert [span.version for span in (await task).versions] == ["default", "step-1"]
+    assert [span.version for span in (await later).versions] == ["step-1"]
+
+
+@pytest.mark.parametrize("kind", ["sglang"])
+async def test_an_answer_goes_on_when_a_trainer_names_new_weights(kind: Kind) -> None:
+    """SGLang's `/update_weight_version` aborts every request unless it is told not to."""
+    waits = iter([6.0])
+    engine = engine_of(kind, HashPolicy(1000), latency=lambda _: next(waits, 0.0))
+    backend: Any = backend_of(engine, sleep=asyncio.sleep)
+    await backend.connect()
+    task = asyncio.create_task(generate_resuming(backend, request_of(max_new_tokens=200, stop_token_ids=())))
+    while not any(run.emitted() for run in engine._active):
+        await asyncio.sleep(0.01)
+    await backend.http.send(HttpRequest("/update_weight_version", b'{"new_version": "step-1"}'))
+    response = await task
+    assert len(response.output_ids) == 200
+    assert [span.version for span in response.versions] == ["default", "step-1"]
+    assert len(response.responses) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

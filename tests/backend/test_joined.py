@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, engine_of, in_process_backend, request_of
 from tito_core.backend import (
-    AbortPolicy,
     BackendError,
     BadRequestError,
     GenerationAbortedError,
@@ -238,10 +237,13 @@ async def test_on_chunk_is_passed_on_only_if_given(waits: list[float]) -> None:
     assert waits == [0, 0]
 
 
-async def test_waits_after_empty_parts_grow_and_the_last_has_none(waits: list[float]) -> None:
+async def test_waits_after_empty_parts_grow_and_the_last_has_none(
+    waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "MAX_RESUMES", 10)
     backend: Any = Parts(*[0] * 8, 1, 0, 0, finishes=False)
     with pytest.raises(GenerationAbortedError):
-        await generate_resuming(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
+        await generate_resuming(backend, request_of(max_new_tokens=32), "resume")
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0, 0.1])
     assert len(backend.asked) == 11
 
@@ -257,10 +259,11 @@ def failure_after(monkeypatch: pytest.MonkeyPatch, parts: list[Any], *, streamed
 
     monkeypatch.setattr(resume, "generate", answer)
     monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(resume, "MAX_RESUMES", 2)
     backend = in_process_backend(engine_of("vllm"))
     on_chunk = (lambda chunk: None) if streamed else None
     with pytest.raises(BackendError) as caught:
-        asyncio.run(generate_resuming(backend, request_of(max_new_tokens=9), AbortPolicy(max_resumes=2), on_chunk))
+        asyncio.run(generate_resuming(backend, request_of(max_new_tokens=9), "resume", on_chunk))
     assert next(answers, None) is None
     return caught.value
 

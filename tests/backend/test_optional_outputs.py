@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.backends import (
@@ -68,6 +68,9 @@ def ask(
     k=st.integers(1, 12),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     seed=st.integers(0, 1000),
+)
+@example(prompt=(5, VOCAB - 1, 0, VOCAB - 1), at=0.5, k=2, temperature=1.0, seed=0).via(
+    "SGLang reports the last id as 0"
 )
 @settings(deadline=None, max_examples=10)
 def test_columns_are_the_policys_own_and_only_of_the_delta(

@@ -104,7 +104,7 @@ def test_sglang_sampling_mask() -> None:
     sent, answer = recorded("sglang-0.5.23", "gen_sampling_mask_support")
     generation = msgspec.json.decode(msgspec.json.encode(answer), type=sglang_wire.Generation)
     request = replace(request_of(sent["input_ids"], top_k=4), optional_outputs=OptionalOutputs(sampling_mask=True))
-    mask = sglang_wire.reported(generation, request, "r")["sampling_mask"]
+    mask = sglang_wire.reported(generation, request, "r", None)["sampling_mask"]
     assert mask == [[57, 19556, 67, 26843], [28, 665, 17, 30]]
     ids, logprobs = np.int32(answer["output_ids"]), np.zeros(2, np.float32)
     column = ColumnValidation(RawReader("sglang", "r"), request, ids, logprobs).columns(

@@ -11,7 +11,6 @@ import pytest
 
 from support.backends import http_to, request_of
 from tito_core.backend import (
-    AbortPolicy,
     AuthenticationError,
     BackendError,
     BadRequestError,
@@ -19,6 +18,7 @@ from tito_core.backend import (
     ContextLengthError,
     GenerationAbortedError,
     Grammar,
+    OnAbort,
     OptionalOutputs,
     SamplingParams,
     UnsupportedByServerError,
@@ -209,21 +209,20 @@ class Aborting:
         )
 
 
-ABORTED: list[tuple[AbortPolicy, Aborting, dict[str, Any], bool, str]] = [
-    (AbortPolicy("discard"), Aborting(2, "paused"), {}, False, r"\(paused\).*on_abort='resume'"),
-    (AbortPolicy("commit"), Aborting(0), {}, False, "no tokens to commit.*Run the turn again"),
-    (AbortPolicy("resume", 0), Aborting(1), {}, False, "resumed 0 times.*max_resumes"),
-    (AbortPolicy("resume"), Aborting(1), {"stop": ("x",)}, True, "stop strings.*streamed"),
+ABORTED: list[tuple[OnAbort, Aborting, dict[str, Any], bool, str]] = [
+    ("discard", Aborting(2, "paused"), {}, False, r"\(paused\).*on_abort='resume'"),
+    ("commit", Aborting(0), {}, False, "no tokens to commit.*Run the turn again"),
+    ("resume", Aborting(1), {"stop": ("x",)}, True, "stop strings.*streamed"),
 ]
 
 
-@pytest.mark.parametrize(("policy", "backend", "sampling", "streams", "pattern"), ABORTED)
+@pytest.mark.parametrize(("on_abort", "backend", "sampling", "streams", "pattern"), ABORTED)
 async def test_an_abort_that_is_an_error(
-    policy: AbortPolicy, backend: Any, sampling: dict[str, Any], streams: bool, pattern: str
+    on_abort: OnAbort, backend: Any, sampling: dict[str, Any], streams: bool, pattern: str
 ) -> None:
     on_chunk = (lambda _: None) if streams else None
     with pytest.raises(GenerationAbortedError, match=pattern) as caught:
-        await generate_resuming(backend, request_of(**sampling), policy, on_chunk)
+        await generate_resuming(backend, request_of(**sampling), on_abort, on_chunk)
     assert (caught.value.backend, caught.value.request_id) == (B, "r")
 
 
@@ -243,7 +242,7 @@ def test_limits_of_retries_and_timeouts() -> None:
     assert (Retries(0).patience_s, Retries().patience_s) == (0, 60)
     for bad in (0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000):
         for name in ("timeout_s", "connect_timeout_s"):
-            with pytest.raises(InvalidValueError, match=f"^{name} must be a positive number.{{1,120}}$"):
+            with pytest.raises(InvalidValueError, match=f"^{name} must be a positive number.{{1,120}}\n"):
                 http_to(B, "http://h", **{name: bad})
     for bad in (-1, True, 1.5, None):
         with pytest.raises(InvalidValueError, match=f"max_connections .*at least 0.* {bad}"):

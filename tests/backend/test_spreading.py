@@ -95,6 +95,12 @@ class Trained(Member):
         await self._done("version")
         return self.info.weight_version
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._done("load adapter", name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._done("unload adapter", name)
+
 
 def spread(*members: Member, attempts: int = 4) -> Replicas:
     addresses = [f"http://s{n}" for n in range(len(members))]

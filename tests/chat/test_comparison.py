@@ -256,6 +256,20 @@ def test_a_wrong_delta_stays_due() -> None:
     first()  # a first prompt is the whole rendering
 
 
+def test_the_text_that_was_encoded_is_compared() -> None:
+    made = fresh()
+    encoded = made.delta(talked(3)[1], talked(3)[2:], None, tool_specs=[], history=talked(3)[:1])
+    assert encoded.text is not None
+    for text, right in ((encoded.text, True), (encoded.text.replace("\n", " \n", 1), False)):
+        compare = fresh().comparison(talked(3), 2, None, None, 10, rendered=text)
+        assert compare is not None
+        if right:
+            compare()
+        else:
+            with pytest.raises(LawViolationError, match="differ from the chat template's own rendering"):
+                compare()
+
+
 def test_only_shapes_of_short_conversations_are_compared() -> None:
     made = fresh()
     assert made.comparison(talked(3), 2, None, None, MAX_COMPARED_TOKENS + 1) is None

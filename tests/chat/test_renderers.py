@@ -282,9 +282,12 @@ def test_a_renderer_that_cannot_be_made_says_why() -> None:
 
 def test_a_renderer_of_the_package_keeps_reasoning_and_gets_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(
-        renderers, "create_renderer", lambda *given, **named: made.append((given, named)) or Recorder([])
-    )  # type: ignore[func-returns-value]
+
+    def create(*given: Any, **named: Any) -> Recorder:
+        made.append((given, named))
+        return Recorder([])
+
+    monkeypatch.setattr(renderers, "create_renderer", create)
     template = ChatTemplate.of(shared(), content_tokens="as-template", enable_thinking=False)
     source = RendererComparison.of("qwen3", shared(), template)
     assert source.name.endswith(", Recorder")

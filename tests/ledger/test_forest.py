@@ -161,7 +161,7 @@ class Forests(RuleBasedStateMachine):
 
     def _take_call_id(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         oracle.call_ids += 1
-        assert ledger.call_ids.next() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
+        assert ledger.call_ids.next([]) == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
 
     def _match(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         history = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.drafts import make_draft
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.ledger.history import extended
+from tito_core.ledger.history import extended, extended_in_pieces, strict
 
 OPENINGS = ({"system": None}, {"system": "Be brief."})
 
@@ -155,3 +156,19 @@ def test_bytes_keys_of_several_types_and_other_values_have_a_digest() -> None:
     assert extended(b"", {"bytes": b"png"}) == extended(b"", {"bytes": f"sha256:{digest}"})
     expected = hashlib.blake2b(b'{"a": "\\u00e9", "b": 1}', key=b"so far", digest_size=16).digest()
     assert extended(b"so far", {"b": 1, "a": "é"}) == expected, "files hold these digests"
+
+
+KEYS = st.text(max_size=3) | st.integers(0, 12) | st.none()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(message=JSON, size=st.integers(1, 4))
+def test_a_digest_is_the_same_of_a_strict_copy_and_in_pieces(message: Any, size: int) -> None:
+    expected = extended(b"so far", message)
+    assert extended(b"so far", strict(message)) == expected
+    with patch("tito_core.ledger.history.PIECE", size):
+        assert extended_in_pieces(b"so far", strict(message)) == expected

@@ -144,6 +144,16 @@ def test_a_draft_at_the_bounds_is_committed(changes: dict[str, Any]) -> None:
     check_ledger(ledger)
 
 
+def test_a_check_by_another_ledger_stands_for_nothing() -> None:
+    one, other = Ledger(), Ledger()
+    one.commit(make_draft(None, 0, [1], [2]))
+    other.commit(make_draft(None, 0, [1], [2, 3]))
+    checked = one.check(make_draft(0, 2, [4], [5]))
+    with breaks_law(4, "turn 1"):
+        other.commit(checked)
+    assert one.commit(checked).index == 1
+
+
 def test_a_delta_or_an_output_may_be_empty() -> None:
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [1], []))

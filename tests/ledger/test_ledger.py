@@ -88,3 +88,16 @@ def test_trajectories_are_a_list_that_may_be_called_and_travels_as_a_list() -> N
         assert sum(called[0].loss_mask) == 2
     assert sum(ledger.trajectories(train_constrained=True)[0].loss_mask) == 3
     assert type(pickle.loads(pickle.dumps(ledger.trajectories))) is list
+
+
+def test_a_call_id_is_given_again_only_while_no_later_one_is_in_use() -> None:
+    ids = Ledger().call_ids
+    failed: list[str] = []
+    other: list[str] = []
+    again: list[str] = []
+    first, second, third = ids.next(failed), ids.next(failed), ids.next(other)
+    ids.give_back(failed)  # `other` has a later one
+    assert ids.next(again) not in (first, second, third)
+    ids.give_back(again)
+    ids.give_back(other)
+    assert ids.next(again) == third

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import pickle
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from strands.types.exceptions import (
 from support.backends import TRIES
 from support.raw_server import RawServer
 from support.scripted import BACKENDS, Says, call, engine_of, tokenizer
+from tito_conformance.checks import BrokenLawError
 from tito_conformance.testing import Fault, ScriptedServer
 from tito_core import MalformedCallError, Termination, TITOModel, termination_of
 from tito_core.backend import (
@@ -33,6 +35,8 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.ledger.errors import LawViolationError
+from tito_core.parsing.completion import CallStatus, ParsedCall
+from tito_core.turn.run import TurnNotStoredError
 from tito_sglang import SGLangClient, SGLangModel, SGLangThrottledError
 from tito_vllm import VLLMModel
 
@@ -201,10 +205,10 @@ async def test_a_law_violation_is_wrapped_on_a_later_call_only(
         ledger = agent.model.ledger  # type: ignore[attr-defined]
         check = ledger.check
 
-        def refuse(draft: Any) -> None:
+        def refuse(draft: Any) -> Any:
             if len(ledger) == later:
                 raise LawViolationError(2, "a bug of ours.")
-            check(draft)
+            return check(draft)
 
         monkeypatch.setattr(ledger, "check", refuse)
         with pytest.raises((LawViolationError, EventLoopException)) as caught:
@@ -260,3 +264,18 @@ def test_an_error_goes_through_pickle(kind: type[BackendError]) -> None:
     assert (type(copied), str(copied), vars(copied)) == (kind, "No.", vars(error))
     assert copied.original_exception is copied
     assert copied.request_state == {}
+
+
+def test_errors_with_arguments_of_their_own_go_through_pickle_and_copy() -> None:
+    malformed = ParsedCall(CallStatus.MALFORMED, "add", None, "<tool_call>", 0, 1, "It has no end.")
+    for error in (
+        MalformedCallError((malformed,), 3, {"role": "assistant", "content": [{"text": "<tool_call>"}]}),
+        BrokenLawError("prompt", "It differs."),
+        LawViolationError(4, "It differs."),
+        TurnNotStoredError(28, "No space.", "rollouts.tito"),
+        BackendError("No.", backend="vllm"),
+    ):
+        for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert (type(copied), str(copied), vars(copied)) == (type(error), str(error), vars(error))
+            assert (copied.args, copied.__notes__) == (error.args, error.__notes__)
+            assert getattr(copied, "filename", None) == getattr(error, "filename", None)

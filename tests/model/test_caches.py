@@ -47,14 +47,14 @@ async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -
     for turn, request in zip(ledger, script.requests, strict=True):
         expected = [*ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()]
         assert list(request.prompt_ids) == expected
-        kept = model.policy.prompts.text(ledger, turn.index, turn.draft.output_ids[:0])
+        kept = model.policy._prompts.text(ledger, turn.index, turn.draft.output_ids[:0])
         assert json.loads(kept.body({"n": 1}, FIELD[kind]))[FIELD[kind]] == ledger.path_ids(turn.index).tolist()
 
 
 async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
     model = model_of("vllm", Says(*["Yes."] * (KEPT_TEXTS + 9)))
     prompts = PromptCache()
-    model = with_parts(model, prompts=prompts)  # other tests share a policy
+    model = with_parts(model, _prompts=prompts)  # other tests share a policy
     for number in range(KEPT_TEXTS + 8):
         await ask(model, [], f"Is {number} a number?")
     assert [len(kept) for kept in prompts._kept.values()] == [KEPT_TEXTS]

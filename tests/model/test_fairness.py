@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.scripted import BACKENDS, Says, model_of
+from support.scripted import BACKENDS, Says, model_of, with_parts
+from tito_core import TITOModel
+from tito_core.chat.comparison import Comparisons
+from tito_core.chat.referee import Referee
 from tito_core.turn import generate as fairness
 from tito_core.turn import request, run
 from tito_core.turn.generate import LONGEST_S, ROUND, yield_to_loop
@@ -94,12 +99,16 @@ async def test_slow_work_runs_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(list(rounds.done.values())[2:]) == {1}
 
 
-async def test_a_single_task_does_not_wait() -> None:
-    one = yield_to_loop()
-    with pytest.raises(StopIteration):
-        one.send(None)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+async def test_few_tasks_neither_wait_nor_cost_the_loop_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    end = fairness._next_round
+    monkeypatch.setattr(fairness, "_next_round", lambda loop: (called.append(loop), end(loop)))
+    for number in range(ROUND):
+        assert not called, number
+        with pytest.raises(StopIteration):
+            yield_to_loop().send(None)
+        await asyncio.sleep(0)
+    assert len(called) == 1
     assert not fairness._rounds
 
 
@@ -144,3 +153,31 @@ async def test_turns_of_many_rollouts_run_a_few_at_a_time(kind: str, monkeypatch
     assert sum(rounds.done.values()) == 2 * TASKS
     assert max(rounds.done.values()) <= ROUND
     assert [len(model.ledger) for model in models] == [1] * TASKS
+
+
+def with_new_comparisons(model: TITOModel) -> TITOModel:
+    """Return a model whose template has compared nothing yet: tests share templates, and these compare ever less."""
+    template = model.policy.template
+    comparisons = Comparisons(template._comparisons._referee, template.certificate)
+    return with_parts(model, template=replace(template, _comparisons=comparisons))
+
+
+@pytest.mark.parametrize(("exchanges", "in_the_loop"), [(1, True), (2 * request.COMPARED_HERE, False)])
+async def test_a_long_conversation_is_compared_in_a_thread(
+    exchanges: int, in_the_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    render = Referee.render
+
+    def noted(*arguments: Any, **options: Any) -> str:
+        threads.append(threading.get_ident())
+        return render(*arguments, **options)
+
+    model = with_new_comparisons(model_of("vllm", Says("Yes.")))
+    monkeypatch.setattr(Referee, "render", noted)
+    question: list[Any] = [{"role": "user", "content": [{"text": "Well?"}]}]
+    exchange: list[Any] = [*question, {"role": "assistant", "content": [{"text": "Yes."}]}]
+    async for _ in model.stream([*exchange * exchanges, *question]):
+        pass
+    assert threads
+    assert (set(threads) == {threading.get_ident()}) == in_the_loop

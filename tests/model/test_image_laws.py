@@ -23,6 +23,7 @@ from tito_conformance.testing import HashPolicy
 from tito_conformance.testing.pictures import picture
 from tito_core import store
 from tito_core.backend.errors import BackendError, ServerError
+from tito_core.chat.images import read_image
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.store import LedgerFile
 from tito_core.turn.run import TurnNotStoredError
@@ -166,3 +167,22 @@ async def test_a_session_with_pictures_is_resumed_from_strands_files(tmp_path: P
     assert [each.data for each in engine.requests[-1].images.images] == [FIRST, SECOND]
     [stored] = store.read(tmp_path / "a.tito")
     assert store.encode(stored) == store.encode(ledger)
+
+
+async def test_a_message_that_changes_while_its_picture_is_read_is_sent_as_the_ledger_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    qwen = tokenizer(NAME)
+    _, policy = seeing("vllm", HashPolicy(len(qwen), alphabet=range(1000, 2000), eos_ids=[qwen.eos_token_id]))
+    messages: Any = [{"role": "user", "content": [image(picture(77)), {"text": "before"}]}]
+
+    def edits(content: Any) -> Any:
+        messages[0]["content"][1]["text"] = "after"
+        return read_image(content)
+
+    monkeypatch.setattr("tito_core.turn.images.read_image", edits)
+    model = policy.model(sampling={"max_new_tokens": 4})
+    async for _ in model.stream(messages):
+        pass
+    assert messages[0]["content"][1] == {"text": "after"}
+    assert "before" in qwen.decode(model.ledger[0].draft.prompt_ids)

@@ -45,7 +45,6 @@ def test_each_option_reaches_its_part(connected: list[dict[str, Any]]) -> None:
         "malformed_calls": "raise",
         "thinking": "as-template",
         "on_abort": "discard",
-        "max_resumes": 2,
         "turn_timeout_s": 1.5,
         "max_total_tokens": 70,
         "stream": True,

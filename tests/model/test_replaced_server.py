@@ -189,9 +189,10 @@ async def test_a_long_request_is_no_idle_time() -> None:
     policy, _ = await asyncio.to_thread(connected, "vllm")
     http: Any = policy.backend.http  # type: ignore[attr-defined]
     began = http.interruptions
-    with http._in_use():
-        http._last_s -= 2 * IDLE_S
-        await Agent(model=policy.model(), callback_handler=None).invoke_async("How are you?")
+    mark = http._begun()
+    http._last_s -= 2 * IDLE_S
+    await Agent(model=policy.model(), callback_handler=None).invoke_async("How are you?")
+    http._ended(mark)
     assert http.interruptions == began
 
 

@@ -15,8 +15,7 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
-from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
-from tito_core.backend.resume import MAX_RESUMES, AbortPolicy
+from tito_core.backend import EngineInfo, OptionalOutputs, SamplingOptions, SamplingParams
 from tito_core.backend.values import InvalidValueError
 from tito_core.parsing.completion import CallStatus, ParsedCall
 from tito_core.policy import PolicyOptions
@@ -46,7 +45,6 @@ def test_the_defaults() -> None:
             malformed_calls="feedback",
             thinking="keep",
             on_abort="resume",
-            max_resumes=MAX_RESUMES,
             turn_timeout_s=None,
             max_total_tokens=None,
             stream=False,
@@ -56,11 +54,14 @@ def test_the_defaults() -> None:
             runs_calls=True,
         )
     )
-    assert Settings().aborts == AbortPolicy("resume", MAX_RESUMES)
+
+
+def test_every_sampling_parameter_is_typed_as_an_option() -> None:
+    assert list(SamplingOptions.__annotations__) == list(SamplingParams.model_fields)
 
 
 def test_every_option_is_declared_documented_and_checked() -> None:
-    declared = {each.name for each in fields(Settings)} - {"reports_ids", "runs_calls", "aborts"}
+    declared = {each.name for each in fields(Settings)} - {"reports_ids", "runs_calls"}
     assert declared == RolloutOptions.__annotations__.keys() == settings._CHECKS.keys()
     documented = re.findall(r"^    (\w+): ", inspect.cleandoc(RolloutOptions.__doc__ or ""), re.MULTILINE)
     assert documented == list(RolloutOptions.__annotations__)
@@ -86,7 +87,6 @@ def test_other_values() -> None:
         malformed_calls="raise",
         thinking="as-template",
         on_abort="discard",
-        max_resumes=2,
         turn_timeout_s=1.5,
         max_total_tokens=70,
         stream=1,  # type: ignore[arg-type]
@@ -100,7 +100,6 @@ def test_other_values() -> None:
         malformed_calls="raise",
         thinking="as-template",
         on_abort="discard",
-        max_resumes=2,
         turn_timeout_s=1.5,
         max_total_tokens=70,
         stream=True,

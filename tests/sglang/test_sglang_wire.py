@@ -166,12 +166,12 @@ def test_optional_outputs_are_reported() -> None:
     )
     request = request_of()
     scoring = replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
-    fields = wire.reported(wire.Generation([5], meta), scoring, "r")
+    fields = wire.reported(wire.Generation([5], meta), scoring, "r", 100)
     assert fields["prompt_logprobs"] == [(13, -1.0), (14, -2.0)], "the first one has none"
     assert fields["top_logprobs"]() == [[(5, -1.0)]]
     assert (fields["routed_experts"], fields["sampling_mask"]) == ("e", [[5]])
-    assert wire.reported(wire.Generation([5], meta), request, "r")["prompt_logprobs"] is None
-    nothing = wire.reported(wire.Generation([5], wire.MetaInfo(None, 1)), scoring, "r")
+    assert wire.reported(wire.Generation([5], meta), request, "r", 100)["prompt_logprobs"] is None
+    nothing = wire.reported(wire.Generation([5], wire.MetaInfo(None, 1)), scoring, "r", 100)
     assert (nothing["prompt_logprobs"], nothing["top_logprobs"]) == (None, None)
 
 

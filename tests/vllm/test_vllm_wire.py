@@ -157,8 +157,7 @@ def test_the_limit_in_a_refusal(refusal: str, most: int | None, one_more: int | 
 )
 def test_tokens_by_their_ids(text: str, token: int | str) -> None:
     assert wire.token_of(text) == token
-    assert wire.TokenLogprob(-1.0, token=text).id == token
-    assert wire.TokenLogprob(-1.0, 7, text).id == 7
+    assert wire.ids_of([wire.TokenLogprob(-1.0, token=text), wire.TokenLogprob(-1.0, 7, text)]) == [token, 7]
 
 
 def test_top_tokens() -> None:

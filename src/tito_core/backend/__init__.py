@@ -1,6 +1,7 @@
 """The interface to engines: protocol, sampling parameters, errors, HTTP transport and the registry of backends."""
 
 from tito_core.backend.errors import (
+    AdapterNotInEffectError,
     AnswerTooLargeError,
     AuthenticationError,
     BackendError,
@@ -31,12 +32,12 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
-from tito_core.backend.resume import AbortPolicy, generate_resuming
-from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.resume import OnAbort, generate_resuming
+from tito_core.backend.sampling import Grammar, SamplingOptions, SamplingParams
 from tito_core.backend.values import InvalidValueError
 
 __all__ = [
-    "AbortPolicy",
+    "AdapterNotInEffectError",
     "AnswerTooLargeError",
     "AuthenticationError",
     "Backend",
@@ -51,11 +52,13 @@ __all__ = [
     "GenerationAbortedError",
     "Grammar",
     "InvalidValueError",
+    "OnAbort",
     "OnChunk",
     "OptionalOutputs",
     "ProtocolViolationError",
     "RawResponse",
     "RawScores",
+    "SamplingOptions",
     "SamplingParams",
     "ServerChangedError",
     "ServerError",

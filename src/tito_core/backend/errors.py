@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
-from tito_core.ledger.errors import place_in_docs
+from tito_core.ledger.errors import TITOError, place_in_docs
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions of decoding a server's JSON: a wrong shape, not UTF-8, or nested too deeply."""
@@ -104,7 +104,7 @@ def readable(sentence: str) -> str:
     return text[: LONGEST_ERROR - _TAIL - len(left_out)] + left_out + text[-_TAIL:]
 
 
-class BackendError(EventLoopException):
+class BackendError(TITOError, EventLoopException):
     """A request to an engine failed. In its message, which may quote the server, the API key is hidden, control
     characters are escaped, and what exceeds 1,000 characters is left out.
 
@@ -192,6 +192,10 @@ class WeightsNotLoadedError(BackendError):
     """The engine could not load weights; it stays paused."""
 
 
+class AdapterNotInEffectError(BackendError):
+    """A LoRA adapter does not change the model as it should. Nothing was sampled with it."""
+
+
 class BadRequestError(BackendError):
     """The engine refused the request (4xx). It is not retried."""
 
@@ -233,5 +237,5 @@ class GenerationAbortedError(BackendError):
     """The engine aborted the generation; its partial tokens are discarded."""
 
 
-class UnknownBackendError(ValueError):
+class UnknownBackendError(TITOError, ValueError):
     """No installed backend has the name."""

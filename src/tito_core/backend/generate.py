@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,7 @@ from tito_core.backend.values import (
 )
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.turn import Adapter
 
 
 async def connected(backend: Backend) -> EngineInfo:
@@ -96,11 +98,13 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
 
     def show(chunk: TokenChunk) -> None:
         nonlocal callers_own
-        with reader.reading(chunk):
-            read = _readable(chunk, info.backend, request.request_id)
-        seen.extend(read.output_ids.tolist())
+        try:
+            ids = _readable(chunk, reader)
+        except Exception as error:
+            raise reader.unreadable(chunk, error)  # noqa: B904  # it is the cause already
+        seen.extend(ids)
         callers_own = True
-        on_chunk(read)
+        on_chunk(TokenChunk(np.array(ids, np.int64)))
         callers_own = False
 
     try:
@@ -120,13 +124,19 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     return response
 
 
-async def score(backend: Backend, token_ids: Sequence[int] | TokenIds, images: PromptImages | None = None) -> Logprobs:
+async def score(
+    backend: Backend,
+    token_ids: Sequence[int] | TokenIds,
+    images: PromptImages | None = None,
+    adapter: Adapter | None = None,
+) -> Logprobs:
     """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
 
     Args:
         backend: Any backend.
         token_ids: The sequence; collapsed if it has images.
         images: Its images, with all their lengths.
+        adapter: The LoRA adapter that scores; None for the model alone.
 
     Returns:
         float32, shape (n,) of the expanded sequence; NaN for the first, since no token precedes it, and for
@@ -138,10 +148,12 @@ async def score(backend: Backend, token_ids: Sequence[int] | TokenIds, images: P
     """
     info = await connected(backend)
     ids = read_only(check_input_ids(token_ids, info.vocab_size, backend=backend.name))
+    info.capabilities.check_adapter(adapter, backend=backend.name)
+    named: dict[str, Any] = {} if adapter is None else {"adapter": adapter}  # backends without adapters lack the option
     # vLLM cannot score without sampling one token.
     if images is None:
         clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)
-        return validated_scores(await backend.score(ids), ids, info)
+        return validated_scores(await backend.score(ids, **named), ids, info)
     check_images(images, ids, info.images, backend=backend.name)
     if images.new:
         raise BadRequestError(
@@ -155,7 +167,7 @@ async def score(backend: Backend, token_ids: Sequence[int] | TokenIds, images: P
         )
     whole = expanded(ids, images.placeholder, images.lengths)
     clamp_new_tokens(1, len(whole), info.max_model_len, backend=backend.name)
-    return validated_scores(await backend.score_with_images(ids, images), whole, info, images.placeholder)
+    return validated_scores(await backend.score_with_images(ids, images, **named), whole, info, images.placeholder)
 
 
 async def tokenize(backend: Backend, text: str) -> TokenIds | None:
@@ -191,6 +203,8 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
     check_sampling(request.sampling, info.vocab_size, backend=backend)
     if not request.outputs_may_be_missing:
         info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
+    if request.adapter is not None:
+        info.capabilities.check_adapter(request.adapter, backend=backend)
     if request.images is not None:
         check_images(request.images, ids, info.images, backend=backend)
     room = room_of(request, info.max_model_len, backend=backend)
@@ -350,15 +364,13 @@ def _typed(error: Exception, backend: Backend, sent: TokenRequest, *, was_stream
     return hide_causes(typed)
 
 
-def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:
+def _readable(chunk: object, reader: RawReader) -> list[int]:
     ids = integers(chunk.output_ids) if isinstance(chunk, TokenChunk) else None
-    if ids is None or not all(0 <= token <= INT32_MAX for token in ids):
-        raise ProtocolViolationError(
-            f"Law 4: on_chunk must be called with a TokenChunk of token ids, not {short_repr(chunk)}.",
-            backend=backend,
-            request_id=request_id,
+    if ids is None or (ids and not 0 <= min(ids) <= max(ids) <= INT32_MAX):
+        raise reader.violation(
+            f"Law 4: on_chunk must be called with a TokenChunk of token ids, not {short_repr(chunk)}."
         )
-    return TokenChunk(np.array(ids, np.int64))
+    return ids
 
 
 def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder: int | None = None) -> Logprobs:
@@ -378,7 +390,7 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder:
     """
     request_id = utf8_or_none(raw.request_id) if isinstance(raw, RawScores) else None
     reader = RawReader(info.backend, request_id or "")
-    with reader.reading(raw):
+    try:
         if not isinstance(raw, RawScores):
             raise reader.violation(f"Law 4: score() must return a RawScores, not {short_repr(raw)}.")
         if raw.request_id is not None and (raw.response_id is not None or "response_id" not in info.unreported):
@@ -397,10 +409,12 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder:
                 raise reader.violation(
                     f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first is None."
                 )
-        logprobs = reader.logprobs([0.0, *scored[1:]])
+        logprobs = reader.logprobs([0.0, *scored[1:]]).copy()
         logprobs[0] = np.nan
         logprobs[inside] = np.nan
         return logprobs
+    except Exception as error:
+        raise reader.unreadable(raw, error)  # noqa: B904  # it is the cause already
 
 
 def _same_ids(reader: RawReader, ids: object, sent: list[int], placeholder: int | None) -> None:
@@ -426,5 +440,7 @@ def validated_ids(raw: object, info: EngineInfo) -> TokenIds | None:
     if raw is None:
         return None
     reader = RawReader(info.backend, "")
-    with reader.reading(raw):
+    try:
         return reader.token_ids(reader.integers("ids of a text", raw), "id")
+    except Exception as error:
+        raise reader.unreadable(raw, error)  # noqa: B904

@@ -18,6 +18,8 @@ SAME_ECHO = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
 """Replaces an echo that equals the ids sent. Random, so that no server can send it."""
 PARTS = 64
 """A text with this many parts is joined into one part."""
+PIECE_IDS = 2**15
+"""Ids that are encoded at once."""
 PIECE_BYTES = 2**18
 """A body below this size is joined and sent at once. A larger one is sent in pieces, so that it does not block the
 event loop (aiohttp warns from 1 MiB on) and its large parts are not copied."""
@@ -44,7 +46,7 @@ class IdText:
         array: TokenIds | None = None,
     ) -> None:
         self._parts = parts
-        self._size = size  # of all parts and the commas between them, in bytes
+        self._size = size  # of all parts, in bytes; each but the first begins with a comma
         self._checksum = checksum
         self._array = array
         self.length = length
@@ -58,10 +60,14 @@ class IdText:
         """Return the text of these ids followed by `ids`; only the new ids are encoded."""
         if not len(ids):
             return self
-        new = msgspec.json.encode(ids.tolist())[1:-1]
-        parts, size = (*self._parts, new), self._size + 1 + len(new)
-        checksum = zlib.crc32(_packed(ids), self._checksum)
-        return IdText(parts if len(parts) < PARTS else (b",".join(parts),), size, self.length + len(ids), checksum)
+        if len(ids) <= PIECE_IDS:
+            new = msgspec.json.encode(ids.tolist())[1:-1]
+        else:  # other threads run between the pieces
+            pieces = (ids[at : at + PIECE_IDS] for at in range(0, len(ids), PIECE_IDS))
+            new = b",".join([msgspec.json.encode(piece.tolist())[1:-1] for piece in pieces])
+        parts = (*self._parts, b"," + new) if self._parts else (new,)
+        checksum, size = zlib.crc32(_packed(ids), self._checksum), self._size + len(parts[-1])
+        return IdText(parts if len(parts) < PARTS else (b"".join(parts),), size, self.length + len(ids), checksum)
 
     def matches(self, ids: TokenIds) -> bool:
         """Return whether this is the text of `ids`, by their number and CRC-32.
@@ -86,10 +92,8 @@ class IdText:
     def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
         """Return a request's body: a JSON object with `fields`, which must not be empty, and the ids under `name`."""
         head = b'%b,"%b":[' % (msgspec.json.encode(fields)[:-1], name.encode())
-        if self._parts and len(head) + self._size < PIECE_BYTES:
-            first, rest = self._parts[0], self._parts[1:]  # the first part is the largest: copy it once
-            return b"".join((head, first, b"," if rest else b"", b",".join(rest), b"]}"))
-        return _pieces((head, *self._separated(), b"]}"))
+        parts = (head, *self._parts, b"]}")
+        return b"".join(parts) if len(head) + self._size < PIECE_BYTES else _pieces(parts)
 
     def is_echoed_in(self, echo: bytes) -> bool:
         """Return whether an undecoded list of ids equals this text byte for byte; a list with blanks does not."""
@@ -109,17 +113,11 @@ class IdText:
 
     def _end_in(self, body: bytes, at: int) -> int | None:
         """Return the offset after this list if `body` has it at offset `at`, else None."""
-        for piece in (b"[", *self._separated(), b"]"):
+        for piece in (b"[", *self._parts, b"]"):
             if not body.startswith(piece, at):
                 return None
             at += len(piece)
         return at
-
-    def _separated(self) -> list[bytes]:
-        pieces: list[bytes] = []
-        for part in self._parts:
-            pieces += (b",", part) if pieces else (part,)
-        return pieces
 
 
 def in_pieces(body: bytes | Pieces) -> bytes | Pieces:

@@ -6,10 +6,10 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from tokenize import TokenError
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +23,7 @@ from tito_core.ledger.laws import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 _NPY = b"\x93NUMPY"
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnValidation:
+class ColumnValidation(msgspec.Struct, frozen=True):
     """Checks of laws 2 and 4 on the optional outputs of one answer.
 
     Attributes:

@@ -18,7 +18,7 @@ from tito_core.backend.images import NO_IMAGES, ImageSupport, PromptImages
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.values import InvalidValueError, TypedValues, checked_names, is_text, refuse_unknown, short_repr
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
-from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
+from tito_core.ledger.turn import Adapter, Finish, ResponseSpan, VersionSpan
 
 
 @runtime_checkable
@@ -55,6 +55,9 @@ class Backend(Protocol):
 
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
+
+        A backend with `Capabilities.adapters` also takes `adapter: Adapter | None = None`, whose weights score, and
+        `ImageScorer.score_with_images` too.
 
         Args:
             token_ids: int32, shape (n,), checked.
@@ -96,7 +99,7 @@ Running = Literal["keep", "abort"]
 
 @runtime_checkable
 class EngineAdmin(Protocol):
-    """Optional methods of a backend whose server can change its weights.
+    """Optional methods of a backend whose server can change its weights, and load LoRA adapters.
 
     A training loop calls them, a rollout never does.
     """
@@ -132,6 +135,20 @@ class EngineAdmin(Protocol):
 
     async def weight_version(self) -> str | None:
         """Return the version of the loaded weights, or None if the server does not report it."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter from a folder that the server can read. Running requests go on.
+
+        Args:
+            name: Its name in requests, a new one for each version of its weights.
+            path: The folder, as PEFT writes it.
+
+        Raises:
+            BadRequestError: The name is or was in use, the server takes no adapters, or cannot load this one.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter. Its name cannot be used again."""
 
 
 MOST_TOP_LOGPROBS = 1024
@@ -221,6 +238,7 @@ class Capabilities:
         lower_first: Whether it serves a lower priority sooner.
         grammar: Whether a grammar constrains an answer from its first token. False where the server applies it only
             after the policy's reasoning.
+        adapters: Whether requests and scores may name a LoRA adapter.
         options: The server option that enables an output, or raises its limit, by its name in `OptionalOutputs`; and
             that for a "grammar".
     """
@@ -233,6 +251,7 @@ class Capabilities:
     priority: bool | None = None
     lower_first: bool = False
     grammar: bool | None = None
+    adapters: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def service_fields(self, optional_outputs: OptionalOutputs) -> dict[str, Any]:
@@ -262,6 +281,19 @@ class Capabilities:
             return
         if problem := self._problem(optional_outputs, sampling, f"this {backend} server"):
             raise UnsupportedByServerError(problem, backend=backend)
+
+    def check_adapter(self, adapter: Adapter | None, *, backend: str) -> None:
+        """Check that requests may name a LoRA adapter.
+
+        Raises:
+            UnsupportedByServerError: They may not, and would be answered by the model alone.
+        """
+        if adapter is not None and not self.adapters:
+            raise UnsupportedByServerError(
+                f"The backend {backend!r} does not send adapters, so adapter={str(adapter)!r} would have no effect. "
+                "Serve the model with the adapter merged into it, or use another backend.",
+                backend=backend,
+            )
 
     def _problem(self, optional_outputs: OptionalOutputs, sampling: SamplingParams, server: str) -> str | None:
         k, most = optional_outputs.top_logprobs, self.top_logprobs
@@ -364,7 +396,7 @@ def _are_capabilities(value: object) -> bool:
         isinstance(value, Capabilities)
         and (value.top_logprobs is None or (type(value.top_logprobs) is int and value.top_logprobs >= 0))
         and all(type(getattr(value, name)) in (bool, type(None)) for name in _FLAGS)
-        and type(value.lower_first) is bool
+        and type(value.lower_first) is type(value.adapters) is bool
         and isinstance(value.options, Mapping)
         and all(is_text(word) for pair in value.options.items() for word in pair)
     )
@@ -433,6 +465,7 @@ class TokenRequest:
         images: The images that its placeholders stand for; None for a prompt of text.
         measured: The server as measured at connect. The answer must name its model as the measured answers did, and
             have weight versions if they had. None where nothing was measured yet.
+        adapter: The LoRA adapter to sample with; None for the model alone.
     """
 
     input_ids: TokenIds
@@ -446,6 +479,7 @@ class TokenRequest:
     echo: bool = True
     images: PromptImages | None = None
     measured: EngineInfo | None = None
+    adapter: Adapter | None = None
 
     @property
     def echo_text(self) -> IdText | None:
@@ -521,7 +555,8 @@ class RawResponse:
         unordered: The answer was streamed, and nothing in its events shows their order.
         served_by: What the answer says of the server that made it, such as names of model and version; None if nothing.
             Our HTTP backends query the server again when it changes; of other backends it is recorded only.
-        model: How the answer names its model; None if it does not. Another name than at connect is refused.
+        model: How the answer names its model, or the adapter; None if it does not. Another name than at connect, or
+            than the adapter's, is refused.
     """
 
     finish: str | None

@@ -23,7 +23,8 @@ class BackendOptions(TypedDict, total=False):
     Pass options of one backend to `create_backend(name, url, ...)`, and its result as `backend`.
 
     Attributes:
-        model: Name of the model on the server; its first one when None, the default. LoRA adapters are refused.
+        model: Name of the model on the server; its first one when None, the default. A LoRA adapter is a
+            setting of rollouts.
         model_id: Another name of `model`. Both at once are an error.
         api_key: The server's key. Default: None.
         admin_api_key: The server's key for aborts, pauses and new weights, where it has one of its own, as SGLang with
@@ -36,6 +37,8 @@ class BackendOptions(TypedDict, total=False):
         patience_s: How long a request waits for a server that is away, restarting or busy, in seconds from its first
             failure, within the turn's timeout. Default: 60. An address at which no server has answered yet fails at
             once.
+        data_parallel_size: Number of data-parallel ranks of the server. The turns of a rollout then go to one rank,
+            whose prefix cache holds its history. Default: None, as many as an SGLang server reports; vLLM reports none.
     """
 
     model: str | None
@@ -47,6 +50,7 @@ class BackendOptions(TypedDict, total=False):
     connect_timeout_s: float
     max_connections: int
     patience_s: float
+    data_parallel_size: int | None
 
 
 _HIDDEN_OPTIONS = ("http_transport", "sleep", "clock")

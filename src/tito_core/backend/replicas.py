@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tito_core.backend.errors import (
     BackendError,
@@ -132,13 +132,15 @@ class Replicas:
 
         return await self._retries(one_try)
 
-    async def score(self, token_ids: TokenIds) -> RawScores:
+    async def score(self, token_ids: TokenIds, **adapter: Any) -> RawScores:
         """Score a sequence on one of the servers; see `Backend.score`."""
-        return await self._scored(lambda backend: backend.score(token_ids))
+        return await self._scored(lambda backend: backend.score(token_ids, **adapter))
 
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
         """Score a sequence with images on one of the servers; see `ImageScorer`."""
-        return await self._scored(lambda backend: cast(ImageScorer, backend).score_with_images(token_ids, images))
+        return await self._scored(
+            lambda backend: cast(ImageScorer, backend).score_with_images(token_ids, images, **adapter)
+        )
 
     async def _scored(self, score: Callable[[Backend], Awaitable[RawScores]]) -> RawScores:
         await self.connect()
@@ -260,6 +262,14 @@ class AdminReplicas(Replicas):
         """Return the version that all servers report, or None if they differ."""
         versions = set(await self._each(lambda member: _admin(member).weight_version()))
         return versions.pop() if len(versions) == 1 else None
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """See `EngineAdmin.load_adapter`; every server must see the folder."""
+        await self._each(lambda member: _admin(member).load_adapter(name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `EngineAdmin.unload_adapter`."""
+        await self._each(lambda member: _admin(member).unload_adapter(name))
 
 
 def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: Retries) -> Replicas:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,52 +29,21 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.values import (
-    InvalidValueError,
-    at_least,
-    short_repr,
-)
 from tito_core.ledger.columns import CANDIDATES, Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 OnAbort = Literal["resume", "discard", "commit"]
 """Resume from the sampled tokens, raise an error, or keep the partial answer."""
 MAX_RESUMES = 16
-"""Default of `AbortPolicy.max_resumes`."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortPolicy:
-    """What to do when the engine aborts a generation.
-
-    Attributes:
-        on_abort: See `OnAbort`.
-        max_resumes: How often one answer is resumed at most.
-
-    Raises:
-        InvalidValueError: An unknown choice, or a negative number.
-    """
-
-    on_abort: OnAbort = "resume"
-    max_resumes: int = MAX_RESUMES
-
-    def __post_init__(self) -> None:
-        if self.on_abort not in get_args(OnAbort):
-            raise InvalidValueError(
-                f"on_abort must be 'resume', 'discard' or 'commit', not {short_repr(self.on_abort)}."
-            )
-        at_least("max_resumes", self.max_resumes, 0)
-
-
+"""How often one answer is resumed at most."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 """Waits after aborts without a token: a server that aborts everything would be asked again without a pause."""
-_DEFAULT_POLICY = AbortPolicy()
 
 
 async def generate_resuming(
     backend: Backend,
     request: TokenRequest,
-    abort_policy: AbortPolicy = _DEFAULT_POLICY,
+    on_abort: OnAbort = "resume",
     on_chunk: OnChunk | None = None,
 ) -> TokenResponse:
     """Generate. An aborted generation is resumed: its tokens become the end of the next request's prompt.
@@ -89,14 +58,14 @@ async def generate_resuming(
     An answer that was aborted at `max_new_tokens` or at the end of the context finishes with `LENGTH`.
 
     Raises:
-        GenerationAbortedError: It was aborted, and `abort_policy` wants an error, allows no more tries, or wants to
+        GenerationAbortedError: It was aborted, and `on_abort` wants an error, allows no more tries, or wants to
             commit an answer without tokens.
         BackendError: See `Backend.generate`.
     """
     parts: list[TokenResponse] = []
     current, idle = request, 0
     try:
-        for resumes in range(abort_policy.max_resumes + 1):
+        for resumes in range(MAX_RESUMES + 1):
             part = await generate(backend, current, on_chunk)
             _expect_same_rows(backend, parts, part)
             parts.append(part)
@@ -104,19 +73,19 @@ async def generate_resuming(
                 return joined(parts)
             if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
                 return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
-            if abort_policy.on_abort == "commit" and _sampled(parts):
+            if on_abort == "commit" and _sampled(parts):
                 return joined(parts)
-            if abort_policy.on_abort != "resume":
+            if on_abort != "resume":
                 break
             if not resumable(request.sampling) or _sampled_placeholder(request, parts):
                 if on_chunk is not None and len(part.output_ids):
                     break
                 parts.clear()
             idle = 0 if len(part.output_ids) else idle + 1
-            if resumes < abort_policy.max_resumes:
+            if resumes < MAX_RESUMES:
                 await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
             current = continuing(request, parts, resumes + 1)
-        raise _aborted(backend, request, part, abort_policy, resumes)
+        raise _aborted(backend, request, part, on_abort, resumes)
     except BackendError as error:
         error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
         raise
@@ -260,15 +229,15 @@ def _sampled(parts: Sequence[TokenResponse]) -> int:
 
 
 def _aborted(
-    backend: Backend, request: TokenRequest, last: TokenResponse, abort_policy: AbortPolicy, resumes: int
+    backend: Backend, request: TokenRequest, last: TokenResponse, on_abort: OnAbort, resumes: int
 ) -> GenerationAbortedError:
     message = f" ({last.message})" if last.message else ""
-    reason = f"It was resumed {abort_policy.max_resumes} times, the limit of max_resumes, and aborted each time."
-    if abort_policy.on_abort == "discard":
+    reason = f"It was resumed {MAX_RESUMES} times, the most that is tried, and aborted each time."
+    if on_abort == "discard":
         reason = "Use on_abort='resume' to continue from them."
-    elif abort_policy.on_abort == "commit":
+    elif on_abort == "commit":
         reason = "There were no tokens to commit."
-    elif resumes < abort_policy.max_resumes:
+    elif resumes < MAX_RESUMES:
         reason = (
             "An answer with a grammar, stop strings or a sampled placeholder of images cannot be resumed, and cannot "
             "be sampled again once a part of it was streamed."

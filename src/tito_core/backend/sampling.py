@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
@@ -75,7 +75,7 @@ _REFUSED = {
     **dict.fromkeys(
         ("kv_transfer_params", "ec_transfer_params"), "another server, whose weights are unknown, computes the prompt"
     ),
-    **dict.fromkeys(("lora_path", "lora_id"), "adapters are not supported: their versions could not be recorded"),
+    **dict.fromkeys(("lora_path", "lora_id"), "an adapter is a setting of the rollout: adapter=..., which is recorded"),
     "session_params": "the server would put a history of its own before the prompt (law 4)",
     "require_reasoning": "the grammar would begin after the reasoning, but the whole answer be recorded as constrained",
 }
@@ -116,6 +116,26 @@ class Grammar(TypedValues):
             except ValueError as error:
                 raise ValueError(f"grammar.value is not JSON ({error}): {short_repr(self.value)}.") from None
         return self
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as a dict, typed so that a typo fails in mypy and in editors."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    stop_token_ids: Sequence[int]
+    stop: str | Sequence[str]
+    seed: int | None
+    min_new_tokens: int
+    ignore_eos: bool
+    grammar: Grammar | Mapping[str, Any] | None
+    extra: Mapping[str, Any]
 
 
 class SamplingParams(TypedValues):
@@ -236,7 +256,7 @@ class SamplingParams(TypedValues):
 
     def copied(self) -> SamplingParams:
         """Return the parameters with a deep copy of `extra`, which a backend may modify."""
-        return self.model_copy(update={"extra": deepcopy(self.extra)})
+        return self.model_copy(update={"extra": deepcopy(self.extra) if self.extra else {}})
 
     def shared_fields(self) -> dict[str, Any]:
         """Return the fields with the same names in vLLM and SGLang, as JSON-compatible values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -44,12 +44,13 @@ def validated(raw: object, request: TokenRequest, info: EngineInfo) -> TokenResp
             both values.
     """
     reader = RawReader(info.backend, request.request_id)
-    with reader.reading(raw):
+    try:
         return Validation(reader, info).response(raw, request)
+    except Exception as error:
+        raise reader.unreadable(raw, error)  # noqa: B904  # it is the cause already
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(msgspec.Struct, frozen=True):
     """Checks of one generation.
 
     Attributes:
@@ -162,8 +163,9 @@ class Validation:
             if not request.echo or "echoed" in self.info.unreported:
                 return
             raise self.reader.violation(
-                "Law 4: the server did not echo the prompt ids, so nothing proves which prompt it read. Its version is "
-                "too old for token-exact rollouts, or a proxy removed the field: check both."
+                "Law 4: the server did not echo the prompt ids, so nothing proves which prompt it read. It is not "
+                f"{self.info.backend} but another server with the same API, or of an older version, or a proxy removed "
+                "the field."
             )
         if isinstance(echoed, bytes | msgspec.Raw):
             if echoed == SAME_ECHO or (request.id_text is not None and request.id_text.is_echoed_in(bytes(echoed))):
@@ -210,7 +212,8 @@ class Validation:
         return packed, self.reader.logprobs(logprobs, ids)
 
     def _stop(self, stop: object) -> int | str | None:
-        found = integer(stop) if utf8_or_none(stop) is None else utf8_or_none(stop)
+        text = utf8_or_none(stop)
+        found = integer(stop) if text is None else text
         if found is None and stop is not None:
             raise self.reader.violation(
                 f"Law 4: stop must be a token id, a stop string or None, not {short_repr(stop)}."
@@ -303,10 +306,15 @@ class Validation:
         return float(seconds)
 
     def _model(self, name: object, request: TokenRequest) -> str | None:
-        """Compare the model that the answer names with those that the measured answers named at connect."""
+        """Compare the model that the answer names with the adapter, or those that answers named at connect."""
         found = self.reader.text("model", name)
         known = frozenset[str]() if request.measured is None else request.measured.answering_models
-        if found is not None and known and found not in known:
+        if request.adapter is not None and found is not None and found != request.adapter.name:
+            raise self.reader.violation(
+                f"Law 4: the adapter {short_repr(request.adapter.name)} was requested, but the answer is of "
+                f"{short_repr(found)}. It was discarded. Load the adapter under this name, or check any gateway."
+            )
+        if request.adapter is None and found is not None and known and found not in known:
             raise self.reader.violation(
                 f"Law 4: the answer is of the model {short_repr(found)}, but at connect answers named "
                 f"{', '.join(map(short_repr, sorted(known)))}. It was discarded. A gateway may have fallbacks to other "
@@ -338,12 +346,12 @@ class Validation:
 
     def _span(self, span: object) -> VersionSpan:
         start, stop, version = span if isinstance(span, Sequence) and len(span) == 3 else (None, None, None)
-        first, last = integer(start), integer(stop)
-        if first is None or last is None or (version is not None and utf8_or_none(version) is None):
+        first, last, name = integer(start), integer(stop), None if version is None else utf8_or_none(version)
+        if first is None or last is None or (name is None and version is not None):
             raise self.reader.violation(
                 f"Law 10: a weight-version span must be (start, stop, version), not {short_repr(span)}."
             )
-        return VersionSpan(first, last, utf8_or_none(version))
+        return VersionSpan(first, last, name)
 
 
 def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:
@@ -358,8 +366,8 @@ def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: s
     Raises:
         ProtocolViolationError: An id is outside the vocabulary (law 4).
     """
-    if vocab_size is not None and len(output_ids) and int(output_ids.max()) >= vocab_size:
-        raise outside_vocabulary(int(output_ids.max()), f"of {vocab_size} tokens", backend, request_id)
+    if vocab_size is not None and (largest := int(np.maximum.reduce(output_ids, initial=0))) >= vocab_size:
+        raise outside_vocabulary(largest, f"of {vocab_size} tokens", backend, request_id)
 
 
 def outside_vocabulary(token: int, of: str, backend: str, request_id: str) -> ProtocolViolationError:

@@ -80,7 +80,8 @@ class Comparisons:
             is_sampled = 0 < length * TOKENS_PER_COMPARED_TOKEN <= self._unspent and self._is_next()
         if not (is_sampled or first_delta or is_new or self._differed):
             return None
-        if any(_calls(message, MALFORMED_CALL) for message in messages):
+        uses = [block["toolUse"] for message in messages for block in message["content"] if "toolUse" in block]
+        if MALFORMED_CALL in [use["name"] for use in uses]:
             return None  # a malformed call is rendered with feedback of ours
         if parent_end and self._moves_text and {"text", "toolUse"} <= set(_kinds(messages[parent_end - 1])):
             return None
@@ -125,12 +126,9 @@ def shape_of(messages: Sequence[Any], parent_end: int, system: str | None, tools
     opening = system, tuple(tool["name"] for tool in tools or ())
     if not parent_end:
         return (*opening, *map(_kinds, messages))
-    earlier = sum("toolResult" in block for message in messages[: parent_end - 1] for block in message["content"][:1])
+    before = messages[: parent_end - 1]
+    earlier = sum(["toolResult" in block for message in before for block in message["content"][:1]])
     return (*opening, parent_end, earlier, *map(_kinds, messages[parent_end - 1 :]))
-
-
-def _calls(message: Any, name: str) -> bool:
-    return any(block.get("toolUse", {}).get("name") == name for block in message["content"])
 
 
 def _text_before_delta(new: Sequence[Any], whole: str, found: str) -> bool:
@@ -146,10 +144,10 @@ def _texts(message: Any) -> Iterator[str]:
 
 
 def _kinds(message: Any) -> tuple[str, ...]:
-    return (message["role"], *(_kind(block) for block in message["content"]))
+    return (message["role"], *[_kind(block) for block in message["content"]])
 
 
 def _kind(block: Any) -> str:
     kind, result = next(iter(block), ""), block.get("toolResult")
-    images = sum("image" in item for item in result["content"]) if isinstance(result, dict) else 0
+    images = sum(["image" in item for item in result["content"]]) if isinstance(result, dict) else 0
     return f"{kind} with {images} images" if images else str(kind)

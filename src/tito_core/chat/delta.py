@@ -202,10 +202,10 @@ class DeltaSource:
         if not len(missing) and not tail.ending.openers:
             return encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
-            return EncodedText(encoded.ids[1:], encoded.provenance[1:])
+            return EncodedText(encoded.ids[1:], encoded.provenance[1:], encoded.text)
         inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
         ids, provenance = np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance])
-        return EncodedText(ids, provenance)
+        return EncodedText(ids, provenance, encoded.text)
 
     def tail(
         self,

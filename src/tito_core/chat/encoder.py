@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -57,16 +57,17 @@ Places = npt.NDArray[np.int64] | Sequence[int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedText:
-    """Token ids (int32, shape (n,)) and the provenance of each (uint8, shape (n,))."""
+    """Token ids (int32, shape (n,)), the provenance of each (uint8, shape (n,)), and the rendered text if kept."""
 
     ids: TokenIds
     provenance: Provenances
+    text: str | None = None
 
     @classmethod
-    def joined(cls, ids: Iterable[bytes], provenance: Iterable[bytes]) -> EncodedText:
+    def joined(cls, ids: Iterable[bytes], provenance: Iterable[bytes], text: str) -> EncodedText:
         """Join packed pieces: ids as int32, provenance as one byte per id."""
         packed_ids, packed_provenance = bytearray().join(ids), bytearray().join(provenance)
-        return cls(np.frombuffer(packed_ids, np.int32), np.frombuffer(packed_provenance, np.uint8))
+        return cls(np.frombuffer(packed_ids, np.int32), np.frombuffer(packed_provenance, np.uint8), text)
 
 
 class ContentSafeEncoder:
@@ -126,18 +127,17 @@ class ContentSafeEncoder:
             begin: First character to encode; must be a boundary of a control token.
             controls: The control tokens from `begin` on, if known from `controls`.
         """
-        content = _Content.of(text.spans)
-        ids: list[bytes] = []
-        provenance: list[bytes] = []
-        at = begin
+        parts: list[tuple[bytes, bytes]] = []
+        at, span, spans = begin, 0, text.spans
         for start, stop, token in self._controls(text, begin) if controls is None else controls:
-            self._encode_stretch(text, at, start, content, ids, provenance)
-            ids.append(self._packed[token])
+            span = self._encode_stretch(text, at, start, span, parts)
             # It is scaffold, even if it strips blanks of content.
-            provenance.append(_SCAFFOLD if self.inert or not content.between(start, stop) else _PROMPT)
+            is_scaffold = self.inert or span == len(spans) or spans[span][0] >= stop
+            parts.append((self._packed[token], _SCAFFOLD if is_scaffold else _PROMPT))
             at = stop
-        self._encode_stretch(text, at, len(text), content, ids, provenance)
-        return EncodedText.joined(ids, provenance)
+        self._encode_stretch(text, at, len(text), span, parts)
+        rendered = str.__getitem__(text, slice(begin, None))
+        return EncodedText.joined([ids for ids, _ in parts], [provenance for _, provenance in parts], rendered)
 
     def count(self, content: str) -> int:
         """Return the number of tokens of content alone."""
@@ -173,18 +173,31 @@ class ContentSafeEncoder:
                 self._scaffolds[scaffold] = controls
         return controls
 
-    def _encode_stretch(
-        self, text: Traced, start: int, stop: int, content: _Content, ids: list[bytes], provenance: list[bytes]
-    ) -> None:
-        """Append the packed ids and provenance of the characters from `start` to `stop`."""
-        if start >= stop:
-            return
-        stretch = str.__getitem__(text, slice(start, stop))
-        inside = content.between(start, stop)
-        spans = [(a - start, b - start) for a, b, _ in inside]
-        packed_ids, packed_provenance = self._stretch(stretch, spans) if spans else self._scaffold(stretch)
-        ids.append(packed_ids)
-        provenance.append(packed_provenance)
+    def _encode_stretch(self, text: Traced, start: int, stop: int, span: int, parts: list[tuple[bytes, bytes]]) -> int:
+        """Append the packed ids and provenance of the characters from `start` to `stop`.
+
+        Args:
+            text: The rendering.
+            start: First character.
+            stop: One past the last character.
+            span: Number of a content span; those before it end at or before `start`.
+            parts: Is appended to.
+
+        Returns:
+            The number of the first content span that ends after `stop`, or of all.
+        """
+        spans, inside = text.spans, list[tuple[int, int]]()
+        while span < len(spans) and spans[span][0] < stop:
+            a, b, _ = spans[span]
+            if b > start:
+                inside.append((a - start, b - start))
+            if b > stop:
+                break
+            span += 1
+        if start < stop:
+            stretch = str.__getitem__(text, slice(start, stop))
+            parts.append(self._stretch(stretch, inside) if inside else self._scaffold(stretch))
+        return span
 
     def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
         """Return the packed ids and provenance of text without control tokens, given its content spans."""
@@ -221,23 +234,12 @@ class ContentSafeEncoder:
         else:  # the same result, but the GIL is released
             encoding = self._inert_tokenizer.encode_batch([stretch], add_special_tokens=False)[0]
         ids = encoding.ids
-        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _bounds(_offsets(encoding), len(stretch))
-
-
-class _Content(NamedTuple):
-    """The content spans of a text, indexed by character."""
-
-    spans: tuple[Span, ...]
-    begins: list[int]
-    ends: list[int]
-
-    @classmethod
-    def of(cls, spans: tuple[Span, ...]) -> _Content:
-        return cls(spans, [span[0] for span in spans], [span[1] for span in spans])
-
-    def between(self, start: int, stop: int) -> tuple[Span, ...]:
-        """Return the spans that overlap the characters from `start` to `stop`."""
-        return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
+        if len(ids) < LONG_TEXT:
+            packed = np.array(ids, np.int32).tobytes()
+        else:  # other threads run between the parts
+            starts = range(0, len(ids), LONG_TEXT)
+            packed = b"".join([np.array(ids[at : at + LONG_TEXT], np.int32).tobytes() for at in starts])
+        return packed, len(ids), lambda: _bounds(_offsets(encoding), len(stretch))
 
 
 def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
@@ -562,7 +564,7 @@ class WordCache:
 
 
 def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
-    """Return the expression by which a tokenizer splits ASCII text into words, or None if there is no single one."""
+    """Return the expression by which a tokenizer splits ASCII text into words; None if it splits in another way."""
     normalizer = definition["normalizer"] or {"type": "NFC"}
     if definition["added_tokens"] or normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
         return None

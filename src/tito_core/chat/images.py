@@ -278,7 +278,7 @@ class ImageCertificate:
         placeholder: The control token that servers repeat, or None if the template has none.
         places: Places where images are certified: "user messages", "tool results".
         refused: The other places, each with the reason.
-        media_ids: Ids of the vocabulary's placeholders of images, videos and audio; empty if there is no placeholder.
+        media_ids: Ids of the placeholders of images, videos and audio in the vocabulary; may be empty.
     """
 
     placeholder: str | None

@@ -11,6 +11,7 @@ from strands.types.content import ContentBlock
 from strands.types.tools import ToolResultContent
 
 from tito_core.chat.messages import UnsupportedContentError
+from tito_core.ledger.errors import TITOError
 
 DEEPEST = 100
 """Deepest nesting of lists and mappings in a tool's arguments; the parsers' limit for sampled calls is the same."""
@@ -25,7 +26,7 @@ _MAX_REPR = 60
 """Characters of a wrong value that an error shows."""
 
 
-class InvalidMessageError(ValueError):
+class InvalidMessageError(TITOError, ValueError):
     """A message, system prompt or tool specification does not have the form that Strands defines."""
 
 

@@ -14,6 +14,7 @@ from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
 
 from tito_core.chat.traced import Traced, join
+from tito_core.ledger.errors import TITOError
 
 SYSTEM_SOURCE = -2
 """Trace source of the system prompt."""
@@ -35,7 +36,7 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
-class UnsupportedContentError(ValueError):
+class UnsupportedContentError(TITOError, ValueError):
     """A content block that this provider cannot put into a prompt."""
 
 
@@ -90,8 +91,8 @@ class MessageFormat:
 
         Content with an image is a list of parts for every template.
         """
-        if not any(isinstance(piece, ImagePart) for piece in pieces):
-            return self.content(_joined([str(piece) for piece in pieces], source))
+        if ImagePart not in map(type, pieces):
+            return self.content(_joined(cast(Sequence[str], pieces), source))
         parts: list[Any] = []
         for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
             texts = list(group)
@@ -140,11 +141,16 @@ def image_blocks(messages: Messages, first: int = 0) -> list[Mapping[str, Any]]:
 
     The message before them is the answer whose calls order their results.
     """
-    if not any(map(_has_image, messages[first:])):
+    if not has_images(messages[first:]):
         return []
     contents: list[Any] = [message["content"] for message in template_messages(messages[max(first - 1, 0) :])]
     parts = (part for content in contents if isinstance(content, list) for part in content)
     return [part.image for part in parts if isinstance(part, ImagePart)]
+
+
+def has_images(messages: Messages) -> bool:
+    """Return whether messages or their tool results show images."""
+    return any(map(_has_image, messages))
 
 
 def _has_image(message: Message) -> bool:
@@ -171,12 +177,13 @@ def template_tools(tool_specs: Sequence[ToolSpec] | None) -> list[dict[str, Any]
 
 def trace(value: Any, source: int) -> Any:
     """Return a copy of a JSON-like value with each string, keys included, marked as content of `source`."""
-    if isinstance(value, str):
-        return Traced.content(value, source)
-    if isinstance(value, Mapping):
-        return {trace(key, source): trace(item, source) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [trace(item, source) for item in value]
+    match value:
+        case str():
+            return Traced.content(value, source)
+        case dict() | Mapping():
+            return {trace(key, source): trace(item, source) for key, item in value.items()}
+        case list() | tuple():
+            return [trace(item, source) for item in value]
     return value
 
 
@@ -204,10 +211,10 @@ def _assistant(
     if calls:
         translated["tool_calls"] = [
             {
-                "id": trace(message_format.call_id(sampled_id(call["toolUseId"])), source),
+                "id": Traced.content(message_format.call_id(sampled_id(call["toolUseId"])), source),
                 "type": "function",
                 "function": {
-                    "name": trace(_tool_name(call), source),
+                    "name": Traced.content(_tool_name(call), source),
                     "arguments": _arguments(call, source, message_format),
                 },
             }
@@ -226,16 +233,17 @@ def _arguments(call: Mapping[str, Any], source: int, message_format: MessageForm
 def _user(
     message: Message, calls: Sequence[Mapping[str, Any]], source: int, message_format: MessageFormat
 ) -> list[TemplateMessage]:
-    order = {call["toolUseId"]: position for position, call in enumerate(calls)}
     feedback = _feedback(calls)
     by_id = {call["toolUseId"]: call for call in calls}
     results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
-    results.sort(key=lambda result: order.get(result["toolUseId"], len(order)))
+    if len(results) > 1:
+        order = {call["toolUseId"]: position for position, call in enumerate(calls)}
+        results.sort(key=lambda result: order.get(result["toolUseId"], len(order)))
     translated: list[TemplateMessage] = [
         {
             "role": "tool",
-            "tool_call_id": trace(message_format.call_id(sampled_id(result["toolUseId"])), source),
-            "name": trace(_tool_name(by_id.get(result["toolUseId"], {"name": ""})), source),
+            "tool_call_id": Traced.content(message_format.call_id(sampled_id(result["toolUseId"])), source),
+            "name": Traced.content(_tool_name(by_id.get(result["toolUseId"], {"name": ""})), source),
             "content": message_format.content_of(_with_feedback(result, feedback.get(result["toolUseId"])), source),
         }
         for result in results

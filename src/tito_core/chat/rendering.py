@@ -30,9 +30,10 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.messages import REASONING_KEYS, MessageFormat, TemplateMessage, template_messages, template_tools
 from tito_core.chat.probes import LOOK, user_message
 from tito_core.chat.traced import UNKNOWN, Traced, as_text, concat, conservative, join, mark, mark_result, sources
+from tito_core.ledger.errors import TITOError
 
 
-class TemplateError(ValueError):
+class TemplateError(TITOError, ValueError):
     """The chat template is missing, not supported, or refuses the messages."""
 
 
@@ -337,7 +338,7 @@ class _Generation(Extension):
         return caller()
 
 
-_HARMLESS = (str, Namespace, LoopContext)
+_HARMLESS = frozenset({str, Traced, Namespace, LoopContext})
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
@@ -350,11 +351,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an attribute; of a message, its items come first unless `dict` has an attribute of that name."""
-        if isinstance(obj, Traced) and attribute not in _TEXT_ATTRIBUTES:
+        kind = type(obj)
+        if kind is Traced and attribute not in _TEXT_ATTRIBUTES:
             return self.undefined(obj=obj, name=attribute)  # templates test `content.content is defined` on plain text
-        if type(obj) is dict and attribute not in _MAPPING_ATTRIBUTES:
+        if kind is dict and attribute not in _MAPPING_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if isinstance(obj, _HARMLESS) and not attribute.startswith(("_", "format")):
+        if kind in _HARMLESS and not attribute.startswith(("_", "format")):
             # The sandbox allows public attributes of these too, after slow checks.
             try:
                 return getattr(obj, attribute)
@@ -375,8 +377,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a template's function; methods of plain strings (`', '.join(...)`) keep the spans too."""
         if type(obj) is Macro:  # the template's own macro: safe, and needs only the escaping context
-            kwargs.pop("_block_vars", None)
-            kwargs.pop("_loop_vars", None)
+            if kwargs:
+                kwargs.pop("_block_vars", None)
+                kwargs.pop("_loop_vars", None)
             return obj(context.eval_ctx, *args, **kwargs)
         owner = getattr(obj, "__self__", None)
         if type(owner) is str:

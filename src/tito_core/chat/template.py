@@ -200,10 +200,16 @@ class ChatTemplate:
         *,
         added: int = 0,
         first_delta: bool = False,
+        rendered: str | None = None,
     ) -> Callable[[], None] | None:
-        """Return a function that compares a delta with the template's plain rendering; see `Comparisons.due`."""
+        """Return a function that compares a delta with the template's plain rendering; see `Comparisons.due`.
+
+        `rendered` is the delta's text, which is rendered again where it was not kept.
+        """
 
         def text() -> str:
+            if rendered is not None:
+                return rendered
             if not parent_end:
                 return str.__str__(self.rendering.of_messages(messages, system_prompt, tool_specs))
             turn, new, history = messages[parent_end - 1], messages[parent_end:], messages[: parent_end - 1]

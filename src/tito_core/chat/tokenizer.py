@@ -8,6 +8,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tito_core.ledger.errors import TITOError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +23,7 @@ raises instead of downloading.
 """
 
 
-class TokenizerError(ValueError):
+class TokenizerError(TITOError, ValueError):
     """The tokenizer cannot be loaded, or is not a fast one."""
 
 
@@ -137,13 +139,12 @@ def _load(name: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
 
 
 def _check_hub(name: str) -> None:
-    """Check once that the hub answers: its own client would retry for most of a minute."""
-    import httpx
-    from huggingface_hub import constants
+    """Check once that the hub answers, with its own client's proxies: a load would retry for most of a minute."""
+    from huggingface_hub import constants, get_session
 
     try:
-        httpx.head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
-    except httpx.HTTPError as error:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # of httpx or httpx2, by the hub's version
         raise TokenizerError(
             f"Tokenizer {name!r} is neither a folder nor in the model hub's cache, and the hub cannot be reached "
             f"({error}). Pass a folder with tokenizer.json, or try again with a connection."

@@ -198,28 +198,27 @@ def join(separator: str, items: Iterable[str]) -> str:
     return concat(pieces)
 
 
-def sources(value: object) -> Iterator[int]:
-    """Yield the content sources in a string, or anywhere inside a list, tuple, set, mapping or view of one.
+def sources(value: object) -> list[int]:
+    """Return the content sources in a string, or anywhere inside a list, tuple, set, mapping or view of one.
 
     Any other object (bytes, a namespace, ...) may hold content, so it yields `UNKNOWN`.
     """
-    if isinstance(value, Traced):
-        yield from (source for _, _, source in value.spans)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from sources(key)
-            yield from sources(item)
-    elif isinstance(value, list | tuple | Set | ValuesView):
-        for item in value:
-            yield from sources(item)
-    elif not isinstance(value, str | int | float | Undefined | None):
-        yield UNKNOWN
+    match value:
+        case Traced():
+            return [source for _, _, source in value.spans]
+        case str() | int() | float() | Undefined() | None:
+            return []
+        case dict() | Mapping():
+            return [source for pair in value.items() for item in pair for source in sources(item)]
+        case list() | tuple() | Set() | ValuesView():
+            return [source for item in value for source in sources(item)]
+    return [UNKNOWN]
 
 
 def mark(text: str, *origins: object) -> str:
     """Return the text, all marked as content if any of `origins` holds content."""
-    source = max((source for origin in origins for source in sources(origin)), default=None)
-    return str.__str__(text) if source is None else Traced.content(text, source)
+    found = sources(origins)
+    return Traced.content(text, max(found)) if found else str.__str__(text)
 
 
 def as_text(value: object) -> str:

@@ -7,6 +7,7 @@ from tito_core.ledger.ledger import Ledger, Sink
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Segment, Trajectory
 from tito_core.ledger.turn import (
+    Adapter,
     Annotation,
     Branch,
     CallRecord,
@@ -27,6 +28,7 @@ from tito_core.ledger.turn import (
 )
 
 __all__ = [
+    "Adapter",
     "Annotation",
     "Branch",
     "CallRecord",

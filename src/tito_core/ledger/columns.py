@@ -187,8 +187,10 @@ def _integers(name: str, values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDA
     array = np.asarray(values)
     if array.ndim != 1:
         raise LawViolationError(2, f"{name} must have shape (n,), not {array.shape}.")
-    if array.dtype == dtype or not len(array):
-        return array.astype(dtype, copy=False)
+    if array.dtype == dtype:
+        return array
+    if not len(array):
+        return array.astype(dtype)
     if array.dtype.kind not in "iu":
         raise LawViolationError(2, f"{name} must be whole numbers, not {array.dtype}.")
     bounds = np.iinfo(dtype)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tito_core.ledger.turn import Turn
 
 DIGEST_BYTES = 16
+PIECE = 1 << 15
+"""Characters of a piece of a long string, whose encoding takes a fraction of a millisecond."""
 
 
 class Node:
@@ -61,7 +63,7 @@ class Node:
             node = node.parent
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Match:
     """The longest known beginning of a history.
 
@@ -69,15 +71,25 @@ class Match:
         node: The node where it ends.
         known: Its length in items, opening included.
         new: Strict copies of the items after it.
-        digests: Digest of the history up to and including each of `new`.
         root: Root of the tree in which it was found.
     """
 
     node: Node
     known: int
     new: tuple[Any, ...]
-    digests: tuple[bytes, ...]
     root: Node
+    _digests: list[bytes] | None = None
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Digest of the history up to and including each of `new`; computed when first asked for, in any thread."""
+        if self._digests is None:
+            self.hash_new()
+        return self._digests or []
+
+    def hash_new(self, *, in_pieces: bool = False) -> None:
+        """Compute `digests`; in pieces other threads run meanwhile, as a long text takes tens of milliseconds."""
+        self._digests = _digests(self.node.digest, self.new, extended_in_pieces if in_pieces else extended)
 
     @property
     def digest(self) -> bytes:
@@ -107,14 +119,14 @@ class HistoryIndex:
             if child is None:
                 break
             node, known = child, known + 1
-        digests = self._digests(node.digest, history[known:])
         self._index_loaded()
         if self._loaded:
+            digests = _digests(node.digest, history[known:])
             for known_node in node.upward():  # a loaded turn may have the same history as a turn of this process
                 self._attach_loaded(known_node)
             node, known = self._graft(node, known, history, digests)
         new = tuple([strict(message) for message in history[known:]])
-        return Match(node, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
+        return Match(node, known, new, self._root)
 
     def add(self, match: Match, answer: Any, turn: Turn) -> None:
         """Add the history that a turn answered, and its answer, a strict copy."""
@@ -192,14 +204,6 @@ class HistoryIndex:
             node.turns.append(turn)
             self._nodes[turn] = node
 
-    @staticmethod
-    def _digests(start: bytes, messages: Sequence[Any]) -> list[bytes]:
-        digests = []
-        for message in messages:
-            start = extended(start, message)
-            digests.append(start)
-        return digests
-
 
 def extended(digest: bytes, message: Any) -> bytes:
     """Return the digest of a history with one more message: BLAKE2b of its JSON (sorted keys), keyed by `digest`."""
@@ -210,13 +214,55 @@ def extended(digest: bytes, message: Any) -> bytes:
     return hashlib.blake2b(encoded.encode(), key=digest, digest_size=DIGEST_BYTES).digest()
 
 
+def extended_in_pieces(digest: bytes, message: Any) -> bytes:
+    """Return `extended(digest, message)`, with long strings encoded in pieces."""
+    hashed = hashlib.blake2b(key=digest, digest_size=DIGEST_BYTES)
+    try:
+        for piece in _pieces(message):
+            hashed.update(piece.encode())
+    except TypeError:  # see `extended`
+        return extended(digest, message)
+    return hashed.digest()
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """Yield the JSON of a value, as `_JSON` writes it."""
+    if isinstance(value, str) and len(value) > PIECE:
+        yield '"'
+        for at in range(0, len(value), PIECE):
+            yield _JSON.encode(value[at : at + PIECE])[1:-1]
+        yield '"'
+    elif isinstance(value, dict) and value and all(type(key) is str for key in value):
+        for number, key in enumerate(sorted(value)):
+            yield f"{', ' if number else '{'}{_JSON.encode(key)}: "
+            yield from _pieces(value[key])
+        yield "}"
+    elif isinstance(value, list | tuple) and value:
+        for number, item in enumerate(value):
+            yield ", " if number else "["
+            yield from _pieces(item)
+        yield "]"
+    else:
+        yield _JSON.encode(value)
+
+
+def _digests(start: bytes, messages: Sequence[Any], extend: Callable[[bytes, Any], bytes] = extended) -> list[bytes]:
+    digests = []
+    for message in messages:
+        start = extend(start, message)
+        digests.append(start)
+    return digests
+
+
 def _with_string_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _with_string_keys(item) for key, item in value.items()}
     return [_with_string_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _encoded(value: Any) -> str:
+def _encoded(value: Any) -> Any:
+    if isinstance(value, _Number):
+        return value.value
     return f"sha256:{hashlib.sha256(value).hexdigest()}" if isinstance(value, bytes) else repr(value)
 
 
@@ -229,14 +275,15 @@ def strict(value: Any) -> Any:
     Strings are kept by reference, so comparing a string with itself is a pointer comparison at any length. Dicts, lists
     and strings are compared by the interpreter itself, which makes long histories cheap.
     """
-    if isinstance(value, dict):  # most items are strings; a call for each would dominate the cost
-        return {key: item if type(item) is str else strict(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [item if type(item) is str else strict(item) for item in value]
-    if isinstance(value, tuple):  # a tuple stays a tuple: it equals no list
-        return tuple([strict(item) for item in value])
-    if isinstance(value, float | int):
-        return _Number(value)
+    match value:
+        case dict():  # most items are strings; a call for each would dominate the cost
+            return {key: item if type(item) is str else strict(item) for key, item in value.items()}
+        case list():
+            return [item if type(item) is str else strict(item) for item in value]
+        case tuple():  # a tuple stays a tuple: it equals no list
+            return tuple([strict(item) for item in value])
+        case float() | int():
+            return _Number(value)
     return value  # a string, bytes, None, or already strict
 
 

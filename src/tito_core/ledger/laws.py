@@ -224,12 +224,12 @@ def check_values(draft: Draft, *, turn: int) -> None:
     """Check laws 2, 3 and 4 on the columns of one turn: ids, the delta's provenance, logprobs."""
     columns = draft.columns
     ids = columns.ids
-    if len(ids) and ids.min() < 0:
+    if len(ids) and np.minimum.reduce(ids) < 0:
         first = int(np.argmax(ids < 0))
         name, offset = ("delta", first) if first < columns.prompt else ("output", first - columns.prompt)
         raise LawViolationError(2, f"turn {turn}: {name} id {int(ids[first])} at offset {offset} is negative.")
     provenance = columns.prompt_provenance
-    if len(provenance) and provenance.max() > Provenance.INSERTED:
+    if len(provenance) and int(np.maximum.reduce(provenance)) > Provenance.INSERTED:
         offset = int(np.argmax(provenance > Provenance.INSERTED))
         found = int(provenance[offset])
         raise LawViolationError(
@@ -242,7 +242,7 @@ def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = N
     """Check law 4 on logprobs: finite, at most 0 (within float32 rounding), not a sentinel."""
     values = np.asarray(logprobs, np.float32)
     if not len(values) or (
-        values.min() > SENTINEL_LOGPROB and values.max() <= ROUNDING
+        np.minimum.reduce(values) > SENTINEL_LOGPROB and np.maximum.reduce(values) <= ROUNDING
     ):  # a NaN makes both comparisons false
         return
     offset = int(np.argmax(~np.isfinite(values) | (values > ROUNDING) | (values <= SENTINEL_LOGPROB)))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -52,6 +51,13 @@ class Sink(Protocol):
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
         """Write the ledger's annotation number `index`, which is about to be added."""
+
+
+class CheckedDraft(NamedTuple):
+    """A draft that passed a ledger's `check`: this ledger commits it without checking it again."""
+
+    draft: Draft
+    ledger: Ledger
 
 
 class Ledger:
@@ -152,22 +158,26 @@ class Ledger:
     def __getitem__(self, index: int) -> Turn:
         return self._turns[index]
 
-    def check(self, draft: Draft) -> None:
-        """Check the laws of a turn without committing it.
+    def check(self, draft: Draft) -> CheckedDraft:
+        """Check the laws of a turn without committing it, and return it as checked.
+
+        What is checked does not change while other turns are committed.
 
         Raises:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 9 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
         """
         laws.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
+        return CheckedDraft(draft, self)
 
     def commit(
-        self, draft: Draft, match: Match | None = None, answer: Any = None, images: Iterable[Image] = ()
+        self, draft: Draft | CheckedDraft, match: Match | None = None, answer: Any = None, images: Iterable[Image] = ()
     ) -> Turn:
         """Append a turn, whole or not at all.
 
         Args:
-            draft: The turn's content. Its laws are checked before anything changes.
+            draft: The turn's content. Its laws are checked before anything changes, unless this ledger's `check` has
+                done so.
             match: The history that it answers. Without it, the turn is found by its fingerprint only.
             answer: The message that follows that history.
             images: The images of its media. Those that the ledger holds already are not stored again.
@@ -178,9 +188,12 @@ class Ledger:
             RecursionError: The answer is nested too deeply.
         """
         kept = strict(answer)  # may raise, so it comes before any change
+        checked = isinstance(draft, CheckedDraft) and draft.ledger is self
+        draft = draft.draft if isinstance(draft, CheckedDraft) else draft
         with self._lock:
             turn = self._turn_of(self._interner.intern(self._with_branch(draft), len(self._turns), self.call_ids.given))
-            laws.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
+            if not checked:
+                laws.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
             laws.check_branch(turn, first=not self._has_child(draft.parent))
             new = {image.sha256: image for image in images if image.sha256 not in self._images}
             if draft.media:
@@ -418,29 +431,19 @@ class CallIds:
         """Number of ids that were generated."""
         return self._given
 
-    def next(self) -> str:
-        """Return the next id."""
-        return f"{self._prefix}{self._take()}"
+    def next(self, taken: list[str]) -> str:
+        """Return the next id, and append it to `taken`, the ids of its turn."""
+        taken.append(f"{self._prefix}{self._take()}")
+        return taken[-1]
 
-    @contextmanager
-    def for_turn(self) -> Iterator[Callable[[], str]]:
-        """Yield a function that generates a turn's ids. If the turn fails, its ids become available again (law 5).
+    def give_back(self, taken: list[str]) -> None:
+        """Make the ids of a turn that failed, in order, available again (law 5).
 
         If another turn took a later id meanwhile, the earlier ids stay unused, since no id may be used twice.
         """
-        taken: list[int] = []
-
-        def take() -> str:
-            taken.append(self._take())
-            return f"{self._prefix}{taken[-1]}"
-
-        try:
-            yield take
-        except BaseException:
-            with self._lock:
-                while taken and taken.pop() == self._given:
-                    self._given -= 1
-            raise
+        with self._lock:
+            while taken and taken.pop() == f"{self._prefix}{self._given}":
+                self._given -= 1
 
     def _take(self) -> int:
         with self._lock:

@@ -94,12 +94,15 @@ class Trajectory:
 
     @property
     def versions(self) -> tuple[VersionSpan, ...]:
-        """Weight versions of the output tokens, and of no others, as offsets into the columns (law 10)."""
+        """Weight versions of the output tokens, and of no others, as offsets into the columns (law 10).
+
+        Those of tokens that an adapter sampled name it too; see `Draft.versions`.
+        """
         return tuple(
             VersionSpan(start + span.start, start + span.stop, span.version)
             for turn in self.path
             for start in [turn.path_length - turn.draft.columns.output]
-            for span in turn.draft.engine.versions
+            for span in turn.draft.versions
         )
 
     @property

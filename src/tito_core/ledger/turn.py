@@ -69,6 +69,7 @@ class Draft:
         media: Spans of media placeholders in the delta.
         agent: The agent that made the turn: its name, or "agent-N" for one without a name whose first turn is N. None
             for a call outside any agent, such as a summary of the history, and in ledgers of schema 1.
+        adapter: The LoRA adapter that the answer was sampled with; None for the model alone.
     """
 
     columns: Columns
@@ -88,6 +89,18 @@ class Draft:
     extras: Mapping[str, Column] = field(default_factory=dict)
     media: tuple[MediaSpan, ...] = ()
     agent: str | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def versions(self) -> tuple[VersionSpan, ...]:
+        """The weight versions that tile the output, each with the adapter: "step-7+math@2", or "math@2" alone."""
+        if self.adapter is None:
+            return self.engine.versions
+        named = str(self.adapter)
+        return tuple(
+            span._replace(version=named if span.version is None else f"{span.version}+{named}")
+            for span in self.engine.versions
+        )
 
     @property
     def prompt_ids(self) -> TokenIds:
@@ -108,6 +121,25 @@ class Draft:
     def logprobs(self) -> Logprobs:
         """Logprobs of `output_ids`, shape (n,)."""
         return self.columns.logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter on the server.
+
+    Attributes:
+        name: Its name on the server. New weights need a new name: vLLM finds cached prompts by it.
+        version: The user's name for its weights; None if the name says it.
+        fresh: Whether its weights may equal those of the model (its B is 0) or of an adapter before it, as before its
+            first training step. An adapter is measured at its first use: equal scores are refused unless it is fresh.
+    """
+
+    name: str
+    version: str | None = None
+    fresh: bool = False
+
+    def __str__(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"
 
 
 class Finish(StrEnum):

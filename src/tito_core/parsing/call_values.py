@@ -225,12 +225,11 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite,
 
 
 def _too_deep(value: Any) -> bool:
-    level = [value]
+    kinds = (dict, list)  # of the decoder: no others have items
+    level = [value] if type(value) in kinds else []
     for _ in range(DEEPEST):
-        children = (
-            item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
-        )
-        level = [child for of_one in children for child in of_one if isinstance(child, dict | list)]
+        children = [item.values() if type(item) is dict else item for item in level]
+        level = [child for of_one in children for child in of_one if type(child) in kinds]
         if not level:
             return False
     return True

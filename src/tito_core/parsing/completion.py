@@ -17,7 +17,7 @@ import msgspec
 
 from tito_core.parsing.call_values import Malformed, ParsedCallText, is_valid_name, reading, shortened
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
-from tito_core.parsing.schema import Choice, Fit, JsonSchema, ToolSchema, meaning, settled
+from tito_core.parsing.schema import Choice, Fit, JsonSchema, ToolSchema, check_tools, settled
 
 P = ParamSpec("P")
 Tools = Mapping[str, JsonSchema]
@@ -146,7 +146,7 @@ class Completion:
         self.decoded = decoded
         self.text = decoded.text
         self.truncated = truncated
-        self.tools: Tools = tools or {}
+        self.tools = check_tools(tools)
         self.lenient = lenient
         self.in_python = in_python
         self.calls: list[ParsedCall] = []
@@ -262,10 +262,10 @@ class Completion:
         self._add(start, stop, status, call.name, fit.arguments, call.loose, call.id, call.text)
 
     def _fit(self, call: ParsedCallText) -> Fit:
-        schema = self.tools.get(call.name)
+        schema = self.tools.compiled.get(call.name)
         if schema is None:
             return Fit(settled(call.arguments, {(): -1}, {}))  # plain text stays text
-        return meaning(schema, call.name).fit(call.arguments)
+        return schema.fit(call.arguments)
 
     def mark_loose(self, first: int, reason: str) -> None:
         """Mark the valid calls from index `first` on as loose."""
@@ -352,8 +352,7 @@ class Cursor:
     @property
     def schema(self) -> ToolSchema | None:
         """The schema of the called tool; None if the tool is unknown."""
-        schema = None if self.name is None else self.tools.get(self.name)
-        return None if schema is None else meaning(schema, self.name or "")
+        return None if self.name is None else self._completion.tools.compiled.get(self.name)
 
     def follows(self, text: str) -> bool:
         """Return whether `text`, which has no tag, comes next."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from tito_core.ledger.errors import TITOError
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.schema import KINDS, JsonSchema, ToolSchema, meaning, rewritten
@@ -41,7 +42,7 @@ _OTHER_NAME = "{0}+( {0}+)*".format("[!#-&(-;?-~\u00c0-\u024f\u0400-\u0481\u4e00
 """Names of parameters that a schema allows without declaring them, without characters that end a name in a format."""
 
 
-class NoCallGrammarError(ValueError):
+class NoCallGrammarError(TITOError, ValueError):
     """A call cannot be forced: the format has no grammar, or the tool is unknown."""
 
 

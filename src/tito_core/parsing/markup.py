@@ -67,6 +67,7 @@ class Markup:
         self.spelled = sorted((tag for tag in known if tag not in added), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, self.spelled))) if self.spelled else None
         self.anchors = {anchor: added[anchor] for anchor in anchors if anchor in added}
+        self._lone = bool(self.tokens.keys() & self.anchors.values())
         flagged = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(flagged.union(tokenizer.all_special_ids) - set(self.tokens))
 
@@ -97,14 +98,12 @@ class Markup:
         if self._spelled is not None:
             spelled = self._spelled.finditer(decoded.text)
             marks = [Mark(m.start(), m.end(), m.group()) for m in spelled if self._anchored(decoded, m)]
-            found = [*self._alone(found, marks), *marks]
+            found = [*(self._alone(found, marks) if self._lone else found), *marks]
             found.sort()
         return found
 
     def _alone(self, tokens: list[Mark], tags: list[Mark]) -> list[Mark]:
         """Drop the marks of anchors inside a longer tag, in a format where an anchor alone is a tag too."""
-        if not self.tokens.keys() & self.anchors.values():
-            return tokens
         held = {tag.start + tag.tag.find(anchor) for tag in tags for anchor in self.anchors if anchor in tag.tag}
         return [token for token in tokens if token.start not in held]
 

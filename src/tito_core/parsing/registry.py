@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, get_args
 
+from tito_core.ledger.errors import TITOError
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import ParsedTurn, Tools
 from tito_core.parsing.grammar import CallGrammar
@@ -79,11 +80,11 @@ ParserFactory = Callable[["PreTrainedTokenizerBase"], ToolParser]
 F = TypeVar("F", bound=ParserFactory)
 
 
-class UnknownParserError(ValueError):
+class UnknownParserError(TITOError, ValueError):
     """Unknown tool parser or reasoning format, or an option that the parser does not support."""
 
 
-class DetectionError(ValueError):
+class DetectionError(TITOError, ValueError):
     """A chat template matches no known tool-call format, or more than one."""
 
 

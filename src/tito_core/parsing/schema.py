@@ -23,6 +23,8 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import specification_with
 
+from tito_core.ledger.errors import TITOError
+
 JsonSchema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 """A place in arguments: names of members and indices of items, from the outside."""
@@ -62,7 +64,7 @@ _UNKNOWN = "tito: a reference that leads nowhere"
 _CONDITIONAL = frozenset({"then", "else"})
 
 
-class ToolSchemaError(ValueError):
+class ToolSchemaError(TITOError, ValueError):
     """A tool's input schema is invalid; the tool's author must fix it."""
 
 
@@ -106,14 +108,25 @@ def meaning(schema: JsonSchema, tool: str = "") -> ToolSchema:
     return found
 
 
-def check_tools(tools: Mapping[str, JsonSchema]) -> None:
-    """Compile the schemas of all tools, before anything is sent.
+class CheckedTools(dict[str, JsonSchema]):
+    """The schemas of tools' arguments by tool name, each compiled. Build it with `check_tools`; not to be changed.
+
+    Attributes:
+        compiled: The compiled schemas by tool name.
+    """
+
+    def __init__(self, tools: Mapping[str, JsonSchema]) -> None:
+        super().__init__(tools)
+        self.compiled = {name: meaning(schema, name) for name, schema in tools.items()}
+
+
+def check_tools(tools: Mapping[str, JsonSchema] | None) -> CheckedTools:
+    """Compile the schemas of all tools, before anything is sent. Checked ones are returned as they are.
 
     Raises:
         ToolSchemaError: One is not a JSON Schema, or refers to another document.
     """
-    for name, schema in tools.items():
-        meaning(schema, name)
+    return tools if isinstance(tools, CheckedTools) else CheckedTools(tools or {})
 
 
 @lru_cache(_CACHED_SCHEMAS)
@@ -159,11 +172,8 @@ class ToolSchema:
             self.json = rewritten(self.json, _without_unknown)
             self._resolver = Registry().resolver_with_root(specification.create_resource(self.json))
         self._validator: Validator = draft(self.json, registry=Registry())
-        self._siblings = (
-            not str(self.json.get("$schema", ""))
-            .rstrip("#")
-            .endswith(("draft-03/schema", "draft-04/schema", "draft-06/schema", "draft-07/schema"))
-        )
+        named = str(self.json.get("$schema", "")).rstrip("#")
+        self._siblings = not named.endswith(tuple(f"draft-0{number}/schema" for number in (3, 4, 6, 7)))
 
     def faults(self, arguments: Any) -> tuple[str, ...]:
         """Return the faults of arguments, at most `MOST_FAULTS` sentences without a full stop; empty for valid ones."""

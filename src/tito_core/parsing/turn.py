@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tito_core.ledger.errors import TITOError
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_values import after_blank
 from tito_core.parsing.completion import Completion, ParsedCall, ParsedTurn, Tools
@@ -166,8 +167,7 @@ class TurnSession:
     def __init__(self, parser: TurnParser, in_reasoning: bool, tools: Tools | None) -> None:
         self._parser = parser
         self._in_reasoning = in_reasoning
-        self._tools = tools
-        check_tools(tools or {})
+        self._tools = check_tools(tools)
         self._ids: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> None:
@@ -368,7 +368,7 @@ _REDECODE_FRACTION = 16
 Kind = Literal["reasoning", "text"]
 
 
-class PreviewError(ValueError):
+class PreviewError(TITOError, ValueError):
     """A parser's preview is not a prefix of its final result. Nothing is committed."""
 
 
@@ -429,13 +429,13 @@ class Preview:
         text = decoded.text.rstrip(REPLACEMENT)  # the next token may complete these bytes
         marks = self._markup.marks(decoded)
         certain = self._certain(text, marks)
-        last_close = self._last_close(marks)
         for mark in marks:
             if mark.start >= certain:
                 break
             if mark.start < self._at:
                 continue
-            if self._in_block and mark.tag in self._parser.calls.opening and mark.start > last_close:
+            opens_call = self._in_block and mark.tag in self._parser.calls.opening
+            if opens_call and mark.start > self._last_close(marks):
                 certain, self._held = mark.start, True  # if the reasoning never ends, this may be a call
                 break
             if self._is_boundary(mark):

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Annotation, Header, Image, Turn
@@ -41,7 +42,8 @@ _log = logging.getLogger(__name__)
 _ENCODER = msgspec.msgpack.Encoder()
 LOCK_WAIT_S = 30.0
 """Longest wait for a lock that another process holds, in seconds."""
-_wait_s: ContextVar[float] = ContextVar("wait_s", default=LOCK_WAIT_S)
+wait_s: ContextVar[float] = ContextVar("wait_s", default=LOCK_WAIT_S)
+"""Longest wait for a lock in this context; with 0, `FileLockedError` is raised at once."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
 """Pauses between two tries to take the lock, in seconds; each is twice as long as the one before."""
 
@@ -51,7 +53,7 @@ class LedgerFile:
 
     Opening scans the file once and records the position of each record; `load` decodes a ledger. Several processes may
     append at the same time: each writes whole records under a file lock, for which it waits at most `LOCK_WAIT_S` (see
-    `without_waiting`). A torn tail, which a crash leaves, is skipped on reading and cut off before the next append.
+    `wait_s`). A torn tail, which a crash leaves, is skipped on reading and cut off before the next append.
     Thread-safe.
 
     Args:
@@ -345,7 +347,7 @@ class LedgerFile:
 
         Other threads can use the file during the wait. (`flock` itself would wait without end.)
         """
-        wait = LockWait(self.path, _wait_s.get())
+        wait = LockWait(self.path, wait_s.get())
         while not self._try_lock():
             time.sleep(wait.pause_s())
         try:
@@ -406,18 +408,8 @@ class LedgerFile:
             fcntl.fcntl(fileno, fcntl.F_SETFL, flags)
 
 
-class FileLockedError(BlockingIOError):
+class FileLockedError(TITOError, BlockingIOError):
     """Another process holds the lock of the file. Nothing was written."""
-
-
-@contextmanager
-def without_waiting() -> Iterator[None]:
-    """Raise `FileLockedError` at once where another process holds a file's lock: an event loop must not block."""
-    token = _wait_s.set(0.0)
-    try:
-        yield
-    finally:
-        _wait_s.reset(token)
 
 
 class LockWait:

@@ -21,6 +21,8 @@ from io import BufferedReader, BytesIO, FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tito_core.ledger.errors import TITOError
+
 SCHEMA = 2
 """Schema 1 has no `agent` of a turn. Both are read; a file of schema 1 becomes one of schema 2 when it is continued."""
 MAGIC = b"\x89TITO\r\n"
@@ -37,7 +39,7 @@ BLOCK = 1 << 16
 """Number of bytes that are read at once."""
 
 
-class SchemaError(ValueError):
+class SchemaError(TITOError, ValueError):
     """A file or record is not a ledger, is damaged, contradicts the ledger, or has a newer schema."""
 
 

@@ -22,6 +22,7 @@ from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import (
+    Adapter,
     Annotation,
     Branch,
     Draft,
@@ -287,8 +288,15 @@ _FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
         Columns: (),
         EngineRecord: (),
         Branch: (),
+        Adapter: (),
         Column: (),
-        Draft: (("columns", Columns), ("engine", EngineRecord), ("branch", Branch), ("extras", Column)),
+        Draft: (
+            ("columns", Columns),
+            ("engine", EngineRecord),
+            ("branch", Branch),
+            ("extras", Column),
+            ("adapter", Adapter),
+        ),
         Semantics: (),
         _Server: (("semantics", Semantics),),
         _Image: (),

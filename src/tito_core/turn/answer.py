@@ -28,13 +28,14 @@ from tito_core.backend.validation import check_output_ids, outside_vocabulary
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.messages import MALFORMED_CALL, with_sampled_id
 from tito_core.ledger.columns import Columns, TokenIds
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.history import extended
 from tito_core.ledger.provenance import Provenances
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, MediaSpan, Turn
 from tito_core.parsing.call_values import shortened
 from tito_core.parsing.completion import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.registry import ToolParser
-from tito_core.parsing.turn import Piece, PreviewError
+from tito_core.parsing.turn import Kind, Piece, PreviewError
 from tito_core.policy import PolicyParts
 from tito_core.settings import MalformedCalls, Settings
 from tito_core.turn.history import as_stored
@@ -48,7 +49,7 @@ _EXCERPT = 120
 """Maximum characters of a call's raw text in an error."""
 
 
-class MalformedCallError(ValueError):
+class MalformedCallError(TITOError, ValueError):
     """The policy made a malformed call, and `malformed_calls="raise"`. No call of the turn was executed.
 
     The turn is committed, since the policy sampled its tokens (law 5). Strands does not store its message.
@@ -175,7 +176,8 @@ async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response
         ProtocolViolationError: An id is outside the server's vocabulary (law 4).
         BackendError: The server could not be reached.
     """
-    largest, backend, rows = int(response.output_ids.max(initial=0)), policy.backend, policy.info.vocab_size
+    largest = int(np.maximum.reduce(response.output_ids, initial=0))
+    backend, rows = policy.backend, policy.info.vocab_size
     if largest < policy.template.encoder.vocab_size:
         return
     check_output_ids(response.output_ids, rows, backend=backend.name, request_id=request.request_id)
@@ -262,7 +264,7 @@ def draft(
     calls = [CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.records]
     if media_ids := policy.template.certificate.media_ids:
         calls += sampled_placeholders(response.output_ids, media_ids)
-    recorded = policy.samplings.recorded(request.sampling, policy.backend.name, policy.info)
+    recorded = policy._samplings.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=match.parent,
         columns=Columns.pack(ids, provenance, response.output_ids, response.logprobs),
@@ -289,6 +291,7 @@ def draft(
         ),
         extras=response.columns,
         agent=agent,
+        adapter=request.adapter,
     )
 
 
@@ -382,14 +385,16 @@ class StreamedEvents:
     Args:
         parser: The policy's parser. One without `preview(prompt_tail)` shows nothing before the end.
         prompt_tail: The last ids of the prompt.
-
-    Attributes:
-        blocks: The blocks streamed so far; the last one is still open.
     """
 
     def __init__(self, parser: ToolParser, prompt_tail: Sequence[int]) -> None:
         self._parser, self._prompt_tail = parser, prompt_tail
-        self.blocks: list[Piece] = []
+        self._blocks: list[tuple[Kind, list[str]]] = []
+
+    @property
+    def blocks(self) -> list[Piece]:
+        """The blocks streamed so far; the last one is still open."""
+        return [Piece(kind, "".join(texts)) for kind, texts in self._blocks]
 
     @functools.cached_property
     def _preview(self) -> Previewing | None:
@@ -399,14 +404,14 @@ class StreamedEvents:
     def of(self, chunk: TokenChunk) -> Iterator[StreamEvent]:
         """Yield the events of the pieces that a chunk makes certain."""
         for piece in [] if self._preview is None else self._preview.feed(chunk.output_ids.tolist()):
-            if not self.blocks:
+            if not self._blocks:
                 yield {"messageStart": {"role": "assistant"}}
-            if not self.blocks or self.blocks[-1].kind != piece.kind:
-                if self.blocks:
+            if not self._blocks or self._blocks[-1][0] != piece.kind:
+                if self._blocks:
                     yield {"contentBlockStop": {}}
                 yield {"contentBlockStart": {"start": {}}}
-                self.blocks.append(Piece(piece.kind, ""))
-            self.blocks[-1] = Piece(piece.kind, self.blocks[-1].text + piece.text)
+                self._blocks.append((piece.kind, []))
+            self._blocks[-1][1].append(piece.text)
             yield {"contentBlockDelta": {"delta": delta_of(piece)}}
 
 
@@ -442,7 +447,8 @@ def events(
     _check_preview(content, streamed_blocks)
     if not streamed_blocks:
         yield {"messageStart": {"role": "assistant"}}
-    for number, block in enumerate(content[max(0, len(streamed_blocks) - 1) :], max(0, len(streamed_blocks) - 1)):
+    first = max(0, len(streamed_blocks) - 1)
+    for number, block in enumerate(content[first:], first):
         if number < len(streamed_blocks):
             rest = _text_of(block)[len(streamed_blocks[number].text) :]
             if rest:

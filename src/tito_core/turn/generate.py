@@ -44,7 +44,7 @@ async def generate_answer(
     """
     timeout_s = settings.turn_timeout_s
     if cancel is None and timeout_s is None:
-        return await generate_resuming(backend, request, settings.aborts, on_chunk)
+        return await generate_resuming(backend, request, settings.on_abort, on_chunk)
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
     if cancelling():
@@ -53,7 +53,7 @@ async def generate_answer(
     try:
         async with limit:
             with CancelWatch(limit, cancel):
-                return await generate_resuming(backend, request, settings.aborts, on_chunk)
+                return await generate_resuming(backend, request, settings.on_abort, on_chunk)
     except Exception as error:
         if not limit.expired():
             raise
@@ -74,13 +74,22 @@ async def stream_answer(
     backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
 ) -> AsyncGenerator[TokenChunk | TokenResponse]:
     """Generate a turn's answer as `generate_answer` does. Yield its chunks as they arrive, then the whole response."""
-    chunks: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
-    task = asyncio.ensure_future(generate_answer(backend, request, cancel, settings, chunks.put_nowait))
-    task.add_done_callback(lambda _: chunks.put_nowait(None))
+    chunks, news = deque[TokenChunk](), asyncio.Event()
+
+    def show(chunk: TokenChunk) -> None:
+        chunks.append(chunk)
+        news.set()
+
+    task = asyncio.ensure_future(generate_answer(backend, request, cancel, settings, show))
+    task.add_done_callback(lambda _: news.set())
     try:
         async with _CancelOnExit(task):
-            while (chunk := await chunks.get()) is not None:
-                yield chunk
+            while chunks or not task.done():
+                if chunks:
+                    yield chunks.popleft()
+                else:
+                    await news.wait()
+                    news.clear()
             yield task.result()
     finally:
         del task  # its error refers to this frame: break the cycle, so that a failed turn is freed at once
@@ -213,10 +222,11 @@ async def yield_to_loop() -> None:
     if current is None:
         for closed in [other for other in list(_rounds) if other.is_closed()]:
             _rounds.pop(closed, None)
-        current = _rounds[loop] = _Round(loop.time())
-        loop.call_soon(_next_round, loop)
+        current = _rounds[loop] = _Round()
     if current.done < current.limit:
         current.done += 1
+        if current.done == current.limit and current.began is None:
+            loop.call_soon(_next_round, loop)
         return
     future: asyncio.Future[None] = loop.create_future()
     current.waiting.append(future)
@@ -225,23 +235,23 @@ async def yield_to_loop() -> None:
 
 @dataclass(slots=True)
 class _Round:
-    """A round of one event loop.
+    """A round of one event loop, or several in which few pieces came: their end is not worth a callback.
 
     Attributes:
-        began: The loop's time at its start.
+        began: The loop's time at its start, if that is known: pieces of the round before are waiting.
         limit: Maximum pieces of work.
         done: Pieces of work so far.
         waiting: Later pieces, first come first served.
     """
 
-    began: float
+    began: float | None = None
     limit: int = ROUND
     done: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     def end(self, now: float) -> None:
         """Set the next round's limit: the pieces that would have fitted into `LONGEST_S`, or one more than before."""
-        took = now - self.began
+        took = 0.0 if self.began is None else now - self.began
         if took > LONGEST_S:
             self.limit = max(1, int(self.done * LONGEST_S / took))
         elif self.limit < ROUND:

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import LONG_TEXT
 from tito_core.chat.message_check import InvalidMessageError, check_bounds, check_messages, check_schemas
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.history import Match, Node
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import OF_ONE_AGENT, Branch, Draft, Finish, Reason
@@ -43,12 +45,11 @@ _EXCERPT_CHARACTERS = 60
 """Maximum characters of a message in an error."""
 
 
-class HistoryChangedError(ValueError):
+class HistoryChangedError(TITOError, ValueError):
     """An agent's history changed, and `history="error"` forbids branches (law 8)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ParentMatch:
+class ParentMatch(msgspec.Struct, frozen=True, eq=False):
     """Where a history continues.
 
     Attributes:
@@ -99,7 +100,20 @@ def match_parent(policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, set
     if match.parent is None:
         check_schemas(tools)
         characters += len(turn_input.system_prompt or "")
-    return replace(match, new_characters=characters)
+    return msgspec.structs.replace(match, new_characters=characters)
+
+
+def hash_new(match: ParentMatch, messages: Messages) -> None:
+    """Compute the digests of the new messages, before anything is sent.
+
+    Raises:
+        InvalidMessageError: A value cannot be stored.
+    """
+    try:
+        match.history.hash_new(in_pieces=match.is_long)
+    except Exception:
+        check_bounds(messages, "messages")
+        raise
 
 
 Strips = Callable[[Messages], bool]
@@ -283,8 +297,7 @@ def last_turn_of(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
     return turn if isinstance(turn, int) and 0 <= turn < len(ledger) else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HistoryContext:
+class HistoryContext(msgspec.Struct, frozen=True, eq=False):
     """The history of a call and its caller.
 
     Attributes:

@@ -126,9 +126,9 @@ def image_prompt(
     if int(np.count_nonzero(np.isin(path, media_ids))) != len(media):
         raise _stray_error(ledger, parent, media_ids)
     lengths = tuple(span.length for span in media)
-    echo = None if new else policy.prompts.text(ledger, parent, delta)
+    echo = None if new else policy._prompts.text(ledger, parent, delta)
     ids = np.concatenate([path, delta])
-    text = policy.prompts.collapsed(ledger, parent, path).then(delta).for_array(ids)
+    text = policy._prompts.collapsed(ledger, parent, path).then(delta).for_array(ids)
     return ids, text, PromptImages(images, placeholder, lengths, echo, media_ids)
 
 

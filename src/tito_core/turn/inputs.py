@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.tools import ToolChoice, ToolChoiceToolDict, ToolSpec
@@ -17,6 +18,7 @@ from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.values import InvalidValueError
 from tito_core.chat.message_check import check_opening, check_system_blocks, describe
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.ledger.errors import TITOError
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError, arguments_json
 from tito_core.parsing.grammar import Grammar as GrammarFormat
@@ -30,7 +32,7 @@ _LONGEST_REFUSAL = 500
 """Maximum characters of the reason why a call cannot be forced; it may list all tools."""
 
 
-class UnsupportedToolChoiceError(ValueError):
+class UnsupportedToolChoiceError(TITOError, ValueError):
     """A tool call cannot be forced: the parser's format has no grammar, or the tool is unknown."""
 
 
@@ -162,8 +164,7 @@ class Caller(NamedTuple):
 NO_CALLER = Caller()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TurnInput:
+class TurnInput(msgspec.Struct, frozen=True, eq=False):
     """The input of one turn. Build it with `TurnInput.of`, which checks it.
 
     Attributes:
@@ -232,7 +233,7 @@ class TurnInput:
         """Return this input with other tools, of which the one with this name has to be called."""
         chosen: ToolChoiceToolDict = {"tool": {"name": name}}
         constraint = OutputConstraint(chosen, self.constraint.output_model)
-        return replace(self, tool_specs=tool_specs, constraint=constraint)
+        return msgspec.structs.replace(self, tool_specs=tool_specs, constraint=constraint)
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:

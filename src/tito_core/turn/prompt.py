@@ -61,7 +61,7 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         if certificate.content_tokens == "inert":
             _check_written(delta, ledger.header.media_ids, 0)
         ids = ledger.path_ids(parent, delta)
-        return cls(ids, policy.prompts.text(ledger, parent, delta).for_array(ids))
+        return cls(ids, policy._prompts.text(ledger, parent, delta).for_array(ids))
 
     def answered(
         self, prompts: PromptCache, ledger: Ledger, draft: Draft, output_ids: TokenIds

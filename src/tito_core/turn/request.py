@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,26 +16,30 @@ from strands.types.exceptions import MaxTokensReachedException
 from tito_core.backend.generate import clamp_new_tokens
 from tito_core.backend.images import clamp_for_images
 from tito_core.backend.protocol import TokenRequest
+from tito_core.chat.comparison import MAX_COMPARED_TOKENS
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
-from tito_core.chat.messages import image_blocks
+from tito_core.chat.messages import has_images, image_blocks
 from tito_core.chat.rendering import TemplateError
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Image
 from tito_core.parsing.completion import CallStatus
 from tito_core.parsing.schema import check_tools
 from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
-from tito_core.turn.history import ParentMatch
+from tito_core.turn.history import ParentMatch, hash_new
 from tito_core.turn.images import read_new_images
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.prompt import Prompt
 
+COMPARED_HERE = 16
+"""Messages of a conversation that is rendered again in the event loop: half a millisecond, as a thread would take."""
 PROMPT_TAIL = 32
 """Number of last prompt ids in which a parser looks for a reasoning block that the template opened."""
 
 
-class TotalTokensReachedError(MaxTokensReachedException):
+class TotalTokensReachedError(TITOError, MaxTokensReachedException):
     """`max_total_tokens` leaves no token to sample. Nothing was sent, and the ledger is unchanged.
 
     Strands does not wrap it, like the `MaxTokensReachedException` of a turn that the bound has cut off. It is not a
@@ -81,16 +84,18 @@ async def prepare_turn(
     loop for seconds.
     """
     new: tuple[Image, ...] = ()
+    if match.is_long or has_images(turn_input.messages[match.path_messages :]):
+        # The agent's own list may change while other code runs; the ledger knows it as it is now.
+        messages = [
+            *turn_input.messages[: match.path_messages],
+            *deepcopy(turn_input.messages[match.path_messages :]),
+        ]
+        turn_input = msgspec.structs.replace(turn_input, messages=messages)
     if blocks := image_blocks(turn_input.messages, match.path_messages):
         new = await read_new_images(policy, blocks, turn_input.messages, match.path_messages)
     try:
         if match.is_long:
-            # The thread renders a copy: the agent's own list may change meanwhile.
-            messages = [
-                *turn_input.messages[: match.path_messages],
-                *deepcopy(turn_input.messages[match.path_messages :]),
-            ]
-            build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match, new)
+            build = partial(prepare, policy, ledger, turn_input, settings, match, new)
             prepared = await asyncio.to_thread(build)
         else:
             prepared = prepare(policy, ledger, turn_input, settings, match, new)
@@ -98,8 +103,11 @@ async def prepare_turn(
         _refuse_trimmed(turn_input.messages, error)
         raise
     compare = _comparison(policy, ledger, turn_input, prepared)
-    if compare is not None:
-        await asyncio.to_thread(compare)  # the turn waits for it: a wrong delta is never sent
+    if compare is not None:  # the turn waits for it: a wrong delta is never sent
+        if len(turn_input.messages) <= COMPARED_HERE and len(prepared.prompt.ids) <= MAX_COMPARED_TOKENS:
+            compare()
+        else:
+            await asyncio.to_thread(compare)
     return prepared
 
 
@@ -123,13 +131,14 @@ def prepare(
         ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
         UnsupportedToolChoiceError: The requested tool call cannot be forced.
     """
+    hash_new(match, turn_input.messages)
     before = ledger.path_length(match.parent)
     delta = _delta(policy, ledger, match, turn_input)
     limit = tokens_to_sample(settings, before + len(delta.ids), new, backend=policy.backend.name)
     prompt = Prompt.of(policy, ledger, match.parent, delta.ids, new)
     constraint = turn_input.constraint
-    tools = constraint.tools({spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()})
-    check_tools(tools)
+    schemas = {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
+    tools = check_tools(constraint.tools(schemas))
     tail: list[int] = prompt.ids[-PROMPT_TAIL:].tolist()
     sampling = constraint.sampling(settings.sampling, policy.parser, tools, tail)
     request = TokenRequest(
@@ -143,6 +152,7 @@ def prepare(
         echo=settings.verify_echo == "always" or match.parent is None or prompt.images is not None,
         images=prompt.images,
         measured=policy.info,
+        adapter=settings.adapter,
     )
     takes_json = constraint.output_model is not None
     return Prepared(match, delta, prompt, request, tools, tail, constraint.forced_tools(tools), takes_json)
@@ -154,10 +164,11 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: 
     if match.parent is None:
         return policy.template.first_prompt(messages, turn_input.system_prompt, tools)
     before = ledger[match.parent].draft
+    sampled = before.output_ids
     return policy.template.delta(
         messages[match.path_messages - 1],
         messages[match.path_messages :],
-        int(before.output_ids[-1]) if len(before.output_ids) else None,
+        int(sampled[-1]) if len(sampled) else None,
         opened=open_part(before),
         tool_specs=tools or (),
         history=messages[: match.path_messages - 1],
@@ -222,7 +233,7 @@ def _comparison(
     if match.parent is not None:
         before = ledger[match.parent].draft
         is_first = before.parent is None
-        added += len(before.output_ids) - prepared.request.delta_start
+        added += before.columns.output - prepared.request.delta_start
     return policy.template.comparison(
         turn_input.messages,
         match.path_messages,
@@ -231,6 +242,7 @@ def _comparison(
         length,
         added=added,
         first_delta=is_first,
+        rendered=prepared.delta.text,
     )
 
 

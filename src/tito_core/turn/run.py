@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,12 +17,13 @@ from strands.types.streaming import StreamEvent
 from tito_core.backend.errors import BackendError, ContextLengthError, hide_causes
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.backend.values import InvalidValueError, short_repr
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.history import Match
-from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.ledger import CheckedDraft, Ledger
 from tito_core.ledger.turn import NEW_AGENT, Draft, Image, Turn
 from tito_core.policy import PolicyParts
 from tito_core.settings import Settings
-from tito_core.store.file import LOCK_WAIT_S, FileLockedError, LockWait, without_waiting
+from tito_core.store.file import LOCK_WAIT_S, FileLockedError, LockWait, wait_s
 from tito_core.turn.answer import (
     MalformedCallError,
     StreamedEvents,
@@ -40,7 +42,7 @@ from tito_core.turn.request import how_to_shorten, prepare_turn
 _log = logging.getLogger(__name__)
 
 
-class TurnNotStoredError(OSError):
+class TurnNotStoredError(TITOError, OSError):
     """The store could not write a turn. Neither the file nor the ledger holds it (law 5)."""
 
 
@@ -59,6 +61,8 @@ async def run_turn(
         match = match_parent(policy, ledger, turn_input, settings)
         prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
         request = prepared.request
+        if request.adapter is not None:
+            await policy._adapters.check(policy.backend, policy.probe_ids, request.adapter)
         streamed = StreamedEvents(policy.parser, prepared.tail)
         part: TokenChunk | TokenResponse
         if settings.stream:
@@ -80,11 +84,12 @@ async def run_turn(
             error.advise(how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs))
         hide_causes(error)
         raise
-    with ledger.call_ids.for_turn() as next_call_id:
+    call_ids: list[str] = []
+    try:
         agent = recording.agent(ledger, turn_input, match.parent)
-        answer = read(policy, prepared, response, next_call_id, settings, agent)
-        ledger.check(answer.draft)
-        path = prepared.prompt.answered(policy.prompts, ledger, answer.draft, response.output_ids)
+        answer = read(policy, prepared, response, partial(ledger.call_ids.next, call_ids), settings, agent)
+        checked = ledger.check(answer.draft)
+        path = prepared.prompt.answered(policy._prompts, ledger, answer.draft, response.output_ids)
         raised = answer.malformed if settings.malformed_calls == "raise" else ()
         if not raised:
             reason = stop_reason(answer.message, response)
@@ -97,14 +102,17 @@ async def run_turn(
         images = prepared.prompt.images
         turn = await recording.commit(
             ledger,
-            answer.draft,
+            checked,
             match.history,
             answer.stored,
             () if images is None else images.new,
             turn_input.caller,
             within_s=within_s,
         )
-    policy.prompts.keep(ledger, turn.index, turn.parent, *path)
+    except BaseException:
+        ledger.call_ids.give_back(call_ids)
+        raise
+    policy._prompts.keep(ledger, turn.index, turn.parent, *path)
     remember(turn_input.model_state, ledger, turn.index)
     if raised:
         raise MalformedCallError(raised, turn.index, answer.message)
@@ -197,7 +205,7 @@ class Recording:
     async def commit(
         self,
         ledger: Ledger,
-        draft: Draft,
+        draft: Draft | CheckedDraft,
         history: Match,
         answer: Message,
         images: Sequence[Image] = (),
@@ -226,12 +234,14 @@ class Recording:
         wait: LockWait | None = None
         try:
             while True:
+                before = wait_s.set(0.0)  # an event loop must not block
                 try:
-                    with without_waiting():
-                        turn = ledger.commit(draft, history, answer, images)
+                    turn = ledger.commit(draft, history, answer, images)
                     break
                 except FileLockedError as error:
                     wait = wait or LockWait(error.filename, within_s)
+                finally:
+                    wait_s.reset(before)
                 await asyncio.sleep(wait.pause_s())
         except OSError as error:
             raise self._not_stored(ledger, error) from error

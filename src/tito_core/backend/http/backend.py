@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar, Generic, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -45,7 +46,7 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Clock, Failures, Sleep, attempt_id
-from tito_core.backend.values import short_repr
+from tito_core.backend.values import at_least, short_repr
 from tito_core.ledger.columns import TokenIds
 
 _log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class HttpBackend(ABC):
         api_key, admin_api_key, headers, timeout_s, connect_timeout_s, max_connections: See `Connection.to`.
         patience_s: How long a request waits for a server that is away or busy, in seconds; 0 for one try. An address
             at which no server has answered yet fails at once.
+        data_parallel_size: Number of data-parallel ranks; None for what the server reports, or one.
         http_transport: Makes the transport; tests pass one of a scripted engine.
         sleep: Waits between tries.
         clock: Measures the patience.
@@ -87,6 +89,7 @@ class HttpBackend(ABC):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         max_connections: int = 0,
         patience_s: float = PATIENCE_S,
+        data_parallel_size: int | None = None,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
@@ -104,10 +107,14 @@ class HttpBackend(ABC):
         )
         self.http = self.http_type(self.name, connection, http_transport=http_transport, sleep=sleep, clock=clock)
         self._model = model
+        self._ranks = data_parallel_size
+        if data_parallel_size is not None:
+            at_least("data_parallel_size", data_parallel_size, 1, "a number of ranks, at least 1, or None")
         self._info: EngineInfo | None = None
         http, abort_request = self.http, self.abort_request  # not the backend: see `ServerWatch`
         self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
         self._abort_tasks: set[asyncio.Task[None]] = set()
+        self._adapter_names: set[str] = set()
         self._logged: set[tuple[type[Exception], int | None]] = set()
         self.watch = ServerWatch(lambda: http.interruptions)
 
@@ -133,6 +140,10 @@ class HttpBackend(ABC):
         await self.watch.after(self, await self.connect(), self.discover, raw.served_by)
         return raw
 
+    def rank_of(self, session_id: str) -> int:
+        """Return the data-parallel rank of a session, the same for all its requests."""
+        return crc32(session_id.encode()) % (self._ranks or 1)
+
     @abstractmethod
     async def discover(self) -> EngineInfo:
         """Query the server's properties, at connect and when it may have been replaced."""
@@ -144,6 +155,27 @@ class HttpBackend(ABC):
     @abstractmethod
     async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence teacher-forced; see `Backend.score`."""
+
+    @staticmethod
+    @abstractmethod
+    def adapter_request(name: str, path: str | None) -> HttpRequest:
+        """Return the request that loads an adapter from a folder, or unloads it if `path` is None."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """See `EngineAdmin.load_adapter`. Names are remembered per backend object; a server refuses those in use."""
+        if name in self._adapter_names:
+            raise BadRequestError(
+                f"The adapter name {short_repr(name)} was used before on {self.name}, which may hold cached prompts of "
+                f"the weights that it had. {short_repr(path)} was not loaded: give each version a new name.",
+                backend=self.name,
+            )
+        await self.http.send(self.adapter_request(name, path))
+        self._adapter_names.add(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `EngineAdmin.unload_adapter`."""
+        self._adapter_names.add(name)
+        await self.http.send(self.adapter_request(name, None))
 
     @staticmethod
     @abstractmethod
@@ -343,7 +375,7 @@ class HttpBackend(ABC):
         """Check a model's name that is not used for requests.
 
         Raises:
-            BadRequestError: It is that of a LoRA adapter, which the requests would not sample from.
+            BadRequestError: It is that of a LoRA adapter, which is a setting of rollouts.
         """
         self._refuse_adapter(name, (await self.get("/v1/models", ServedModels)).data)
 
@@ -352,8 +384,8 @@ class HttpBackend(ABC):
             if _is_adapter(model, models) and name in (None, model.id):
                 raise BadRequestError(
                     f"{short_repr(model.id)} is a LoRA adapter on the {self.name} server at {self.http.base_url}. "
-                    "Adapters are not supported, since their weights and versions could not be recorded. Serve the "
-                    "model with the adapter merged into it, or give the name of the base model.",
+                    "Give the name of the base model, or none, and pass the adapter to each rollout: "
+                    f"policy.model(adapter={model.id!r}).",
                     backend=self.name,
                 )
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+
+import msgspec
 
 from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, OptionalOutputs, TokenRequest
 
@@ -32,8 +33,7 @@ ERROR_BYTES = 1 << 18
 """Length to which the body of an error is cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerSize:
+class AnswerSize(msgspec.Struct, frozen=True):
     """Size limits of one answer.
 
     Attributes:
@@ -146,6 +146,8 @@ def decompressed(body: bytes, encoding: str, limit: int) -> bytes:
     Raises:
         UndecodableBodyError: The body does not match its encoding, or the encoding is another one.
     """
+    if not encoding:
+        return body
     codings = [coding for coding in encoding.lower().replace(" ", "").split(",") if coding not in ("", "identity")]
     if not codings:
         return body

@@ -22,7 +22,7 @@ import socket
 import ssl
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar, overload
 from urllib.parse import urlsplit
@@ -56,6 +56,7 @@ from tito_core.backend.http.connection import Connection
 from tito_core.backend.http.errors import error_from_failure, error_from_status, with_scheme
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.retries import Clock, Retries, Sleep
+from tito_core.ledger.errors import TITOError
 
 T = TypeVar("T")
 _AROUND = 4096
@@ -174,22 +175,20 @@ class EngineHttp:
         transport = self._transports.held or await self._transports.current()
         if not isinstance(body, bytes):
             headers["Content-Length"] = str(sum(map(len, body)))
-        deadline = asyncio.timeout(
-            self.connection.timeout_s
-        )  # for the whole response, which may arrive slowly but never idle
+        # For the whole response, which may arrive slowly but never idle.
+        deadline, mark = asyncio.timeout(self.connection.timeout_s), self._begun()
         try:
-            with self._in_use():
-                async with deadline:
-                    response = await transport.send(method, self.connection.address.root + request.path, headers, body)
-                    self._was_reached = True
-                    try:
-                        if response.status == 200 and read is not None:
-                            return await read(response)
-                        if response.status == 200:
-                            return ResponseBody(await response.read(request.size.body), response.kind)
-                        text = await response.text(ERROR_BYTES)
-                    finally:
-                        await response.aclose()
+            async with deadline:
+                response = await transport.send(method, self.connection.address.root + request.path, headers, body)
+                self._was_reached = True
+                try:
+                    if response.status == 200 and read is not None:
+                        return await read(response)
+                    if response.status == 200:
+                        return ResponseBody(await response.read(request.size.body), response.kind)
+                    text = await response.text(ERROR_BYTES)
+                finally:
+                    await response.aclose()
         except BackendError as error:
             hide_causes(self._noted(error))
             raise
@@ -209,24 +208,27 @@ class EngineHttp:
                 admin=request.admin,
             )
         finally:
+            self._ended(mark)
             del deadline  # it refers to the task, whose error refers to this frame
         try:
             raise hide_causes(failed)  # here, as a failure of aiohttp would be its context, with the request's headers
         finally:
             del failed
 
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that."""
+    def _begun(self) -> object:
+        """Count a time without requests as an interruption: a server that was restarted in it shows nothing of that.
+
+        Returns the mark of a request that began now, for `_ended`.
+        """
         if not self._open and self._last_s is not None and self._clock() - self._last_s > IDLE_S:
             self.interruptions += 1
         mark = object()
         self._open.add(mark)
-        try:
-            yield
-        finally:
-            self._open.discard(mark)
-            self._last_s = self._clock()
+        return mark
+
+    def _ended(self, mark: object) -> None:
+        self._open.discard(mark)
+        self._last_s = self._clock()
 
     def _noted(self, error: BackendError) -> BackendError:
         """Count an error after which the server may be another one."""
@@ -253,11 +255,8 @@ class EngineHttp:
         )
         if isinstance(error, EngineConnectionError):
             error.reached = self._was_reached
-        if (
-            shown.startswith("http:")
-            and not self._was_reached
-            and (error.sent or isinstance(error, ProtocolViolationError))
-        ):
+        answered_nothing = error.sent or isinstance(error, ProtocolViolationError)
+        if answered_nothing and not self._was_reached and shown.startswith("http:"):
             error.advise(f"If the server speaks TLS, use the address {with_scheme(shown, 'https')!r}.")
         return error
 
@@ -277,10 +276,8 @@ class EngineHttp:
 
     def blocking_post(self, request: HttpRequest) -> BlockingPost:
         """Return a POST that needs no event loop, for the end of a loop or process."""
-        where, body = (
-            self.connection.address,
-            request.body if isinstance(request.body, bytes) else b"".join(request.body),
-        )
+        where = self.connection.address
+        body = request.body if isinstance(request.body, bytes) else b"".join(request.body)
         return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 
     async def aclose(self) -> None:
@@ -324,8 +321,7 @@ def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_
     return hide_causes(refused)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(msgspec.Struct, frozen=True):
     """A response whose head has arrived.
 
     Attributes:
@@ -407,7 +403,7 @@ HttpTransportFactory = Callable[[], HttpTransport]
 Holder = AsyncGenerator[HttpTransport]
 
 
-class LoopEndingError(RuntimeError):
+class LoopEndingError(TITOError, RuntimeError):
     """A request was made in an event loop that is shutting down."""
 
 

@@ -267,19 +267,20 @@ def merge_event(before: S, event: S) -> None:
         StreamError: The event echoes another prompt or names another request; see `same_echo` and `same_request`.
     """
     for name in before.__struct_fields__:
-        old, new = getattr(before, name), getattr(event, name)
+        new = getattr(event, name)
         if new is None:
             continue
-        if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
-            merge_event(old, new)
-        elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_NOT_EXTENDED):
-            old.extend(new)
-        elif name in _REQUEST_IDS:
-            setattr(before, name, same_request(old, new))
-        elif isinstance(old, msgspec.Raw):
-            setattr(before, name, same_echo(old, new))
-        else:
-            setattr(before, name, new)
+        match getattr(before, name), new:
+            case msgspec.Struct() as old, msgspec.Struct():
+                merge_event(old, new)
+            case list() as old, list() if not name.startswith(_NOT_EXTENDED):
+                old += new
+            case old, _ if name in _REQUEST_IDS:
+                setattr(before, name, same_request(old, new))
+            case msgspec.Raw() as old, _:
+                setattr(before, name, same_echo(old, new))
+            case _:
+                setattr(before, name, new)
 
 
 class _Error(msgspec.Struct):

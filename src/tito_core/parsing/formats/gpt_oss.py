@@ -91,9 +91,8 @@ class HarmonySession:
     def __init__(self, markup: Markup, header: list[int], tools: Tools | None, lenient: bool) -> None:
         self._markup = markup
         self._header = header
-        self._tools = tools
+        self._tools = check_tools(tools)
         self._lenient = lenient
-        check_tools(tools or {})
         self._ids = list(header)
 
     def feed(self, ids: Sequence[int]) -> None:
