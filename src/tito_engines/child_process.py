@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from tito_engines.errors import Cancelled
+from tito_core.ledger.errors import how_to_install
+from tito_engines.errors import ANY_SERVER, Cancelled, CannotInstall
 
 SCRIPT = Path(__file__).with_name("supervisor.py")
 NOT_INHERITED = (
@@ -21,6 +23,18 @@ NOT_INHERITED = (
     "__PYVENV_LAUNCHER__",
 )
 """Variables of this process's Python that would break or slow down the Python of another environment."""
+
+
+def check_psutil() -> None:
+    """Check that psutil is installed, which only those who run engines need.
+
+    Raises:
+        CannotInstall: It is not.
+    """
+    if find_spec("psutil") is None:
+        raise CannotInstall(
+            f"Engines on this machine need psutil, which is not installed: {how_to_install('engines')}. {ANY_SERVER}"
+        )
 
 
 def environment(python: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -73,6 +87,7 @@ def popen(
     The returned process is the supervisor; its exit status is the command's. SIGTERM to it ends the command and all its
     descendants: SIGTERM first, SIGKILL after `grace_s` seconds. Unless `detached`, the end of this process does too.
     """
+    check_psutil()
     # -P keeps the script's folder off sys.path, where our module names would shadow others.
     process = subprocess.Popen(
         [sys.executable, "-P", str(SCRIPT)],

@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from tito_engines import install as installation
 from tito_engines import process
+from tito_engines.cache import is_whole
 from tito_engines.errors import EngineError, ModelUnavailable, StartFailed
 from tito_engines.install import choose
 from tito_engines.process import RunningEngine, bring_up, find_model
@@ -187,11 +188,10 @@ def _example(engine: RunningEngine) -> str:
 
 def _installation(spec: EngineSpec) -> str:
     try:
-        root = installation.environment_dir(spec, choose(spec).minor)
+        root = installation.environment_dir(spec, choose(spec)[1])
     except EngineError as error:
         return str(error)
-    complete = installation.is_complete(root)
-    return f"{spec.title} is installed in {root}" if complete else f"{spec.title} is not installed"
+    return f"{spec.title} is installed in {root}" if is_whole(root) else f"{spec.title} is not installed"
 
 
 def _latest_log(name: str) -> Path:

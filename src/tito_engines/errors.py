@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_core.ledger.errors import place_in_docs
+from tito_core.ledger.errors import TITOError
 
 ANY_SERVER = (
     "Or use a server that runs elsewhere: `make demo BASE_URL=http://host:port BACKEND=name`, "
@@ -11,12 +11,8 @@ ANY_SERVER = (
 """The alternative if an engine cannot be installed."""
 
 
-class EngineError(RuntimeError):
+class EngineError(TITOError, RuntimeError):
     """An engine cannot be installed, started or stopped."""
-
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.add_note(place_in_docs(self))
 
 
 class UnknownEngine(EngineError):
@@ -24,11 +20,11 @@ class UnknownEngine(EngineError):
 
 
 class CannotInstall(EngineError):
-    """The engine does not support this system or processor, or no supported Python was found."""
+    """The engine does not support this machine, no supported Python was found, or our extra is not installed."""
 
 
 class InstallFailed(EngineError):
-    """A step of the installation failed. The next attempt removes the unfinished environment."""
+    """A step of the installation failed. What it installed is removed; pip keeps its downloads."""
 
 
 class StartFailed(EngineError):
@@ -39,7 +35,7 @@ class Cancelled(EngineError):
     """The caller cancelled the operation. Its processes have been stopped."""
 
 
-class ModelUnavailable(RuntimeError):
+class ModelUnavailable(TITOError, RuntimeError):
     """A model or tokenizer cannot be fetched or built."""
 
 

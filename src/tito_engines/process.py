@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import http.client
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,14 +22,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
-import httpx
-import psutil
-
 from tito_engines import child_process, install
 from tito_engines.errors import Cancelled, StartFailed
 from tito_engines.install import EngineEnv
 from tito_engines.spec import EngineSpec, Launch, find, logs_dir, state_dir
 from tito_engines.terminal import ProgressCallback, silent
+
+with contextlib.suppress(ModuleNotFoundError):  # `check_psutil` names the extra
+    import psutil
 
 _T = TypeVar("_T")
 HOST = "127.0.0.1"
@@ -241,6 +243,7 @@ def is_running(engine: RunningEngine) -> bool:
 
 def find_process(pid: int, created: float) -> psutil.Process | None:
     """Return the live process with this pid if its start time matches, since pids are reused; else None."""
+    child_process.check_psutil()
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
@@ -348,31 +351,35 @@ def _wait_until_ready(
 ) -> None:
     began = time.monotonic()
     assert engine._process is not None
-    with httpx.Client(trust_env=False, timeout=2.0) as client:  # no proxy for this machine
-        while True:
-            elapsed = time.monotonic() - began
-            status = engine._process.poll()
-            if status is not None:
-                raise StartFailed(_explain(engine, f"its process ended with {_status(status)} after {elapsed:.0f} s"))
-            if cancel.is_set():
-                raise Cancelled(f"Starting {engine.name} was cancelled after {elapsed:.0f} s.")
-            if elapsed > limit:
-                raise StartFailed(_explain(engine, f"it was not healthy after {limit:.0f} s and was stopped"))
-            if _answers(client, "GET", engine.url + health_path, None, 2.0):
-                break
-            report(
-                f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit
-            )
-            cancel.wait(0.3)
-        if warm_up is not None:
-            _answers(client, "POST", engine.url + warm_up[0], warm_up[1], max(limit - elapsed, 10.0))
+    while True:
+        elapsed = time.monotonic() - began
+        status = engine._process.poll()
+        if status is not None:
+            raise StartFailed(_explain(engine, f"its process ended with {_status(status)} after {elapsed:.0f} s"))
+        if cancel.is_set():
+            raise Cancelled(f"Starting {engine.name} was cancelled after {elapsed:.0f} s.")
+        if elapsed > limit:
+            raise StartFailed(_explain(engine, f"it was not healthy after {limit:.0f} s and was stopped"))
+        if _answers(engine.url + health_path, None, 2.0):
+            break
+        report(f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit)
+        cancel.wait(0.3)
+    if warm_up is not None:
+        _answers(engine.url + warm_up[0], warm_up[1], max(limit - elapsed, 10.0))
     report(f"{engine.name}: ready after {time.monotonic() - began:.0f} s at {engine.url}", 1.0)
 
 
-def _answers(client: httpx.Client, method: str, url: str, body: Mapping[str, object] | None, timeout_s: float) -> bool:
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for this machine
+
+
+def _answers(url: str, body: Mapping[str, object] | None, timeout_s: float) -> bool:
+    """Return whether a GET, or a POST of `body`, is answered with status 200."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        return client.request(method, url, json=body, timeout=timeout_s).status_code == 200
-    except httpx.HTTPError:
+        with _OPENER.open(request, timeout=timeout_s) as answer:
+            return bool(answer.status == 200)
+    except (OSError, http.client.HTTPException):  # among them HTTPError, URLError and timeouts
         return False
 
 

@@ -23,7 +23,7 @@ GROUP = "tito.engines"
 TORCHVISION_STANDIN = Path(__file__).with_name("standins")
 """A folder for `EngineSpec.standins`: its `tito_torchvision_ops` lets torchvision be imported without its operators."""
 
-RECIPE = 1
+RECIPE = 2
 """Version of the installation procedure. It is part of each environment's key; raise it to install everything again."""
 
 

