@@ -22,8 +22,6 @@ DOUBT = 0.05
 """Share of a bet that stays on the stated distribution, so that one token does not ruin it."""
 MOST_MOVED = 50.0
 """Most nats by which a bet moves a token, so that its weight stays finite."""
-LEAST_FOR_SHAPE = 256
-"""With fewer tokens the distribution of ranks is not tested."""
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -50,6 +48,11 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.chosen)
+
+    def only(self, subset: str) -> Places:
+        """Return the tokens of one subset; all tokens if there is no subset of that name."""
+        of = self.subsets.get(subset, np.ones(len(self), bool))
+        return Places(self.stated[of], self.chosen[of], self.ends[of], self.seen[of], self.surprise[of], {})
 
     @property
     def rest(self) -> Floats:
@@ -116,26 +119,58 @@ def richest(places: Places, vocabulary: int | None) -> Win:
     return Win(best.alternative, best.subset, best.count, best.log_fortune, bar)
 
 
-def shape_distance(places: Places, random: np.random.Generator) -> tuple[float, float, int]:
-    """Return the Kolmogorov-Smirnov distance of all ranks from the uniform distribution, its bound, and their number.
+def by_rank(places: Places) -> str:
+    """Return a sentence on which tokens came too often or too seldom, by their rank in the stated distribution."""
+    order = np.argsort(-places.stated, axis=1, kind="stable")
+    stated = [*np.take_along_axis(places.stated, order, axis=1).sum(axis=0), float(places.rest.sum())]
+    listed = places.chosen >= 0
+    ranks = np.where(listed, np.argmax(order == places.chosen[:, None], axis=1), len(stated) - 1)
+    came = np.bincount(ranks, minlength=len(stated))
+    beyond = next((rank for rank in range(1, len(stated)) if not came[rank:].sum()), len(stated))
+    if (lost := sum(stated[beyond:])) >= LEAST_LOST:
+        return f"Tokens of rank {beyond + 1} and beyond never came, {lost:.0f} were expected: top_k {beyond}?"
+    furthest = sorted(
+        range(len(stated)), key=lambda rank: -abs(came[rank] - stated[rank]) / math.sqrt(stated[rank] + 1)
+    )
+    names = {len(stated) - 1: "not listed"}
+    counts = [f"{came[rank]} {names.get(rank, f'of rank {rank + 1}')} ({stated[rank]:.0f})" for rank in furthest[:3]]
+    ended = int((places.ends[np.arange(len(places)), np.maximum(places.chosen, 0)] & listed).sum())
+    ends = float(np.where(places.ends, places.stated, 0).sum())
+    return f"Sampled tokens, and how many were expected: {', '.join(counts)}, {ended} ends of turn ({ends:.0f})."
 
-    The mass of all likelier tokens, plus a random share of the token's own, is uniform on [0, 1] if tokens are sampled
-    as stated (the probability integral transform). The number of tokens depends on the answers, so the first 2^m are
-    judged, with a bound that holds for all m at once.
+
+def power(places: Places, log_bar: float) -> dict[str, str]:
+    """Return for each kind of defect the smallest one that samples like these would very probably have shown.
+
+    A defect's tokens are not drawn here: the expected growth of each bet under it is known, and its deviation.
     """
-    n = len(places)
-    size = 1 << (n.bit_length() - 1) if n else 0
-    if size < LEAST_FOR_SHAPE:
-        return 0.0, 1.0, 0
-    stated, chosen = places.stated[:size], places.chosen[:size]
-    own = np.where(chosen >= 0, stated[np.arange(size), np.maximum(chosen, 0)], 0.0)
-    listed = chosen >= 0
-    above = np.where(listed, np.where(stated > own[:, None], stated, 0).sum(axis=1), stated.sum(axis=1))
-    share = np.where(listed, np.where(stated == own[:, None], stated, 0).sum(axis=1), places.rest[:size])
-    ranks = np.sort(above + random.random(size) * share)
-    steps = np.arange(size)
-    apart = float(max(np.max((steps + 1) / size - ranks), np.max(ranks - steps / size)))
-    return apart, math.sqrt(math.log(2 * 16 / FALSE_ALARM) / 2 / size), size
+    mass = places.stated.sum(axis=1, keepdims=True)
+    mass = np.where(mass > 0, mass, 1)
+    found: dict[str, str] = {}
+    for kind, (like, tilts) in TILTS.items():
+        bets = [np.log(np.maximum(_ratios(places, *bet), 1e-9)) for name, bet in ALTERNATIVES.items() if like in name]
+        for shown, weigh, share in tilts:
+            weights = weigh(places)
+            total = weights.sum(axis=1, keepdims=True)
+            tilted = np.where(total > 0, weights / np.where(total > 0, total, 1), 0) * mass
+            drawn = (1 - share) * places.stated + share * tilted
+            for logs in bets:
+                means = (drawn * logs).sum(axis=1)
+                spread = math.sqrt(float(((drawn * logs**2).sum(axis=1) - means**2).clip(0).sum()))
+                if float(means.sum()) - 2 * spread > log_bar:
+                    found.setdefault(kind, shown)
+        found.setdefault(kind, "none of those tried")
+    return found
+
+
+def _ratios(places: Places, weigh: Weigh, doubt: float) -> Floats:
+    """Return what a bet multiplies its fortune by, for each listed token, shape (n, k)."""
+    weights, mass = weigh(places), places.stated.sum(axis=1, keepdims=True)
+    total = weights.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = (weights / total) / (places.stated / mass)
+    found: Floats = doubt + (1 - doubt) * np.where((places.stated > 0) & (total > 0), ratio, 1.0)
+    return found
 
 
 def center(signed: NDArray[Any]) -> float:
@@ -153,14 +188,8 @@ def log_ratios(places: Places, vocabulary: int | None) -> Iterator[tuple[str, Fl
     n = len(places)
     listed = places.chosen >= 0
     at = (np.arange(n), np.maximum(places.chosen, 0))
-    mass = places.stated.sum(axis=1)
-    for name, (weigh, doubt) in ALTERNATIVES.items():
-        weights = weigh(places)
-        total = weights.sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = (weights[at] / total) / (places.stated[at] / mass)
-        ratio = np.where(listed & (places.stated[at] > 0) & (total > 0), ratio, 1.0)
-        yield name, _log(doubt + (1 - doubt) * ratio)
+    for name, bet in ALTERNATIVES.items():
+        yield name, _log(np.where(listed, _ratios(places, *bet)[at], 1.0))
     if vocabulary is None:
         return
     rest = places.rest
@@ -263,6 +292,36 @@ ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
     **{f"any listed token in {share:.0%} of all places": (_even, 1 - share) for share in (0.02, 0.1, 0.5)},
 }
 """Alternatives among the listed tokens: weights, and the share of the bet that stays on the stated distribution."""
+Tilt = tuple[str, Weigh, float]
+"""A defect in words, the weights that it gives tokens, and in what share of all places it does so."""
+TILTS: Mapping[str, tuple[str, tuple[Tilt, ...]]] = {
+    "a higher temperature": (
+        "temperature",
+        tuple((f"{t:g} times", _tempered(t), 1.0) for t in (1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)),
+    ),
+    "a lower temperature": (
+        "temperature",
+        tuple((f"{t:g} times", _tempered(t), 1.0) for t in (0.97, 0.95, 0.92, 0.9, 0.85, 0.8, 0.7, 0.5)),
+    ),
+    "greedy tokens": (
+        "the likeliest token",
+        tuple((f"{share:.0%} of all", _likeliest(1), share) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
+    ),
+    "a top_k": ("top_k", tuple((f"top_k {k}", _likeliest(k), 1.0) for k in (16, 12, 8, 6, 4, 3, 2))),
+    "a top_p": ("top_p", tuple((f"top_p {p:g}", _nucleus(p), 1.0) for p in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5))),
+    "a min_p": ("min_p", tuple((f"min_p {p:g}", _at_least(p), 1.0) for p in (0.01, 0.02, 0.05, 0.1, 0.3))),
+    "more ends of turn": (
+        "ends of turn",
+        tuple((f"{n:g} times", _ends(math.log(n)), 1.0) for n in (1.2, 1.5, 2.0, 3.0, 5.0)),
+    ),
+    "fewer ends of turn": (
+        "ends of turn",
+        tuple((f"{n:g} times", _ends(math.log(n)), 1.0) for n in (0.8, 0.65, 0.5, 0.3, 0.1)),
+    ),
+}
+"""Defects by kind, each with a part of the names of the bets on it, the smallest first."""
+LEAST_LOST = 8.0
+"""Expected number of tokens that makes their absence remarkable."""
 OF_THE_REST = (0.1, 0.5, 2.0, 5.0)
 """Alternatives for all tokens that are not listed together: so many times as likely as stated."""
 BLIND = (0.002, 0.01, 0.05)

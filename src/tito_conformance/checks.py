@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tito_core.backend.errors import BackendError
+from tito_core.backend.replicas import task_group
 from tito_core.ledger import LawViolationError
+from tito_core.ledger.errors import TITOError
 
+T = TypeVar("T")
 LAWS = {
     1: "Prefix",
     2: "Alignment",
@@ -74,6 +77,7 @@ _ALL = (
     Check("rescored", 4, "The server's score of the sampled tokens equals the reported logprobs."),
     Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
+    Check("adapted", 4, "Answers of LoRA adapters at the same time have their own adapter's scores, and no other's."),
     Check("paused", 5, "A paused server answers nothing, and after it resumes what waited."),
     Check("alone", 4, "A greedy answer is the same alone and among other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
@@ -115,6 +119,7 @@ SINGLE_SERVER_CHECKS = (
     *("semantics", "looked", "sampler", "long", "aborted", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
     *COLUMN_CHECKS,
     *WEIGHT_CHECKS,
+    "adapted",
 )
 """Checks that run only when one server is tested alone."""
 REQUIRED = ("prompt", "echo", "output", "logprobs", "rescored", "rendering", "parent", "mask", "sampler")
@@ -133,6 +138,8 @@ class Where:
         token: Its id.
         sampling: Sampling parameters of the request.
         streamed: Whether the answer was streamed.
+        request_id: The request's id; the report has its bodies.
+        differences: (position, expected, found) of each token that differs.
     """
 
     turn: int | None = None
@@ -140,6 +147,8 @@ class Where:
     token: int | None = None
     sampling: Mapping[str, Any] | None = None
     streamed: bool | None = None
+    request_id: str | None = None
+    differences: tuple[tuple[int, Any, Any], ...] | None = None
 
     def within(self, place: Where) -> Where:
         """Return it with what it lacks taken from a larger place."""
@@ -186,7 +195,14 @@ async def checked(work: Awaitable[None]) -> None:
         raise BrokenLawError("refused", str(error)) from error
 
 
-class BrokenLawError(AssertionError):
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run works at once and return their results, in order. The first error ends the others, and is raised."""
+    async with task_group() as group:
+        tasks = [group.create_task(work) for work in works]
+    return [task.result() for task in tasks]
+
+
+class BrokenLawError(TITOError, AssertionError):
     """A check failed.
 
     Attributes:
@@ -213,6 +229,7 @@ class Tally:
         turns: Turns that were played.
         apart_nats: Largest difference between two servers' logprobs of one token, in nats.
         notes: Sentences for the report's reader, such as near-ties.
+        power: The smallest defect of the sampler that the run would have seen, by kind; empty if it was not judged.
     """
 
     passed: Counter[str] = field(default_factory=Counter)
@@ -221,6 +238,7 @@ class Tally:
     turns: int = 0
     apart_nats: float = 0.0
     notes: list[str] = field(default_factory=list)
+    power: dict[str, str] = field(default_factory=dict)
 
     def require(self, check: str, condition: bool, problem: str, cases: int = 1, where: Where = NOWHERE) -> None:
         """Count a check as passed, or raise.
@@ -254,22 +272,24 @@ class Profile:
     moves: int
     repeats: int
 
-    def most_requests(self, *, weights: bool = False, both: bool = False) -> int:
+    def most_requests(self, *, weights: bool = False, both: bool = False, adapters: int = 0) -> int:
         """Return how many generations and scores a run sends at most; see `describe`."""
         playing = self.conversations * self.moves * REQUESTS_OF_A_MOVE
         if both:
             return 2 * playing
-        return playing + REQUESTS_OF_A_REPEAT * self.repeats + OTHER_REQUESTS + WEIGHT_REQUESTS * weights
+        more = (adapters + 1) * (adapters + 2) if adapters else 0
+        return playing + REQUESTS_OF_A_REPEAT * self.repeats + OTHER_REQUESTS + WEIGHT_REQUESTS * weights + more
 
-    def describe(self, tokens: int, *, weights: bool = False, both: bool = False) -> str:
+    def describe(self, tokens: int, *, weights: bool = False, both: bool = False, adapters: int = 0) -> str:
         """Return a sentence that says how much will be sent.
 
         Args:
             tokens: Limit of an ordinary answer, in tokens.
             weights: Whether the server's weights will change.
             both: Whether two servers are compared.
+            adapters: Number of LoRA adapters.
         """
-        requests = self.most_requests(weights=weights, both=both)
+        requests = self.most_requests(weights=weights, both=both, adapters=adapters)
         longest = "" if both else ", and a few long prompts of up to 4,096 tokens"
         return (
             f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} moves, at most "

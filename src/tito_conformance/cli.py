@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from strands_tito.cli import print_error
+from tito_core.backend.errors import BackendError, ProtocolViolationError, ServerChangedError
 from tito_core.backend.registry import installed_backends
 from tito_core.interrupt import Interrupts, in_thread, leave
 from tito_core.ledger.errors import how_to_install
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 console = VisibleConsole()
 INTERRUPTED = 2
 """Exit status after Ctrl-C."""
+NO_SERVER = 4
+"""Exit status if no server answers at the address, or if it cannot be connected to."""
 NOT_CHECKED = 3
 """Exit status if no law is broken, but a required check did not run."""
 NOTHING_PLAYED = "Interrupted before the first conversation."
@@ -68,6 +72,10 @@ def conformance(
             "changes the server."
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a LoRA adapter that the server has loaded; give several, each of other weights."),
+    ] = None,
     against_backend: Annotated[str, typer.Option(help="Backend of a second server with the same weights.")] = "",
     against_url: Annotated[str, typer.Option(help="Address of a second server to compare with.")] = "",
     require: Annotated[
@@ -79,6 +87,9 @@ def conformance(
     not_require: Annotated[
         list[str] | None, typer.Option(help="Name of a default check that need not have run.")
     ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on after a broken law, and report every one that is found.")
+    ] = False,
     replay: Annotated[
         Path | None, typer.Option(help="Play only this conversation of a report.", dir_okay=False)
     ] = None,
@@ -87,8 +98,9 @@ def conformance(
 
     With --against-url, two servers with the same weights play the same conversations, and their ledgers are compared.
 
-    Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken or
-    an error ended the run, 3 if a required check did not run, 2 after an interrupt (130 while Python is still loading).
+    Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken or an error ended
+    the run, 3 if a required check did not run, 4 if no server could be connected to, 2 after an interrupt (130 while
+    Python is still loading).
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter(f"The suite needs Hypothesis: {how_to_install('conformance')}.")
@@ -120,19 +132,27 @@ def conformance(
             seeds=seeds,
             experts=_parse_experts(experts),
             weights=folders,
+            adapters=tuple(adapter or ()),
         )
         against = _second_target(target, against_backend, against_url)
         if folders and against is not None:
             raise typer.BadParameter("--weights and --against-url cannot be combined. Omit one of them.")
         default = REQUIRED if against is None and replay is None else ()
         required = _required(default, require or [], not_require or [])
-        outcome = _play(target, PROFILES[profile], against, replay, required, interrupts)
+        try:
+            outcome = _play(target, PROFILES[profile], against, replay, required, interrupts, keep_going=keep_going)
+        except BackendError as error:
+            if isinstance(error, ProtocolViolationError | ServerChangedError):  # it answered, and broke a law
+                raise
+            print_error(error)
+            sys.exit(NO_SERVER)
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
         again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
         for option, value in (("experts", experts), ("against-url", against_url)):
             again += [f"--{option}", value] if value else []
         again += [part for each in folders for part in ("--weights", each)]
+        again += [part for each in adapter or () for part in ("--adapter", each)]
         again += ["--against-backend", against_backend] if against_backend else []
         print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
         for file in files:
@@ -164,13 +184,19 @@ def _play(
     replay: Path | None,
     required: Sequence[str],
     interrupts: Interrupts,
+    *,
+    keep_going: bool,
 ) -> Outcome:
     """Play a whole profile, or one conversation. Return the result, also after an interrupt."""
     from tito_conformance.player import MAX_TOKENS
     from tito_conformance.suite import Run
 
     moves = None if replay is None else read_moves(replay)
-    given = {"weights": bool(target.weights), "both": against is not None}
+    given: dict[str, Any] = {
+        "weights": bool(target.weights),
+        "both": against is not None,
+        "adapters": len(target.adapters),
+    }
     most = profile.most_requests(**given)
     if moves is None:
         console.print(profile.describe(MAX_TOKENS, **given), highlight=False)
@@ -180,7 +206,7 @@ def _play(
         def show(conversations: int, requests: int) -> None:
             bar.update(task, completed=requests, description=f"{conversations} conversations, requests")
 
-        run = Run(target, profile, show, against=against, moves=moves, required=required)
+        run = Run(target, profile, show, against=against, moves=moves, required=required, keep_going=keep_going)
         try:
             outcome: Outcome | None = in_thread(run.play, run.stop, interrupts)
         except KeyboardInterrupt:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,13 @@ from strands_tito.inspect.verify import rescore
 from tito_conformance import oracle
 from tito_conformance.bets import center
 from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
-from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
+from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn, offsets
 from tito_conformance.player import Player
 from tito_conformance.target import ConnectedServer
 from tito_conformance.wire import WireGeneration
 from tito_core import store
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import ContextLengthError
-from tito_core.backend.generate import generate
-from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
 
@@ -132,7 +130,8 @@ def _check_text(player: Player, generations: list[WireGeneration], turns: list[O
     if len(known) < len(with_text):  # a model may have more embedding rows than its tokenizer has tokens
         tally.skip("text", UNKNOWN_ID, len(with_text) - len(known))
     index_of = {turn.request_id: turn.index for turn in turns}
-    for check, problem, request_id in oracle.check_text(known, lambda ids: str(tokenizer.decode(ids))):
+    strips = str(tokenizer.decode(tokenizer.encode(" a", add_special_tokens=False))) != " a"
+    for check, problem, request_id in oracle.check_text(known, lambda ids: str(tokenizer.decode(ids)), strips=strips):
         tally.require(check, False, problem, where=_where(player, index_of.get(request_id)))
     tally.require("text", True, "", len(known))
 
@@ -194,8 +193,15 @@ async def _check_scores(player: Player) -> None:
             continue
         at = int(np.argmax(np.abs(signed)))
         worst, middle = float(np.abs(signed[at])), center(signed)
-        problem = f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}."
-        where = player.where(index, int(positions[at]))
+        own = ledger[index].draft.logprobs
+        apart = [int(place) for place, off in zip(positions, np.abs(signed), strict=True) if off > tolerance]
+        problem = (
+            f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}, at "
+            f"{offsets(apart, len(signed))}."
+        )
+        values = zip(positions.tolist(), signed.tolist(), strict=True)
+        differences = tuple((at, float(own[at]) - off, float(own[at])) for at, off in values if at in apart)
+        where = replace(player.where(index, int(positions[at])), differences=differences)
         tally.require("rescored", worst <= tolerance, problem, len(signed), where)
         problem = (
             f"the logprobs of {len(signed)} tokens are {middle:+.4g} nats from the server's own scores in the mean or "
@@ -233,8 +239,7 @@ async def _check_second_read(
         for column in columns:
             by_turn[column.start : column.start + column.rows] = column.values
         try:
-            request = TokenRequest(ids, sampling, uuid.uuid4().hex, optional_outputs=requested)
-            response = await generate(server.policy.backend, request)
+            response = await server.answer(ids, sampling, outputs=requested)
         except ContextLengthError:
             tally.skip("routed", "The path leaves no room for one more token.")
             continue

@@ -48,6 +48,7 @@ class RandomConversations:
         seed: Seed of the random moves.
         runner: Runs the event loop.
         progress: Called after each conversation with the number of conversations so far.
+        keep_going: Whether to play on after a conversation that failed.
         failures: Failures so far.
         conversations: Conversations so far.
     """
@@ -57,6 +58,7 @@ class RandomConversations:
     seed: int
     runner: StoppableRunner
     progress: Callable[[int], None]
+    keep_going: bool = False
     failures: list[Failure] = field(default_factory=list)
     conversations: int = 0
 
@@ -78,7 +80,7 @@ class RandomConversations:
             raise
         except BaseException as error:
             return min(self.failures, key=Failure.size) if self.failures else Failure(error, ())
-        return None
+        return min(self.failures, key=Failure.size, default=None)
 
 
 def _third_of(one: st.SearchStrategy[Move], others: st.SearchStrategy[Move]) -> st.SearchStrategy[Move]:
@@ -97,17 +99,22 @@ def looks() -> st.SearchStrategy[Move]:
     )
 
 
+SAID = "Let me see,  at some length: what can be called, and with which arguments. \n"
+"""Text that a policy is made to write before a call."""
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
     """Draw a move with up to three calls of the agents' tools. Some lack a character, or have one too many."""
     bodies = []
     for _ in range(draw(st.integers(1, 3))):
         name = draw(st.sampled_from([*(tool["name"] for tool in TOOLS), "nowhere"]))
-        arguments = draw(st.sampled_from([{"a": 1, "b": 22}, {"word": "tree"}, {"a": [None, "}"]}, {}]))
+        arguments = draw(st.sampled_from([{"a": 1, "b": 22}, {"word": " tree \n"}, {"a": [None, "}"]}, {}]))
         body = json.dumps({"name": name, "arguments": arguments})
         at = draw(st.integers(0, len(body) - 1))
         bodies.append(draw(st.sampled_from([body, body, body[:at] + body[at + 1 :], f"{body[:-2]},}}}}", body[:at]])))
-    return Call(agent=draw(st.integers(0, 1)), text=draw(strategies.texts()), calls=tuple(bodies))
+    before = draw(st.sampled_from(["", SAID, f"<think>\n{SAID}</think>\n\n{SAID}"]))
+    return Call(agent=draw(st.integers(0, 1)), text=draw(strategies.texts()), calls=tuple(bodies), before=before)
 
 
 def _openings(servers: Servers) -> list[list[Opening]]:
@@ -118,7 +125,7 @@ def _openings(servers: Servers) -> list[list[Opening]]:
     """
     offered = {
         name: value
-        for name, value in msgspec.structs.asdict(servers.available_outputs).items()
+        for name, value in msgspec.structs.asdict(servers.available_outputs()).items()
         if value and name != "agent"
     }
     wants: list[list[Opening]] = [[]]
@@ -166,18 +173,21 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
             self.conversation = servers.begin(opening)
             if run.conversations % 3 == 1:  # some answers have a seed in every run
                 self.step(Sampling(seed=run.conversations))
+            elif run.conversations % 8 == 2:  # and some have other parameters
+                self.step(Sampling(temperature=0.7, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.3))
 
         @rule(move=moves)
         def step(self, move: Any) -> None:
-            if self.enough:
+            if self.enough or self.failed:
                 return
             self.moves.append(move)
             self._run(self.conversation.play(move))
 
         def teardown(self) -> None:
-            if self.failed or not hasattr(self, "conversation"):
+            if not hasattr(self, "conversation") or (self.failed and not run.keep_going):
                 return
-            self._run(self.conversation.close())
+            if not self.failed:
+                self._run(self.conversation.close())
             run.conversations += 1
             run.progress(run.conversations)
 
@@ -187,7 +197,8 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
             except Exception as error:
                 self.failed = True
                 run.failures.append(Failure(error, tuple(self.moves)))
-                raise
+                if not run.keep_going:
+                    raise
 
     return ConversationMachine
 

@@ -173,16 +173,21 @@ def check_trajectories(
 
 
 def check_text(
-    generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]
+    generations: Sequence[WireGeneration], decode: Callable[[list[int]], str], *, strips: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Compare the text that a server reports with its decoded ids. Yield the check, the problem, and the request."""
+    """Compare the text that a server reports with its decoded ids. Yield the check, the problem, and the request.
+
+    `strips` says whether the tokenizer takes a first blank off a text, so that a server may or may not report it.
+    """
     for generation in generations:
         if generation.text is None:
             continue
         text, decoded = generation.text, decode(generation.output_ids)
         # An aborted answer may end before its last tokens were decoded.
         cut = generation.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))
-        if not cut and _shown(text) not in set(map(_shown, _texts(generation, decoded, decode))):
+        if not cut and _shown(text, strips) not in {
+            _shown(each, strips) for each in _texts(generation, decoded, decode)
+        }:
             yield (
                 "text",
                 f"the ids decode to {decoded[-60:]!r}, the response's text is {text[-60:]!r}.",
@@ -259,15 +264,47 @@ def compare_sampling(
             yield "requested", f"{name}={value} was requested, but {on_wire} was sent."
         if not _same(name, value, recorded.get(name, default)):
             yield "requested", f"{name}={value} was requested, but the ledger has {recorded.get(name, default)}."
-    stops = set(sent.get("stop") or ())
-    if not set(requested.get("stop") or ()) <= stops:
-        yield "requested", f"the stop strings {requested.get('stop')} were requested, but {sorted(stops)} were sent."
+    for name in ("stop", "stop_token_ids"):
+        own, others = (set(each.get(name) or ()) for each in (requested, sent))
+        if not own <= others:
+            yield "requested", f"{name}={sorted(own)} was requested, but {sorted(others)} was sent."
+    for name, value in (requested.get("extra") or {}).items():
+        if sent.get(name) != value:
+            yield "requested", f"{name}={value} was requested, but {sent.get(name)} was sent."
     most = next((sent[name] for name in LIMITS if sent.get(name) is not None), None)
     if most != limit or limit > requested["max_new_tokens"]:
         yield (
             "requested",
             f"max_new_tokens={requested['max_new_tokens']} was requested, but {most} was sent and {limit} recorded.",
         )
+
+
+def compare_request(
+    prompt: Sequence[int],
+    requested: Mapping[str, Any],
+    output: Sequence[int],
+    logprobs: Sequence[float],
+    answer: WireGeneration,
+) -> Iterator[Problem]:
+    """Compare a request of the suite's own, and the answer that the client gave it, with the wire.
+
+    Args:
+        prompt: Its ids, collapsed.
+        requested: Its parameters, under our names.
+        output: The ids of the client's answer.
+        logprobs: Their logprobs.
+        answer: The generation on the wire.
+    """
+    limit = requested["max_new_tokens"]
+    sent = next((answer.sampling[name] for name in LIMITS if answer.sampling.get(name) is not None), limit)
+    yield from compare_sampling(requested, answer.sampling, requested, sent)
+    for check, what, own, wire in (
+        ("prompt", "the prompt that was sent", prompt, answer.prompt_ids),
+        ("output", "the client's output", output, answer.output_ids),
+        ("logprobs", "the client's logprobs", logprobs, list(map(float32, answer.logprobs))),
+    ):
+        if list(own) != list(wire):
+            yield check, f"{what} and the wire's differ at {differing(own, wire)}.", _first_difference(own, wire)
 
 
 def _same(name: str, one: Any, other: Any) -> bool:
@@ -308,14 +345,18 @@ def _compare_turn(
         yield "echo", f"the echoed prompt differs from the ledger's at token {at}."
     if turn.output_ids != output:
         at = _first_difference(turn.output_ids, output)
-        yield "output", f"the ledger's output differs from the response at token {at}.", at
+        yield "output", f"the ledger's output differs from the response at {differing(turn.output_ids, output)}.", at
     if answer.logprob_ids != output:
         at = _first_difference(answer.logprob_ids, output)
         yield "logprobs", "the response's logprobs belong to other tokens than its output.", at
     reported = [float32(value) for value in answer.logprobs]
     if reported != turn.logprobs:
         at = _first_difference(reported, turn.logprobs)
-        yield "logprobs", "the ledger's logprobs differ from the response's.", at
+        yield (
+            "logprobs",
+            f"the ledger's logprobs differ from the response's at {differing(reported, turn.logprobs)}.",
+            at,
+        )
     for at, value in enumerate(turn.logprobs):
         if not math.isfinite(value) or value > 1e-4 or value <= -9999:
             yield "logprobs", f"the logprob {value} is not finite, positive, or a sentinel.", at
@@ -548,8 +589,8 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for the bytes of an incomplete character, unless they withhold it."""
 
 
-def _shown(text: str) -> str:
-    return text.lstrip().rstrip(INCOMPLETE)
+def _shown(text: str, strips: bool) -> str:
+    return (text.lstrip() if strips else text).rstrip(INCOMPLETE)
 
 
 def _texts(generation: WireGeneration, decoded: str, decode: Callable[[list[int]], str]) -> Iterator[str]:
@@ -561,6 +602,24 @@ def _texts(generation: WireGeneration, decoded: str, decode: Callable[[list[int]
             before, found, _ = decoded.partition(stop)
             yield before
             yield before + found
+
+
+def differing(one: Sequence[Any], other: Sequence[Any]) -> str:
+    """Return the offsets at which two sequences differ, as they stand in a sentence."""
+    pairs = itertools.zip_longest(one, other)
+    return offsets([at for at, (a, b) in enumerate(pairs) if a != b], max(len(one), len(other)))
+
+
+def offsets(positions: Sequence[int], count: int) -> str:
+    """Return positions as they stand in a sentence: the first few, and how many tokens there are."""
+    shown = ", ".join(map(str, positions[:MOST_SHOWN]))
+    more = f" and {len(positions) - MOST_SHOWN} more" if len(positions) > MOST_SHOWN else ""
+    others = "; all others agree" if len(positions) < count else ""
+    return f"offset{'s' if len(positions) > 1 else ''} {shown}{more} of {count}{others}"
+
+
+MOST_SHOWN = 8
+"""Positions that a sentence lists."""
 
 
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:

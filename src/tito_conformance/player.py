@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field, replace
@@ -18,11 +19,11 @@ from tito_conformance.agents import CLEARED, SYSTEM_PROMPTS, TOOLS, Answer, Simu
 from tito_conformance.checks import Tally, Where, set_place
 from tito_conformance.fixed import ABSENT
 from tito_conformance.oracle import OracleImage, ParentOracle, Problem, collapsed, compare_sampling, compare_semantics
-from tito_conformance.rendering import CallReader, Renderer, compare_calls, differing_excerpts
+from tito_conformance.rendering import CallReader, Renderer, compare_calls, compare_said, differing_excerpts
 from tito_conformance.target import FINITE_TOP_K, ConnectedServer, LogPosition
 from tito_conformance.testing import moves as m
 from tito_conformance.weights import RELOADED_TOKENS, check_live_version, update_weights
-from tito_core.backend import OptionalOutputs
+from tito_core.backend import OptionalOutputs, SamplingParams
 from tito_core.backend.errors import (
     BadRequestError,
     GenerationAbortedError,
@@ -116,7 +117,7 @@ class Player:
         )
         self.model = policy.model(
             ledger=self.ledger,
-            sampling=self._effective_sampling({}),
+            sampling=SamplingParams(**self._effective_sampling({})),
             context_window_limit=self.context_limit,
             stream=self.streamed,
             optional_outputs=self.optional_outputs,
@@ -221,7 +222,7 @@ class Player:
         """Return the place of a finding: a turn, or a token of its output."""
         draft = self.model.ledger[index].draft
         token = None if position is None or position >= len(draft.output_ids) else int(draft.output_ids[position])
-        return Where(index, position, token, dict(draft.sampling), self.streamed)
+        return Where(index, position, token, dict(draft.sampling), self.streamed, draft.engine.request_id)
 
     def set_sampling(self, **changes: Any) -> None:
         """Set the sampling parameters of the next turns."""
@@ -347,6 +348,11 @@ class Player:
             problems += compare_calls(read, tool_uses(answer.message), MALFORMED_CALL, whole=not draft.finish.cut_off)
             problems += self.calls.misplaced(draft.calls, lambda start, stop: self._text(draft, start, stop))
             tally.require("calls", True, "", len(read))
+            ended = draft.finish == Finish.STOP and isinstance(draft.stop, int)
+            text = "<think>" * thinks + self._text(draft, 0, len(draft.output_ids) - ended)
+            said = None if None in read or isinstance(draft.stop, str) else self.calls.said(text)
+            if said is not None and (ended or "<" not in text):
+                problems += compare_said(said, answer.message["content"])
         for check, problem, *_ in problems:
             tally.require(check, False, problem, where=self.where(index))
 
@@ -467,18 +473,8 @@ class Player:
         agent.add_input(move.text)
         tool = TOOLS[len(move.text) % len(TOOLS)]
         choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
-        self.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
-        try:
-            answer = await self.run_turn(agent, tool_choice=choice)
-        except (UnsupportedToolChoiceError, BadRequestError) as error:
-            tally.skip("forced", _first_line(error))
-            agent.messages.pop()
-            return
-        except REFUSALS as error:
-            await self._sample_without(agent, "forced", error)
-            return
-        if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
-            tally.skip("forced", "The call was longer than the token limit.")
+        answer = await self._constrained(agent, "forced", tool_choice=choice)
+        if answer is None:
             return
         uses = tool_uses(answer.message)
         names = [each["name"] for each in TOOLS]
@@ -504,13 +500,13 @@ class Player:
             await self.sample(agent)
             return
         added = self.server.policy.tokenizer.get_added_vocab()
-        elements: list[dict[str, Any]] = []
+        parts = list(filter(None, re.split("(</?think>)", move.before)))
         for call in move.calls:
-            parts = (tags[0], f"\n{call}\n", tags[1])
-            elements += [
-                {"type": "token", "token": added[part]} if part in added else {"type": "const_string", "value": part}
-                for part in parts
-            ]
+            parts += (tags[0], f"\n{call}\n", tags[1])
+        elements: list[dict[str, Any]] = [
+            {"type": "token", "token": added[part]} if part in added else {"type": "const_string", "value": part}
+            for part in parts
+        ]
         form = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
         grammar = Grammar(kind="structural_tag", value=json.dumps(form))
         try:
@@ -520,20 +516,9 @@ class Player:
 
     async def _shape(self, agent: SimulatedAgent, move: m.Shape) -> None:
         """Request a structured output, and validate it."""
-        tally = self.tally
         agent.add_input(move.text)
-        self.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
-        try:
-            answer = await self.run_turn(agent, structured_output_model=Shaped)
-        except BadRequestError as error:
-            tally.skip("shaped", _first_line(error))
-            agent.messages.pop()
-            return
-        except REFUSALS as error:
-            await self._sample_without(agent, "shaped", error)
-            return
-        if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
-            tally.skip("shaped", "The answer was longer than the token limit.")
+        answer = await self._constrained(agent, "shaped", structured_output_model=Shaped)
+        if answer is None:
             return
         text = "".join(block.get("text", "") for block in answer.message["content"])
         try:
@@ -542,7 +527,24 @@ class Player:
         except ValueError:
             valid = False
         problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
-        tally.require("shaped", valid, problem, 1, self.where(len(self.model.ledger) - 1))
+        self.tally.require("shaped", valid, problem, 1, self.where(len(self.model.ledger) - 1))
+
+    async def _constrained(self, agent: SimulatedAgent, check: str, **arguments: Any) -> Answer | None:
+        """Run a turn under a grammar. Without a whole answer, count the check as skipped and return None."""
+        self.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
+        try:
+            answer = await self.run_turn(agent, **arguments)
+        except (UnsupportedToolChoiceError, BadRequestError) as error:
+            self.tally.skip(check, _first_line(error))
+            agent.messages.pop()
+            return None
+        except REFUSALS as error:
+            await self._sample_without(agent, check, error)
+            return None
+        if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
+            self.tally.skip(check, "The answer was longer than the token limit.")
+            return None
+        return answer
 
     async def _sample_without(self, agent: SimulatedAgent, check: str, error: Exception) -> None:
         """Sample a turn without its grammar, and count the check as skipped. Raise again if another fault remains."""

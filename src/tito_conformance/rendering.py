@@ -17,6 +17,7 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message from which templates read reasoning."""
 _SAMPLE_REASONING = "Because of the weather"
 _SAMPLE_TOOL = "weather_at"
+_SAMPLE_INPUT = {"at": "noon"}
 
 
 class Renderer:
@@ -85,10 +86,7 @@ class Renderer:
         All three are empty if no control token closes a call; the first is empty if none opens one. Return None if the
         template does not render calls.
         """
-        use = {"toolUseId": "call00000", "name": _SAMPLE_TOOL, "input": {"at": "noon"}}
-        question = {"role": "user", "content": [{"text": "Why?"}]}
-        messages = to_template_messages([question, {"role": "assistant", "content": [{"toolUse": use}]}], None)
-        rendered = self._render(messages)
+        rendered = self._render(_sample_call())
         if rendered is None:
             return None
         before, name, after = rendered.partition(_SAMPLE_TOOL)
@@ -155,6 +153,13 @@ def to_template_messages(messages: Sequence[Any], system: str | None) -> list[di
         if own or not results:
             translated.append({"role": "user", "content": _content(own)})
     return translated
+
+
+def _sample_call() -> list[dict[str, Any]]:
+    """Return template messages with one call."""
+    use = {"toolUseId": "call00000", "name": _SAMPLE_TOOL, "input": _SAMPLE_INPUT}
+    question = {"role": "user", "content": [{"text": "Why?"}]}
+    return to_template_messages([question, {"role": "assistant", "content": [{"toolUse": use}]}], None)
 
 
 def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
@@ -234,6 +239,24 @@ class CallReader:
         parts = rest.split(begin)[1:]
         return [_strict(part.partition(end)[0]) if end in part else None for part in parts]
 
+    def said(self, text: str) -> tuple[str, str] | None:
+        """Return the reasoning and the text of an answer, without its calls; None if it is unclear where they end."""
+        opened = text.count("<think>")
+        if self.tags is None or "\N{REPLACEMENT CHARACTER}" in text or opened > 1 or opened != text.count("</think>"):
+            return None
+        before, _, after = text.partition("</think>") if opened else ("", "", text)
+        lead, _, reasoning = before.partition("<think>")
+        first, *parts = after.split(self.tags[0])
+        whole = all(self.tags[1] in part for part in parts)
+        if (
+            lead.strip()
+            or self.tags[0] in reasoning
+            or not whole
+            or "<" in first + "".join(parts).replace(self.tags[1], "")
+        ):
+            return None
+        return reasoning.strip("\n"), (first + "".join(part.partition(self.tags[1])[2] for part in parts)).strip()
+
     def misplaced(self, records: Sequence[Any], decode: Callable[[int, int], str]) -> Iterator[Problem]:
         """Check that the tokens that the ledger records of each executed call hold the format's first tag.
 
@@ -272,13 +295,22 @@ def compare_calls(read: Sequence[Any], uses: Sequence[Any], malformed: str, *, w
         yield "calls", f"the agent executes {executed}, in another order than sampled: {expected}."
 
 
+def compare_said(said: tuple[str, str], content: Sequence[Any]) -> Iterator[Problem]:
+    """Compare reasoning and text of an answer with those of its message; a parser may take reasoning for text."""
+    thoughts = [each["reasoningContent"]["reasoningText"]["text"] for each in content if "reasoningContent" in each]
+    text = "".join(each["text"] for each in content if "text" in each).strip()
+    reasoning = "\n".join(thoughts)
+    if not reasoning and said[0] and "</think>" in text:
+        return
+    for what, own, sampled in (("reasoning", reasoning, said[0]), ("text", text, said[1])):
+        if own != sampled and (what == "text" or sampled.strip()):
+            one, other = differing_excerpts(own, sampled)
+            yield "calls", f"the message's {what} has {one!r} where the policy sampled {other!r}."
+
+
 def _tags(tokenizer: Any) -> tuple[str, str] | None:
-    use = {"toolUseId": "call00000", "name": "weather_at", "input": {"at": "noon"}}
-    question = {"role": "user", "content": [{"text": "Why?"}]}
-    messages = to_template_messages([question, {"role": "assistant", "content": [{"toolUse": use}]}], None)
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception:  # a template is a program and may raise anything
+    text = Renderer(tokenizer, {})._render(_sample_call())
+    if text is None:
         return None
     for start in [at for at, letter in enumerate(text) if letter == "{"]:
         try:
@@ -286,7 +318,7 @@ def _tags(tokenizer: Any) -> tuple[str, str] | None:
         except ValueError:
             continue
         before, after = text[:start].split(), text[stop:].split()
-        if _call(value) == ("weather_at", {"at": "noon"}) and before and after:
+        if _call(value) == (_SAMPLE_TOOL, _SAMPLE_INPUT) and before and after:
             begin, end = before[-1], after[0]
             ends = end.partition(">")[0] + ">"
             begin = "<" + begin.rpartition("<")[2]

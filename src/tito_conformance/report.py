@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -47,7 +48,7 @@ def rows(outcome: Outcome) -> list[Row]:
     for check in sorted(CHECKS.values(), key=lambda each: each.law):
         passed = outcome.tally.passed[check.name]
         left_out = dict(outcome.tally.not_applicable.get(check.name, {}))
-        if outcome.broken is not None and outcome.broken.check is check:
+        if any(finding.check is check for finding in outcome.findings):
             verdict = "broken"
         elif passed:
             verdict = "holds"
@@ -100,23 +101,36 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 1),
         "interrupted": outcome.interrupted,
         "error": outcome.error,
+        "sent": {name: dict(values.most_common()) for name, values in server.recorder.sent.items()},
+        "retried": retried(outcome),
+        "power": outcome.tally.power,
         "broken": None if outcome.broken is None else str(outcome.broken),
+        "findings": [{"finding": str(each), "where": asdict(each.where)} for each in outcome.findings],
+        "bodies": outcome.bodies,
         "where": None if outcome.broken is None else asdict(outcome.broken.where),
         "moves": json.loads(msgspec.json.encode(outcome.moves)),
-        "checks": [
-            {
-                "law": row.law,
-                "check": row.check,
-                "what": row.what,
-                "verdict": row.verdict,
-                "passed": row.passed,
-                "left_out": row.left_out,
-            }
-            for row in rows(outcome)
-        ],
+        "checks": [asdict(row) for row in rows(outcome)],
     }
 
 
+def retried(outcome: Outcome) -> dict[str, int]:
+    """Return what came in place of an answer that a client waits for, and how often: each such request was retried."""
+    logs = [each.log for each in (outcome.server, outcome.against) if each is not None and each.log is not None]
+    return dict(sum((log.failed for log in logs), Counter()))
+
+
+def sent_values(outcome: Outcome) -> dict[str, str]:
+    """Return the values of each sampling parameter that were sent, the most frequent ones first."""
+    found = {}
+    for name, values in outcome.server.recorder.sent.items():
+        shown = ", ".join(f"{value} x{count}" for value, count in values.most_common(MOST_VALUES))
+        more = f" and {len(values) - MOST_VALUES} others" if len(values) > MOST_VALUES else ""
+        found[name] = f"{shown}{more}" or "only the default"
+    return found
+
+
+MOST_VALUES = 8
+"""Values of a sampling parameter that the tables show; `conformance.json` has all."""
 _COLOUR = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim"}
 
 
@@ -156,6 +170,12 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
             markup=False,
             highlight=False,
         )
+    for title, head, lines in tables(outcome):
+        table = Table(*head, title=title)
+        for line in lines.items():
+            table.add_row(*map(Text, line))
+        if lines:
+            console.print(table)
     for note in outcome.tally.notes[:MAX_NOTES]:
         console.print(note, style="yellow", markup=False, highlight=False)
     if len(outcome.tally.notes) > MAX_NOTES:
@@ -163,7 +183,8 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     if outcome.interrupted:
         console.print("Interrupted. Results so far:", style="yellow")
     if outcome.broken is not None:
-        console.print(str(outcome.broken), style="bold red", markup=False, highlight=False)
+        for finding in outcome.findings:
+            console.print(str(finding), style="bold red", markup=False, highlight=False)
         if outcome.moves:
             console.print("Smallest conversation that breaks the law:", style="bold")
             for move in outcome.moves:
@@ -186,6 +207,16 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
 
+def tables(outcome: Outcome) -> list[tuple[str, tuple[str, str], dict[str, str]]]:
+    """Return the further tables: title, heads, and lines."""
+    failed = {what: f"{count:,}" for what, count in retried(outcome).items()}
+    return [
+        ("Sampling parameters that were sent", ("parameter", "values, and how often"), sent_values(outcome)),
+        ("The sampler would have shown", ("a defect of this kind", "of at least this size"), outcome.tally.power),
+        ("Requests that failed, and were sent again", ("what came", "how often"), failed),
+    ]
+
+
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     """Write `conformance.json`, `conformance.html` and, after a failure, `conversation.json`; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +225,7 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     written[0].write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     table = rows(outcome)
     title = headline(outcome.not_reached) if outcome.sound else "Not conformant" if outcome.broken else "Not finished"
-    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title)
+    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title, tables=tables(outcome))
     written[1].write_text(page, encoding="utf-8")
     if outcome.moves:
         written.append(folder / "conversation.json")
@@ -237,7 +268,8 @@ logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.
 {% if result.interrupted %}Interrupted: these are the results so far.{% endif %}</p>
 {% if left %}<p>Did not apply: {{ left | join(", ") }}.</p>{% endif %}
 {% for note in result.notes %}<p>{{ note }}</p>{% endfor %}
-{% if result.broken or result.error %}<pre class="broken">{{ result.broken or result.error }}</pre>{% endif %}
+{% for each in result.findings %}<pre class="broken">{{ each.finding }}</pre>{% endfor %}
+{% if result.error %}<pre class="broken">{{ result.error }}</pre>{% endif %}
 {% if result.moves %}<h2>Smallest conversation that breaks the law</h2>
 <pre>{{ result.moves | tojson(indent=1) }}</pre>{% endif %}
 <table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and reason</tr>
@@ -245,6 +277,10 @@ logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.
 {{ row.verdict }}<td>{{ row.passed }}<td>{{ row.what }}
 <td>{% for reason, count in row.left_out.items() %}{{ count }}: {{ reason }} {% endfor %}</tr>
 {% endfor %}</table>
+{% for title, head, lines in tables %}{% if lines %}<h2>{{ title }}</h2>
+<table><tr><th>{{ head[0] }}<th>{{ head[1] }}</tr>
+{% for name, value in lines.items() %}<tr><td>{{ name }}<td>{{ value }}</tr>
+{% endfor %}</table>{% endif %}{% endfor %}
 <h2>Server and client</h2>
 <pre>{{ {"server": result.server, "against": result.against,
 "versions": result.versions, "parser": result.parser} | tojson(indent=1) }}</pre>

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, joined, richest, shape_distance
-from tito_conformance.checks import Tally, Where, set_place
+from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, by_rank, joined, power, richest
+from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
-from tito_core.backend.generate import generate
-from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.protocol import TokenResponse
 from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 
@@ -155,14 +153,6 @@ async def check(
         _places(server, SEEDED, [draw for group in seeded for draw in group]),
         _places(server, FREE, list(long), "after long prompts"),
     ]
-    free = joined(parts)
-    apart, bound, count = shape_distance(free, random)
-    problem = (
-        f"At temperature 1, {count} sampled tokens do not follow the distribution that the server states: their ranks "
-        f"lie {apart:.3f} from it (Kolmogorov-Smirnov), more than {bound:.3f}, which chance exceeds once in "
-        f"{1 / FALSE_ALARM:,.0f} runs."
-    )
-    tally.require("sampler", apart <= bound, problem, 0, Where(sampling=FREE.sampling))
     parts += [task.result() for task in other_tasks]
     vocabulary = server.policy.info.vocab_size or len(server.policy.tokenizer)
     judge(tally, joined(parts), vocabulary, (FREE, SEEDED, *others))
@@ -171,10 +161,11 @@ async def check(
 def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Question] = (FREE,)) -> None:
     """Let every bet run on all samples, and count each question that says something."""
     win = richest(places, vocabulary)
+    tally.power = power(places.only("All samples"), win.log_bar)
     problem = (
         f"{win.subset}: {win.count} sampled tokens do not follow the distribution that the server states. A bet on "
         f"{win.alternative} won {shown(win.log_fortune)} to 1, where chance gives {shown(win.log_bar)} to 1 to any bet "
-        f"once in {1 / FALSE_ALARM:,.0f} runs."
+        f"once in {1 / FALSE_ALARM:,.0f} runs. {by_rank(places.only(win.subset))}"
     )
     streamed = {"not streamed": False, "streamed": True}.get(win.subset.rpartition(", ")[2])
     subset = win.subset.removesuffix(", streamed").removesuffix(", not streamed")
@@ -327,13 +318,12 @@ async def _draws(
         seeded = question.seeded if free else number % 4 in (1, 2)
         seed = number % 4 + middle + (number // 4 << 20)  # some differ in low bits alone, some in high ones
         own = sampling.model_copy(update={"seed": seed}) if seeded else sampling
-        request = TokenRequest(prompt, own, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
         streamed = streams and number % (2 if free else 4) == 1
         async with limit:
-            response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
+            response = await server.answer(prompt, own, streamed=streamed, outputs=OptionalOutputs(top_logprobs=k))
         return draw_of(response, streamed=streamed)
 
-    found = list(await asyncio.gather(*(one(number) for number in range(count))))
+    found = await together(one(number) for number in range(count))
     most = max(float(draw.mass.max(initial=0.0)) for draw in found)
     problem = f"At {question.name}, the {k} likeliest tokens of a place have a total probability of {most:.4g}."
     tally.require("top", most <= 1 + MASS_SLACK, problem, 1, Where(sampling=question.sampling))
@@ -377,7 +367,7 @@ async def _restricted(
             tally.skip("sampler", f"It was not measured whether logprobs include {what}.")
             return _empty()
     try:
-        groups = await asyncio.gather(*(_draws(server, tally, each, question, k, count) for each in prompts))
+        groups = await together(_draws(server, tally, each, question, k, count) for each in prompts)
     except BadRequestError as error:
         tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
         return _empty()

@@ -8,17 +8,17 @@ those that the server lists, after penalties on the tokens before it.
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tito_conformance.bets import center
-from tito_conformance.checks import Tally, Where
-from tito_conformance.fixed import NEAR_TIE_NATS
+from tito_conformance.checks import Tally, Where, together
+from tito_conformance.fixed import NEAR_TIE_NATS, same_prefix
+from tito_conformance.oracle import offsets
 from tito_conformance.sampler import (
     LEAST_TOP,
     PENALISED,
@@ -36,14 +36,16 @@ from tito_conformance.sampler import (
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
-from tito_core.backend.generate import generate, score
-from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.generate import score
 from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
 
-LONG_PROMPTS = (640, 1_089, 2_112)
+LONG_PROMPTS = (640, 1_089, 2_032)
 """Tokens of the long prompts: servers change their ways past 512, 1,024 and 2,048 (chunked prefill, graphs), and where
-the last block of a cache is full (16 to 64 tokens: the first and the last prompt) or has one token."""
+the last block of a cache is full (16 to 64 tokens: the first and the last prompt) or has one token. The last one's
+answer crosses 2,048."""
+CROSSING = (496, 32)
+"""Tokens of a prompt and an answer that crosses 512."""
 LONG_ANSWER = 300
 """Tokens of the long answer."""
 LONG_SAMPLES = 4
@@ -61,6 +63,8 @@ ROOM = 40
 """Tokens that a prompt leaves of a full context: an answer, and the few more that engines need to score it."""
 BIAS_SHARE = 0.1
 """Share of the tolerance that the mean and the median of all differences may reach: noise has no direction."""
+QUESTION_TOKENS = 32
+"""Tokens at the end of a long prompt: the question, and what the template writes after it."""
 SPARE = 16
 """Tokens that stay free: vLLM needs one to score, SGLang six."""
 LEAST_FOR_BIAS = 100
@@ -69,7 +73,7 @@ PENALISED_TOKENS = 24
 """Tokens of an answer that tells whether logprobs include penalties."""
 GREEDY_TOKENS = 80
 """Tokens of a greedy answer: enough that some occur several times."""
-EVERY = 4
+EVERY = 8
 """Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
 GREEDY = Question("temperature 0", {"temperature": 0.0})
 
@@ -85,12 +89,9 @@ async def check_transforms(server: ConnectedServer, tally: Tally) -> None:
         prompt = prompt_of(server, text)
         plain = await ask(server, prompt, {"temperature": 1.0})
         for question in (*RESTRICTED, *drawn_questions(random, 2)):
-            try:
-                found = await ask(server, prompt, question.sampling, streamed=streamed)
-            except BadRequestError as error:
-                tally.skip("semantics", f"{question.name}: {str(error).partition(chr(10))[0]}")
-                continue
-            _compare_transform(server, tally, question, plain, found)
+            found = await _ask_if_accepted(server, tally, "semantics", question, prompt, streamed=streamed)
+            if found is not None:
+                _compare_transform(server, tally, question, plain, found)
 
 
 async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
@@ -105,14 +106,15 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
     outcomes = [await _penalised(server, tally, question, prompts[0]) for question in PENALISED]
     penalised = next((each for each in outcomes if each is not None), None)
     for number, prompt in enumerate(prompts):
-        plain = await _greedy_answer(server, tally, GREEDY, prompt, number)
+        streamed = number == 1 and can_stream(server.backend)
+        plain = await _ask_if_accepted(server, tally, "sampler", GREEDY, prompt, GREEDY_TOKENS, streamed=streamed)
         if plain is None:
             continue
         _require_likeliest(server, tally, GREEDY, plain, penalised=True)
         # Half of the answer goes into the prompt, whose tokens must not count.
         longer = np.concatenate([prompt, plain.ids[: len(plain.ids) // 2]]).astype(np.int32)
         question = _drawn_penalties(server, number)
-        draw = await _greedy_answer(server, tally, question, longer, number)
+        draw = await _ask_if_accepted(server, tally, "sampler", question, longer, GREEDY_TOKENS, streamed=streamed)
         if draw is None:
             continue
         if penalised is not False and server.policy.info.processed_logprobs is not None:
@@ -133,7 +135,7 @@ async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
     """
     limit = server.policy.info.max_model_len
     requests: list[tuple[int, int]] = []
-    for length, answer in [(LONG_PROMPTS[0], LONG_ANSWER), *((length, SHORT_ANSWER) for length in LONG_PROMPTS[1:])]:
+    for length, answer in (CROSSING, *zip(LONG_PROMPTS, (LONG_ANSWER, SHORT_ANSWER, SHORT_ANSWER), strict=True)):
         if limit is None or length + answer + 1 <= limit:
             requests.append((length, answer))
         else:
@@ -142,8 +144,13 @@ async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
         requests.append((limit - ROOM, ROOM - SPARE))
     else:
         tally.skip("long", f"A context of {limit} tokens was not filled.")
-    differences = await asyncio.gather(*(_scored(server, tally, *each) for each in requests))
-    signed = np.concatenate([np.zeros(0), *differences])
+    found = await together(_scored(server, tally, *each) for each in requests)
+    for (one, _), (other, _) in itertools.combinations([each for each in found if len(each[0])], 2):
+        same_prefix(tally, one, other, min(len(one), len(other)) - QUESTION_TOKENS, server.tolerance_nats)
+    if scored := [scores for scores, _ in found if len(scores)]:  # a short prompt fills no block, and no chunk
+        alone = await score(server.policy.backend, long_prompt(server, CROSSING[0])[:QUESTION_TOKENS])
+        same_prefix(tally, alone, scored[0], len(alone), server.tolerance_nats)
+    signed = np.concatenate([np.zeros(0), *(each for _, each in found)])
     if len(signed) >= LEAST_FOR_BIAS:
         middle, bound = center(signed), BIAS_SHARE * server.tolerance_nats
         problem = (
@@ -160,15 +167,19 @@ async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
     draws: list[Draw] = []
     for _ in range(MOST_ROUNDS):
         if sum(len(draw.ids) for draw in draws) < ENOUGH:
-            draws += await asyncio.gather(*(_long_draw(server, prompt, k) for prompt in prompts))
+            draws += await together(_long_draw(server, prompt, k) for prompt in prompts)
     return draws
 
 
 def long_prompt(server: ConnectedServer, length: int) -> TokenIds:
-    """Return a prompt of exactly this many tokens: a long question, whose beginning is cut off."""
-    text = _WORDS * (length // 8 + 1) + QUESTIONS[0]
+    """Return a prompt of exactly this many tokens: a long question, out of whose middle words are cut.
+
+    All long prompts begin alike.
+    """
+    text = _WORDS * (LARGEST_CONTEXT // 16) + QUESTIONS[0]
     messages: list[Any] = [{"role": "user", "content": [{"text": text}]}]
-    return server.policy.template.first_prompt(messages, None, None).ids[-length:]
+    ids = server.policy.template.first_prompt(messages, None, None).ids
+    return np.concatenate([ids[: length - QUESTION_TOKENS], ids[-QUESTION_TOKENS:]])
 
 
 async def ask(
@@ -177,9 +188,25 @@ async def ask(
     """Return one answer with the likeliest tokens of each place."""
     outputs = OptionalOutputs(top_logprobs=top_of(server))
     params = server.sampling(max_new_tokens=tokens, **sampling)
-    request = TokenRequest(prompt, params, uuid.uuid4().hex, optional_outputs=outputs)
-    response = await generate(server.policy.backend, request, (lambda _: None) if streamed else None)
-    return draw_of(response, streamed=streamed)
+    return draw_of(await server.answer(prompt, params, streamed=streamed, outputs=outputs), streamed=streamed)
+
+
+async def _ask_if_accepted(
+    server: ConnectedServer,
+    tally: Tally,
+    check: str,
+    question: Question,
+    prompt: TokenIds,
+    tokens: int = 1,
+    *,
+    streamed: bool = False,
+) -> Draw | None:
+    """Return one answer; None, with the check counted as skipped, if the server refuses the parameters."""
+    try:
+        return await ask(server, prompt, question.sampling, tokens, streamed=streamed)
+    except BadRequestError as error:
+        tally.skip(check, f"{question.name}: {str(error).partition(chr(10))[0]}")
+        return None
 
 
 def row(draw: Draw, at: int = 0) -> dict[int, float]:
@@ -230,12 +257,10 @@ async def _penalised(server: ConnectedServer, tally: Tally, question: Question, 
     """Return whether reported logprobs include penalties, after a comparison with those without."""
     if server.policy.info.processed_logprobs is None:
         return None
-    try:
-        draw = await ask(server, prompt, question.sampling, PENALISED_TOKENS)
-    except BadRequestError as error:
-        tally.skip("semantics", f"{question.name}: {str(error).partition(chr(10))[0]}")
+    draw = await _ask_if_accepted(server, tally, "semantics", question, prompt, PENALISED_TOKENS)
+    if draw is None:
         return None
-    return await _compare_penalties(server, tally, question, prompt, draw, range(1, PENALISED_TOKENS))
+    return await _compare_penalties(server, tally, question, prompt, draw, range(1, PENALISED_TOKENS, 2))
 
 
 async def _compare_penalties(
@@ -246,7 +271,9 @@ async def _compare_penalties(
     if not with_:
         tally.skip("semantics", "No likely token was repeated, so penalties show in no logprob.")
         return None
-    wrong = min(max(with_), math.inf if server.policy.info.processed_logprobs else max(without))
+    info = server.policy.info  # what the server says of raw logprobs is held against it
+    known = with_ if info.processed_logprobs else without if info.raw_before_penalties else None
+    wrong = min(max(with_), max(without)) if known is None else max(known)
     problem = (
         f"Under {question.name}, the logprobs of likely tokens are {wrong:.3g} nats off those without penalties, moved "
         "by what the penalties say."
@@ -273,21 +300,9 @@ async def _distances(
         moved = [value - offset for value, offset in zip(plain, moves.values(), strict=True)]
         return max(moved) - min(moved), max(plain) - min(plain)
 
-    found = await asyncio.gather(*(distances(at) for at in places if at < len(output)))
+    found = await together(distances(at) for at in places if at < len(output))
     pairs = [each for each in found if each is not None]
     return [one for one, _ in pairs], [other for _, other in pairs]
-
-
-async def _greedy_answer(
-    server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds, number: int
-) -> Draw | None:
-    """Return an answer, streamed after the second prompt; None if the server refuses the parameters."""
-    streamed = number == 1 and can_stream(server.backend)
-    try:
-        return await ask(server, prompt, question.sampling, GREEDY_TOKENS, streamed=streamed)
-    except BadRequestError as error:
-        tally.skip("sampler", f"{question.name}: {str(error).partition(chr(10))[0]}")
-        return None
 
 
 def _require_likeliest(
@@ -319,30 +334,34 @@ def _require_likeliest(
 async def _long_draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:
     """Sample a long answer. It may end by itself: some servers never sample an end of turn that they must ignore."""
     sampling = server.sampling(max_new_tokens=LONG_ANSWER, temperature=1.0)
-    request = TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k))
-    return draw_of(await generate(server.policy.backend, request))
+    return draw_of(await server.answer(prompt, sampling, outputs=OptionalOutputs(top_logprobs=k)))
 
 
-async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> Any:
-    """Sample after a prompt, and score the answer; return the differences with their sign, float64, shape (n,)."""
-    backend = server.policy.backend
+async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: int) -> tuple[Any, Any]:
+    """Sample after a prompt, and score both.
+
+    Returns:
+        The scores of the prompt, shape (length,), and the differences of the answer's with their sign, float64.
+    """
     prompt = long_prompt(server, length)
     sampling = server.sampling(max_new_tokens=answer, temperature=1.0, ignore_eos=True)
-    response = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+    response = await server.answer(prompt, sampling)
     if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
         tally.skip("long", "The server's logprobs and its scores mean different things.")
-        return np.zeros(0)
-    scores = (await score(backend, np.concatenate([prompt, response.output_ids])))[length:]
-    signed = response.logprobs.astype(np.float64) - scores
-    worst = float(np.max(np.abs(signed), initial=0.0))
+        return np.zeros(0), np.zeros(0)
+    scores = await score(server.policy.backend, np.concatenate([prompt, response.output_ids]))
+    signed = response.logprobs.astype(np.float64) - scores[length:]
+    worst, apart = float(np.max(np.abs(signed), initial=0.0)), np.abs(signed) > server.tolerance_nats
     at = int(np.argmax(np.abs(signed))) if len(signed) else 0
     problem = (
         f"after a prompt of {length} tokens, the logprob is {worst:.4g} nats from the server's own score, more than "
-        f"{server.tolerance_nats:g}."
+        f"{server.tolerance_nats:g}, at {offsets(np.flatnonzero(apart).tolist(), len(signed))}."
     )
-    where = Where(None, at, int(response.output_ids[at]), {"temperature": 1.0}, streamed=False)
-    tally.require("long", worst <= server.tolerance_nats, problem, len(signed), where)
-    return signed
+    pairs = zip(scores[length:].tolist(), response.logprobs.tolist(), strict=True)
+    differences = tuple((at, *pair) for at, pair in enumerate(pairs) if apart[at])
+    where = Where(None, at, int(response.output_ids[at]), {"temperature": 1.0}, differences=differences)
+    tally.require("long", not apart.any(), problem, len(signed), where)
+    return scores[:length], signed
 
 
 _WORDS = "The ship sails past the island while the crew counts gulls, barrels, ropes and stars until morning. "

@@ -42,26 +42,19 @@ class Servers(Protocol):
     Attributes:
         server: The server whose tokenizer and template the moves are drawn for.
         nondeterministic: Whether moves may depend on the clock or on random numbers.
+        updates_weights: Whether weights may change.
+        can_stream: Whether answers may be streamed.
+        takes_images: Whether messages and tool results may have pictures.
     """
 
     server: ConnectedServer
     nondeterministic: bool
+    updates_weights: bool
+    can_stream: bool
+    takes_images: bool
 
-    @property
-    def updates_weights(self) -> bool:
-        """Whether weights may change."""
-
-    @property
-    def can_stream(self) -> bool:
-        """Whether answers may be streamed."""
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether messages and tool results may have pictures."""
-
-    @property
     def available_outputs(self) -> Want:
-        """All optional outputs that a conversation may request."""
+        """Return all optional outputs that a conversation may request."""
 
     def begin(self, opening: Sequence[Opening]) -> Conversation:
         """Begin a conversation with the given opening moves."""
@@ -74,27 +67,29 @@ class SingleServer:
 
     def __init__(self, server: ConnectedServer, tally: Tally) -> None:
         self.server = server
+        self.updates_weights = bool(server.target.weights) and server.reports_versions
+        self.can_stream = can_stream(server.backend)
+        self.takes_images = takes_images(server)
         self._tally = tally
 
-    @property
-    def updates_weights(self) -> bool:
-        """Whether weights may change."""
-        return bool(self.server.target.weights) and self.server.reports_versions
-
-    @property
-    def can_stream(self) -> bool:
-        """Whether answers may be streamed."""
-        return can_stream(self.server.backend)
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether messages and tool results may have pictures."""
-        return takes_images(self.server)
-
-    @property
     def available_outputs(self) -> Want:
-        """All optional outputs that a conversation may request."""
-        return available_outputs(self.server, self._tally)
+        """Return all optional outputs of the server, and count the checks of the others as skipped."""
+        can = self.server.policy.info.capabilities
+        absent = {
+            "top": not can.top_logprobs,
+            "scored": not can.prompt_logprobs,
+            "routed": not can.routed_experts or (can.expert_shape is not True and self.server.target.experts is None),
+            "left": not can.sampling_mask,
+        }
+        for check, is_absent in absent.items():
+            if is_absent:
+                self._tally.skip(check, NO_SHAPE if check == "routed" and can.routed_experts else NOT_AVAILABLE)
+        return Want(
+            top_logprobs=0 if absent["top"] else min(MAX_TOP, can.top_logprobs or 0),
+            prompt_logprobs=not absent["scored"],
+            routed_experts=not absent["routed"],
+            sampling_mask=not absent["left"],
+        )
 
     def begin(self, opening: Sequence[Opening]) -> Conversation:
         """Begin a conversation with the given opening moves."""
@@ -110,26 +105,6 @@ class _SingleConversation:
 
     async def close(self) -> None:
         await final_checks.close(self._player)
-
-
-def available_outputs(server: ConnectedServer, tally: Tally) -> Want:
-    """Return all optional outputs of a server, and count the checks of the others as skipped."""
-    can = server.policy.info.capabilities
-    absent = {
-        "top": not can.top_logprobs,
-        "scored": not can.prompt_logprobs,
-        "routed": not can.routed_experts or (can.expert_shape is not True and server.target.experts is None),
-        "left": not can.sampling_mask,
-    }
-    for check, is_absent in absent.items():
-        if is_absent:
-            tally.skip(check, NO_SHAPE if check == "routed" and can.routed_experts else NOT_AVAILABLE)
-    return Want(
-        top_logprobs=0 if absent["top"] else min(MAX_TOP, can.top_logprobs or 0),
-        prompt_logprobs=not absent["scored"],
-        routed_experts=not absent["routed"],
-        sampling_mask=not absent["left"],
-    )
 
 
 def takes_images(server: ConnectedServer) -> bool:
@@ -167,22 +142,17 @@ class ServerPair:
 
     nondeterministic = False
     updates_weights = False
-    available_outputs = Want()
 
     def __init__(self, server: ConnectedServer, against: ConnectedServer, tally: Tally) -> None:
         self.server = server
         self.against = against
+        self.can_stream = can_stream(server.backend) and can_stream(against.backend)
+        self.takes_images = takes_images(server) and takes_images(against)
         self._tally = tally
 
-    @property
-    def can_stream(self) -> bool:
-        """Whether answers may be streamed."""
-        return all(can_stream(each.policy.backend) for each in (self.server, self.against))
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether messages and tool results may have pictures."""
-        return all(takes_images(each) for each in (self.server, self.against))
+    def available_outputs(self) -> Want:
+        """Return none: two servers are compared without optional outputs."""
+        return Want()
 
     def begin(self, opening: Sequence[Opening]) -> Conversation:
         """Begin a conversation with the given opening moves."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tito_conformance import fixed, sampler, semantics, weights
+from tito_conformance import adapters, fields, fixed, sampler, semantics, weights
 from tito_conformance.checks import (
     IMAGE_CHECKS,
     PARITY_CHECKS,
@@ -25,13 +25,14 @@ from tito_conformance.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner, in_thread
 
-Checks = Callable[[ConnectedServer, Tally, int], Coroutine[Any, Any, None]]
-"""Runs checks on a server; the number says how often each request is repeated."""
+Checks = Callable[[], Coroutine[Any, Any, Any]]
+"""Runs some checks."""
 Progress = Callable[[int, int], None]
 """Called at each request and after each conversation, with the number of conversations and of requests so far."""
 NEEDS_SECOND_SERVER = "Needs a second server: pass --against-backend and --against-url."
 NEEDS_SINGLE_SERVER = "Runs on one server at a time: omit --against-url."
 NO_IMAGES = "The server takes no images, the template shows none, or the backend cannot score prompts with images."
+NEEDS_ADAPTERS = "Needs LoRA adapters that the server has loaded: pass --adapter."
 NEEDS_WEIGHTS = "Weights change only on request: pass --weights."
 
 
@@ -44,7 +45,9 @@ class Outcome:
         profile: The profile of the run.
         tally: The checks.
         against: The second server, or None.
-        broken: The law that is broken, or None.
+        broken: The law that is broken, or None; the first one, if the run kept going.
+        findings: Every broken law.
+        bodies: What was sent and answered in the finding's request; empty if unknown.
         moves: The smallest conversation that breaks it; empty if a fixed prompt broke it.
         error: Another error that ended the run, as a sentence, or None.
         conversations: Conversations that were played.
@@ -58,6 +61,8 @@ class Outcome:
     tally: Tally
     against: ConnectedServer | None = None
     broken: BrokenLawError | None = None
+    findings: list[BrokenLawError] = field(default_factory=list)
+    bodies: dict[str, Any] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
     error: str | None = None
     conversations: int = 0
@@ -97,6 +102,7 @@ class Run:
         against: A second server of the same weights, to compare with; None tests one server.
         moves: The only conversation to play, as a report writes it; None plays random ones.
         required: Names of the checks that must run; see `Outcome.not_reached`.
+        keep_going: Whether to go on after a broken law, with the next check or conversation.
 
     Attributes:
         outcome: The result so far; None until the server is connected. It is complete once `play` has returned.
@@ -112,7 +118,9 @@ class Run:
         against: Target | None = None,
         moves: Sequence[Move] | None = None,
         required: Sequence[str] = (),
+        keep_going: bool = False,
     ) -> None:
+        self._keep_going = keep_going
         self._target, self._profile, self._progress = target, profile, progress
         self._shrink, self._against, self._moves, self._required = shrink, against, moves, tuple(required)
         self._runner = StoppableRunner()
@@ -137,15 +145,28 @@ class Run:
                 else:
                     single = self._against is None
                     if single:
-                        _run_checks(outcome, runner, _first_checks)
-                    if outcome.sound:
-                        _play_random(outcome, runner, self._show, shrink=self._shrink)
-                    if single and outcome.sound:
-                        _run_checks(outcome, runner, _last_checks)
+                        self._run_checks(outcome, runner, _first_checks(outcome))
+                    if self._goes_on(outcome):
+                        _play_random(outcome, runner, self._show, shrink=self._shrink, keep_going=self._keep_going)
+                    if single and self._goes_on(outcome):
+                        self._run_checks(outcome, runner, _last_checks(outcome))
             finally:
                 outcome.seconds = time.monotonic() - self._started
                 runner.close(_disconnect(outcome))
         return outcome
+
+    def _goes_on(self, outcome: Outcome) -> bool:
+        return outcome.sound or (self._keep_going and outcome.error is None)
+
+    def _run_checks(self, outcome: Outcome, runner: StoppableRunner, steps: Sequence[Checks]) -> None:
+        for step in steps:
+            if self._goes_on(outcome):
+                start = outcome.server.log_position()
+                try:
+                    runner.run(checked(step()))
+                except (BrokenLawError, BackendError) as error:
+                    _record_failure(outcome, Failure(error, ()))
+                outcome.server.truncate_logs(start)
 
     def _show(self) -> None:
         if self.outcome is not None:
@@ -192,7 +213,8 @@ async def play_conversation(servers: Servers, moves: Sequence[Move]) -> None:
 
 
 async def _connect(target: Target, against: Target | None, profile: Profile) -> Outcome:
-    outcome = Outcome(await connect(target), profile, Tally())
+    server = await connect(target)
+    outcome = Outcome(server, profile, server.tally)
     if against is not None:
         outcome.against = await connect(against)
         for check in SINGLE_SERVER_CHECKS:
@@ -206,6 +228,8 @@ async def _connect(target: Target, against: Target | None, profile: Profile) -> 
     if not target.weights and against is None:
         for check in WEIGHT_CHECKS:
             outcome.tally.skip(check, NEEDS_WEIGHTS)
+    if not target.adapters and against is None:
+        outcome.tally.skip("adapted", NEEDS_ADAPTERS)
     return outcome
 
 
@@ -229,56 +253,74 @@ def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) ->
         _record_failure(outcome, Failure(error, tuple(moves)))
 
 
-async def _first_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
-    await fixed.check_fixed_prompts(server, tally, repeats)
-    if takes_images(server):
-        await fixed.check_pictures(server, tally)
+def _first_checks(outcome: Outcome) -> list[Checks]:
+    server, tally, repeats = outcome.server, outcome.tally, outcome.profile.repeats
+    steps: list[Checks] = [lambda: fields.check(server, tally, repeats)]
+    images = takes_images(server)
+    if images:
+        steps.append(lambda: fixed.check_pictures(server, tally))
+    if server.target.adapters:
+        steps.append(lambda: adapters.check(server, tally))
     if server.target.weights:
-        await weights.check_pause(server, tally)
-        await weights.update_weights(server, tally)
-        if takes_images(server):
-            await fixed.check_after_update(server, tally)
-        await weights.check_folders(server, tally)
+        steps += [lambda: weights.check_pause(server, tally), lambda: weights.update_weights(server, tally)]
+        if images:
+            steps.append(lambda: fixed.check_after_update(server, tally))
+        steps.append(lambda: weights.check_folders(server, tally))
+    return steps
 
 
-async def _last_checks(server: ConnectedServer, tally: Tally, repeats: int) -> None:
-    """Run the checks that need many samples or long prompts; conversations find most errors sooner."""
-    await weights.load_first_again(server)
-    long = await semantics.check_lengths(server, tally)
-    await fixed.check_abort(server, tally)
-    await semantics.check_transforms(server, tally)
-    penalised = await semantics.check_penalties(server, tally)
-    await sampler.check(server, tally, repeats, penalised=penalised, long=long)
+def _last_checks(outcome: Outcome) -> list[Checks]:
+    """Return the checks that need many samples or long prompts; conversations find most errors sooner."""
+    server, tally = outcome.server, outcome.tally
+    long: list[sampler.Draw] = []
+    penalised: list[bool | None] = []
+
+    async def lengths() -> None:
+        long.extend(await semantics.check_lengths(server, tally))
+
+    async def penalties() -> None:
+        penalised.append(await semantics.check_penalties(server, tally))
+
+    def samples() -> Coroutine[Any, Any, None]:
+        known = penalised[0] if penalised else None
+        return sampler.check(server, tally, outcome.profile.repeats, penalised=known, long=long)
+
+    return [
+        lambda: weights.load_first_again(server),
+        lengths,
+        lambda: fixed.check_abort(server, tally),
+        lambda: semantics.check_transforms(server, tally),
+        penalties,
+        samples,
+    ]
 
 
-def _run_checks(outcome: Outcome, runner: StoppableRunner, checks: Checks) -> None:
-    try:
-        runner.run(checked(checks(outcome.server, outcome.tally, outcome.profile.repeats)))
-    except (BrokenLawError, BackendError) as error:
-        _record_failure(outcome, Failure(error, ()))
-
-
-def _play_random(outcome: Outcome, runner: StoppableRunner, show: Callable[[], None], *, shrink: bool) -> None:
+def _play_random(
+    outcome: Outcome, runner: StoppableRunner, show: Callable[[], None], *, shrink: bool, keep_going: bool
+) -> None:
     def count(conversations: int) -> None:
         outcome.conversations = conversations
         show()
 
     servers = _servers(outcome)
-    failure = RandomConversations(servers, outcome.profile, outcome.server.target.seed, runner, count).play()
-    if failure is None:
-        return
-    _record_failure(outcome, failure)
-    if shrink and outcome.broken is not None:
+    conversations = RandomConversations(servers, outcome.profile, outcome.server.target.seed, runner, count, keep_going)
+    failure = conversations.play()
+    for each in conversations.failures if keep_going else filter(None, [failure]):
+        _record_failure(outcome, each)
+    if shrink and outcome.broken is not None and failure is not None and failure.error is outcome.broken:
         smaller = shrink_moves(outcome.broken, outcome.moves, lambda moves: _broken_by(servers, runner, moves))
         for outcome.broken, outcome.moves in smaller:
-            pass  # keep each at once: the search may be interrupted
+            outcome.findings[0] = outcome.broken  # keep each at once: the search may be interrupted
 
 
 def _record_failure(outcome: Outcome, failure: Failure) -> None:
-    outcome.moves = failure.moves
     if isinstance(failure.error, BrokenLawError):
-        outcome.broken = failure.error
+        outcome.findings.append(failure.error)
+        if outcome.broken is None:
+            outcome.broken, outcome.moves = failure.error, failure.moves
+            outcome.bodies = outcome.server.bodies(failure.error.where.request_id)
     else:
+        outcome.moves = outcome.moves or failure.moves
         outcome.error = f"{type(failure.error).__name__}: {failure.error}"
 
 

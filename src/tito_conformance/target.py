@@ -7,7 +7,8 @@ import functools
 import inspect
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any, cast
@@ -19,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_conformance.agents import TOOLS
-from tito_conformance.checks import set_place
+from tito_conformance.checks import Tally, Where, set_place
+from tito_conformance.oracle import compare_request
 from tito_conformance.testing.wire import WireKit, find_wire, installed_wires
 from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BackendError, BadRequestError
+from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError
 from tito_core.backend.generate import generate
 from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
 from tito_core.backend.http.connection import Address
@@ -38,14 +40,21 @@ from tito_core.backend.protocol import (
     RawResponse,
     RawScores,
     TokenRequest,
+    TokenResponse,
 )
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Adapter
 from tito_core.model import Policy
 
 AUTO = "auto"
 UNKNOWN = "unknown"
+NOT_TOKEN_EXACT = (
+    "This was one of the first answers: if the server is another one than {} with an API of the same form, such as a "
+    "plain OpenAI-compatible server, it lacks what token-exact rollouts need: ids, logprobs, the prompt as read, and "
+    "the request's own name in each answer."
+)
 TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, UNKNOWN: 0.05}
 """Largest allowed difference between a score and a reported logprob, in nats, by dtype."""
 FINITE_TOP_K = 20
@@ -70,6 +79,7 @@ class Target:
         experts: Layers and experts a token of a mixture-of-experts model, for a server that does not report them.
         weights: One or two folders that the server can read, whose weights it is made to load in turn; none leaves the
             server's weights alone.
+        adapters: Names of LoRA adapters that the server has loaded, each with another effect.
     """
 
     backend: str
@@ -84,6 +94,7 @@ class Target:
     seeds: bool = False
     experts: tuple[int, int] | None = None
     weights: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 async def connect(target: Target) -> ConnectedServer:
@@ -97,7 +108,11 @@ async def connect(target: Target) -> ConnectedServer:
     if log is not None:
         options["http_transport"] = log.transport
     recording = Recorder(create_backend(target.backend, target.base_url, **options))
-    policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
+    try:
+        policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
+    except (ProtocolViolationError, BadRequestError) as error:
+        error.advise(NOT_TOKEN_EXACT.format(target.backend))
+        raise
     server = ConnectedServer(target, policy, recording, log)
     start = server.log_position()
     question: list[Any] = [{"role": "user", "content": [{"text": "Hi"}]}]
@@ -140,12 +155,14 @@ class ConnectedServer:
             `--return-sampling-mask`.
         tools: Specs of the agents' tools.
         dtype: Dtype of the server's logits, as given or measured.
+        tally: Counts the checks of the run.
     """
 
     target: Target
     policy: Policy
     recorder: Recorder
     log: WireLog | None
+    tally: Tally = field(default_factory=Tally)
     live_version: str | None = None
     folder: str | None = None
     weight_updates: int = 0
@@ -185,6 +202,54 @@ class ConnectedServer:
         """Return sampling parameters that the server accepts, with the policy's stop ids."""
         return self.policy.sampling(SamplingParams(**self.accepted(parameters)))
 
+    async def answer(
+        self,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        *,
+        on_chunk: OnChunk | None = None,
+        streamed: bool = False,
+        outputs: OptionalOutputs | None = None,
+        images: PromptImages | None = None,
+        request_id: str = "",
+        adapter: Adapter | None = None,
+    ) -> TokenResponse:
+        """Sample a completion of a prompt, and compare request and answer with the wire.
+
+        Args:
+            prompt: Its ids, collapsed if it has images.
+            sampling: All parameters.
+            on_chunk: Receives the chunks of a stream.
+            streamed: Whether to stream without it.
+            outputs: Optional outputs.
+            images: The prompt's images.
+            request_id: A new one if empty.
+            adapter: The LoRA adapter that samples.
+
+        Raises:
+            BackendError: See `tito_core.backend.generate`.
+            BrokenLawError: The wire has another request, or another answer.
+        """
+        name, start = request_id or uuid.uuid4().hex, self.log_position()
+        request = TokenRequest(
+            prompt, sampling, name, optional_outputs=outputs or OptionalOutputs(), images=images, adapter=adapter
+        )
+        stream = on_chunk or ((lambda _: None) if streamed else None)
+        response = await generate(self.policy.backend, request, stream)
+        got = (
+            prompt.tolist(),
+            sampling.model_dump(mode="json"),
+            response.output_ids.tolist(),
+            response.logprobs.tolist(),
+        )
+        where = Where(streamed=stream is not None, request_id=response.request_id)
+        for each in self.generations(start):
+            if each.request_id == response.request_id:
+                for check, problem, *position in compare_request(*got, each):
+                    self.tally.require(check, False, problem, where=replace(where, position=(*position, None)[0]))
+                self.tally.require("requested", True, "")
+        return response
+
     def log_position(self) -> LogPosition:
         """Return the current length of the logs."""
         return LogPosition(len(self.log.exchanges) if self.log is not None else 0, len(self.recorder.recorded))
@@ -197,7 +262,22 @@ class ConnectedServer:
                     self._read[exchange] = generations(self.wire.read, [exchange])
             found = (self._read.get(exchange, ()) for exchange in self.log.exchanges[since.exchanges :])
             return [generation for each in found for generation in each]
-        return recorded_generations(self.recorder.recorded[since.recorded :])
+        return [_generation(*each) for each in self.recorder.recorded[since.recorded :]]
+
+    def bodies(self, request_id: str | None) -> dict[str, Any]:
+        """Return what was sent and answered in a request, as text; empty if it is not in the log."""
+        if self.log is None or not request_id:
+            return {}
+        name = request_id.encode()
+        found = [each for each in self.log.exchanges if name in each.sent or request_id in each.headers.values()]
+        return {
+            f"{each.method} {each.path}": {
+                "status": each.status,
+                "sent": each.sent[:MOST_BODY].decode(errors="replace"),
+                "got": bytes(each.got[:MOST_BODY]).decode(errors="replace"),
+            }
+            for each in found
+        }
 
     def truncate_logs(self, since: LogPosition) -> None:
         """Drop everything that was logged since a position."""
@@ -211,6 +291,8 @@ def can_stream(backend: Backend) -> bool:
     return "on_chunk" in inspect.signature(backend.generate).parameters
 
 
+MOST_BODY = 100_000
+"""Bytes of a body that a report holds."""
 LEAST_ROOM = 64
 """Tokens that the agents' tools must leave for a conversation; in a smaller context they have none."""
 
@@ -261,30 +343,41 @@ class WireLog:
 
     Args:
         inner: Makes the transport of the requests; aiohttp's pool by default, as users have it.
+
+    Attributes:
+        exchanges: Those of the checks that are in progress.
+        failed: How many requests of the whole run got no answer or one that a client retries, by what came instead.
     """
 
     def __init__(self, inner: TransportFactory = ConnectionPool) -> None:
         self.exchanges: list[Exchange] = []
+        self.failed: Counter[str] = Counter()
         self._inner = inner
 
     def transport(self) -> HttpTransport:
         """Return a transport that logs its exchanges: the `http_transport` of a backend."""
-        return _LoggingTransport(self._inner(), self.exchanges)
+        return _LoggingTransport(self._inner(), self)
 
 
 class _LoggingTransport:
-    def __init__(self, inner: HttpTransport, exchanges: list[Exchange]) -> None:
+    def __init__(self, inner: HttpTransport, log: WireLog) -> None:
         self._inner = inner
-        self._exchanges = exchanges
+        self._log = log
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         logged = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
         sent = body if isinstance(body, bytes) else b"".join(body)
         exchange = Exchange(method, urlsplit(url).path, logged, sent)
-        self._exchanges.append(exchange)
-        reply = await self._inner.send(method, url, headers, body)
+        self._log.exchanges.append(exchange)
+        try:
+            reply = await self._inner.send(method, url, headers, body)
+        except Exception as error:
+            self._log.failed[type(error).__name__] += 1
+            raise
         exchange.status = reply.status
-        return replace(reply, raw=_logged(reply.raw, exchange))
+        if reply.status == 429 or reply.status >= 500:
+            self._log.failed[f"status {reply.status}"] += 1
+        return msgspec.structs.replace(reply, raw=_logged(reply.raw, exchange))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -308,6 +401,7 @@ class Recorder:
         inner: The backend under test.
         recorded: Its generations, in the order of the responses.
         requests: Generations and scores that were requested so far.
+        sent: How often each value of each sampling parameter was sent, by name.
         on_request: Called before each of them.
     """
 
@@ -316,6 +410,7 @@ class Recorder:
         self.name = inner.name
         self.recorded: list[Recorded] = []
         self.requests = 0
+        self.sent: dict[str, Counter[str]] = {name: Counter() for name in SamplingParams.model_fields}
         self.on_request: Callable[[], None] = lambda: None
 
     async def connect(self) -> EngineInfo:
@@ -326,20 +421,22 @@ class Recorder:
         """See `Backend.generate`."""
         self._count()
         sampling = request.sampling.model_dump(mode="json", exclude_defaults=True)
-        set_place(sampling=sampling, streamed=on_chunk is not None)
+        set_place(sampling=sampling, streamed=on_chunk is not None, request_id=request.request_id)
+        for name, value in sampling.items():
+            self.sent[name][_shown(name, value)] += 1
         raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
         self.recorded.append((request, raw))
         return raw
 
-    async def score(self, token_ids: TokenIds) -> RawScores:
+    async def score(self, token_ids: TokenIds, **adapter: Any) -> RawScores:
         """See `Backend.score`."""
         self._count()
-        return await self.inner.score(token_ids)
+        return await self.inner.score(token_ids, **adapter)
 
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages) -> RawScores:
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
         """See `ImageScorer`; only for a backend that is one."""
         self._count()
-        return await cast(ImageScorer, self.inner).score_with_images(token_ids, images)
+        return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
 
     async def tokenize(self, text: str) -> Integers | None:
         """See `Backend.tokenize`."""
@@ -358,12 +455,17 @@ class Recorder:
         self.on_request()
 
 
-def recorded_generations(recorded: Iterable[Recorded]) -> list[WireGeneration]:
-    """Convert raw responses to what the oracle reads."""
-    return [_generation(request, raw) for request, raw in recorded]
+def _shown(name: str, value: Any) -> str:
+    """Return a value as the table of the report has it; of grammars, stop ids and biases only their kind or number."""
+    if name == "extra":
+        return ", ".join(sorted(value))
+    if name == "grammar":
+        return str(value["kind"])
+    return f"{len(value)} ids" if name == "stop_token_ids" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
+    """Convert a raw response to what the oracle reads."""
     output, prompt, images = _as_list(raw.output_ids), request.input_ids.tolist(), request.images
     echo = prompt if images is None else expanded(request.input_ids, images.placeholder, images.lengths).tolist()
     top = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +14,15 @@ from typing import Any
 import numpy as np
 
 from tito_conformance.checks import Tally, set_place
+from tito_conformance.fixed import compare_scores
+from tito_conformance.sampler import prompt_of
 from tito_conformance.semantics import LONG_PROMPTS, ROOM, long_prompt
-from tito_conformance.target import (
-    ConnectedServer,
-    can_stream,
-)
+from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import EngineAdmin
-from tito_core.backend.errors import (
-    BackendError,
-    WeightsNotLoadedError,
-)
-from tito_core.backend.generate import generate, score
-from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.errors import BackendError, WeightsNotLoadedError
+from tito_core.backend.generate import score
+from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import semantics_of
 from tito_core.ledger import VersionSpan
 from tito_core.ledger.columns import Logprobs, TokenIds
 
@@ -66,13 +60,10 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     answers = 0
     for tokens in (RELOADED_TOKENS, *LONGER):
         sampling = server.sampling(max_new_tokens=tokens, ignore_eos=True)
-        prompt = server.policy.template.first_prompt(
-            [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
-        ).ids
+        prompt = prompt_of(server, "Go on and on.")
         counter, answers = _ChunkCounter(), answers + 1
-        request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
         set_place(turn=None, sampling={"max_new_tokens": tokens, "ignore_eos": True}, streamed=True)
-        answer = asyncio.create_task(generate(server.policy.backend, request, counter))
+        answer = asyncio.create_task(server.answer(prompt, sampling, on_chunk=counter))
         waiting = asyncio.create_task(counter.enough.wait())
         await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -90,8 +81,8 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
         return answers
     check_spans(update, response, tally)
     if response.versions[-1].version == new:
-        ids = [*prompt.tolist(), *response.output_ids.tolist()]
-        await _check_scores(server, tally, ids, response.logprobs[boundary_of(response.versions, new) :], sampling)
+        own = response.logprobs[boundary_of(response.versions, new) :]
+        await _check_scores(server, tally, prompt, response.output_ids, own, sampling)
     return answers
 
 
@@ -189,17 +180,15 @@ async def check_pause(server: ConnectedServer, tally: Tally) -> None:
         return
     parameters = {"max_new_tokens": PAUSED_TOKENS, "temperature": 0.0, "ignore_eos": True}
     set_place(sampling=parameters, streamed=True)
-    messages: list[Any] = [{"role": "user", "content": [{"text": "Wait for me."}]}]
-    prompt = server.policy.template.first_prompt(messages, None, None).ids
+    prompt = prompt_of(server, "Wait for me.")
     early: list[int] = []
 
     def count(chunk: TokenChunk) -> None:
         early.extend(chunk.output_ids.tolist())
 
-    request = TokenRequest(prompt, server.sampling(**parameters), uuid.uuid4().hex)
     await backend.pause()
     try:
-        answer = asyncio.create_task(generate(server.policy.backend, request, count))
+        answer = asyncio.create_task(server.answer(prompt, server.sampling(**parameters), on_chunk=count))
         await asyncio.wait([answer], timeout=PAUSE_S)
         arrived = len(early)
     finally:
@@ -230,11 +219,11 @@ class _ChunkCounter:
 async def _first_answer(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> list[int]:
     """Return the first answer after an update, which nothing of older weights may have a part in."""
     sampling = server.sampling(max_new_tokens=KNOWN_TOKENS, temperature=1.0)
-    response = await generate(server.policy.backend, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+    response = await server.answer(prompt, sampling)
     if server.live_version is not None:
         check_live_version(response.versions, server.live_version, tally)
     output: list[int] = response.output_ids.tolist()
-    await _check_scores(server, tally, [*prompt.tolist(), *output], response.logprobs, sampling)
+    await _check_scores(server, tally, prompt, response.output_ids, response.logprobs, sampling)
     cached = response.cached_tokens
     problem = f"{cached} tokens of the first prompt after an update were cached, so older weights have computed them."
     tally.require("changed", not cached, problem, int(cached is not None))
@@ -267,15 +256,8 @@ async def _load(server: ConnectedServer, folder: str) -> str:
 
 
 async def _check_scores(
-    server: ConnectedServer, tally: Tally, ids: list[int], own: Logprobs, sampling: SamplingParams
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, output: TokenIds, own: Logprobs, sampling: SamplingParams
 ) -> None:
-    """Let the live weights score the last tokens of a sequence, which they sampled with these logprobs."""
-    if not semantics_of(server.policy.info, sampling).comparable_with_scoring() or not len(own):
-        return
-    apart = float(np.max(np.abs((await score(server.policy.backend, ids))[len(ids) - len(own) :] - own)))
-    tolerance = server.tolerance_nats
-    problem = (
-        f"after update {server.weight_updates}, a token's logprob differs by {apart:.4g} nats from the score by the "
-        f"weights that sampled it, more than {tolerance:g}."
-    )
-    tally.require("changed", apart <= tolerance, problem, len(own))
+    """Let the live weights score the last tokens of an answer, which they sampled with these logprobs."""
+    when = f"after update {server.weight_updates}"
+    await compare_scores(server, tally, "changed", np.concatenate([prompt, output]), own, sampling, when)

@@ -83,7 +83,7 @@ def test_a_sound_server_passes_and_gets_a_report(tokenizer_folder: str, tmp_path
 def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replayed(
     tokenizer_folder: str, here: Path
 ) -> None:
-    defect = next(defect for defect, _ in all_defects() if defect.name == "length-called-stop")
+    defect = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
     with served("sglang", defect) as server:
         done = conformance(server, tokenizer_folder)
         assert done.exit_code == 1, done.output
@@ -276,7 +276,6 @@ def test_the_plugin_tests_a_third_backend(
     path = os.pathsep.join([str(toy_site), *filter(None, [os.environ.get("PYTHONPATH")])])
     with serving(ToyServer(loaded, loaded.eos_token_id, lie=lie)) as url:
         options = (f"--tito-base-url={url}", f"--tito-tokenizer={tokenizer_folder}", "--tito-profile=quick")
-        options += ("--tito-not-require=sampler",)  # it reports no likely tokens
         command = ("-m", "pytest", "--pyargs", "tito_conformance", "--tito-backend=toy", *options)
         done = run(
             *command,
@@ -287,6 +286,68 @@ def test_the_plugin_tests_a_third_backend(
     assert done.returncode == (lie is not None), done.stdout[-3000:] + done.stderr[-1000:]
     assert "does not support grammars" in done.stdout or lie
     assert ("test_the_law_holds[rescored]" in done.stdout) == (lie is not None), done.stdout[-3000:]
+
+
+@pytest.mark.suite
+def test_the_guides_backend_passes_by_the_command(
+    tokenizer_folder: str, toy_site: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server's author runs it: nothing is left out, so the status is 0."""
+    monkeypatch.syspath_prepend(str(HERE / "toy"))
+    from toy_server import ToyServer, serving
+
+    loaded = tokenizer()
+    path = os.pathsep.join([str(toy_site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = (
+        "-c",
+        "from strands_tito.cli import main; main()",
+        "conformance",
+        "--backend",
+        "toy",
+        "--profile",
+        "quick",
+    )
+    with serving(ToyServer(loaded, loaded.eos_token_id)) as url:
+        options = ("--base-url", url, "--tokenizer", tokenizer_folder)
+        done = run(*command, *options, cwd=here, environment={"PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.mark.suite
+def test_the_server_of_the_page_on_testing_passes_by_the_command(tokenizer_folder: str, here: Path) -> None:
+    page = (HERE.parents[1] / "docs" / "testing.md").read_text()
+    before, _, rest = page.partition("```python\n")[2].partition("with scripted_server")
+    names: dict[str, Any] = {}
+    exec(before, names)
+    with eval("scripted_server" + rest.partition(" as server:")[0], names) as server:
+        done = conformance(server, tokenizer_folder)
+    assert done.exit_code == 0, done.output
+
+
+def test_no_server_a_broken_law_and_a_missing_check_have_statuses_of_their_own(
+    tokenizer_folder: str, here: Path
+) -> None:
+    with served("vllm") as server:
+        pass
+    absent = conformance(server, tokenizer_folder)
+    assert absent.exit_code == 4, absent.output
+    assert "EngineConnectionError" in absent.output
+    defect = next(defect for defect, _ in all_defects() if defect.name == "echo-edited")
+    with served("sglang", defect) as server:
+        broken = conformance(server, tokenizer_folder)
+    assert broken.exit_code == 1, broken.output
+
+
+def test_a_run_can_keep_going_after_a_broken_law(tokenizer_folder: str, here: Path) -> None:
+    defect = next(defect for defect, _ in all_defects() if defect.name == "logprobs-shifted")
+    with served("vllm", defect) as server:
+        done = conformance(server, tokenizer_folder, "--keep-going", "--report", "out")
+    assert done.exit_code == 1, done.output
+    report = json.loads((here / "out" / "conformance.json").read_text())
+    assert len(report["findings"]) > 1
+    assert {check["check"] for check in report["checks"] if check["verdict"] == "broken"} >= {"rescored"}
+    assert report["sent"]["top_k"]
+    assert "Sampling parameters that were sent" in done.output
 
 
 def test_the_guide_shows_the_third_backend_and_it_is_short() -> None:

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.defects.defect import SERVERS, SOUND, plant
-from conformance.defects.trial import FOLDERS, target_of
+from conformance.defects.defect import SERVERS, SOUND, Defect, plant
+from conformance.defects.requests import Scoring
+from conformance.defects.sampling import Changed
+from conformance.defects.trial import FOLDERS, target_of, try_defect
 from conformance.defects.views import EXPERTS, View
 from support.scripted import tokenizer
-from tito_conformance import suite
+from tito_conformance import fields, fixed, suite
 from tito_conformance.checks import PROFILES, BrokenLawError, Tally
 from tito_conformance.final_checks import NOT_REPORTED
-from tito_conformance.fixed import NEAR_TIE_NATS, _compare, check_abort, check_fixed_prompts
+from tito_conformance.fixed import NEAR_TIE_NATS, check_abort
 from tito_conformance.target import connect
-from tito_conformance.testing import HashPolicy, ScriptedRequest
+from tito_conformance.testing import HashPolicy, ScriptedEngine, ScriptedRequest
 from tito_conformance.testing.moves import Ask
 from tito_core.backend.http.client import HttpResponse, HttpTransport
 
@@ -33,7 +35,7 @@ def answer(*tokens: tuple[int, float]) -> Any:
 def compare(one: Any, other: Any, tolerance: float) -> Tally:
     tally = Tally()
     connected: Any = SimpleNamespace(tolerance_nats=tolerance)
-    _compare(connected, tally, "alone", one, other, "Count.")
+    fixed.compare(connected, tally, "alone", one, other, "Count.")
     return tally
 
 
@@ -108,7 +110,7 @@ def test_top_k_1_may_report_another_logprob_than_greedy_sampling(wire: str) -> N
     async def play() -> Tally:
         server, tally = await connect(target), Tally()
         assert server.policy.info.truncated_logprobs
-        await check_fixed_prompts(server, tally, 2)
+        await fields.check(server, tally, 2)
         return tally
 
     assert asyncio.run(play()).passed["obeyed"] > 8
@@ -153,3 +155,45 @@ def test_no_more_requests_are_sent_than_announced(wire: str) -> None:
     assert shown[0] == (0, outcome.requests - len({number for _, number in shown}) + 1)
     assert shown[0][1] < 10  # those of the measurements at the connection
     assert shown[-1] == (profile.conversations, outcome.requests)
+
+
+def _mix_queue_into_seeds(engine: ScriptedEngine) -> None:
+    def moved(request: ScriptedRequest) -> ScriptedRequest:
+        return request if request.seed is None else replace(request, seed=request.seed + engine.running)
+
+    engine.script = Changed(engine.script, moved)
+
+
+def _first_block_is_zero(scores: list[float], _: list[float]) -> list[float]:
+    return [*[0.0] * 31, *scores[31:]] if len(scores) > 64 else scores
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize(
+    ("defect", "check"),
+    [
+        (
+            Defect(
+                "seed-of-the-queue",
+                4,
+                "A seeded answer depends on the number of requests before it.",
+                spoil=_mix_queue_into_seeds,
+                options={"latency": 0.01},
+            ),
+            "seeded",
+        ),
+        (
+            Defect(
+                "scores-of-the-first-block",
+                4,
+                "The first scores of every long prompt are 0.",
+                wrap=lambda script: Scoring(script, _first_block_is_zero),
+            ),
+            "scored",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_what_is_wrong_in_the_same_way_at_each_comparison_is_noticed(defect: Defect, check: str) -> None:
+    verdict = try_defect(defect, "vllm", tokenizer(), end(), PROFILES["quick"])
+    assert verdict.caught_by == check, verdict.problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from support.scripted import tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import PROFILES, SINGLE_SERVER_CHECKS, Profile
 from tito_conformance.report import rows
-from tito_conformance.servers import GRAMMAR_REFUSED
-from tito_conformance.target import Target
+from tito_conformance.servers import GRAMMAR_REFUSED, ServerPair
+from tito_conformance.target import Target, connect
 from tito_conformance.testing import Completion, Fault, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 from tito_conformance.testing import moves as m
 from tito_core.backend.http.client import HttpResponse, HttpTransport
@@ -227,3 +228,13 @@ def test_a_stream_that_ends_in_a_refusal_is_skipped_and_two_servers_begin_anew()
     for check in ("calls", "forced", "shaped"):
         assert any(REFUSED in reason for reason in outcome.tally.not_applicable[check])
     assert outcome.tally.turns == 10
+
+
+async def test_two_servers_stream_only_if_both_backends_can() -> None:
+    one, other = await connect(target_of("vllm")), await connect(target_of("sglang"))
+    assert ServerPair(one, other, one.tally).can_stream
+    whole: Any = SimpleNamespace(generate=lambda request: None)
+    backend, other.recorder.inner = other.recorder.inner, whole
+    assert not ServerPair(one, other, one.tally).can_stream
+    for each in (one.backend, backend):
+        await each.aclose()

@@ -15,6 +15,7 @@ from conformance.defects import all_defects
 from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, Defect, plant
 from conformance.defects.modes import MODES
 from conformance.defects.parity import PARITY
+from conformance.defects.requests import REQUESTS
 from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import FOLDERS, target_of, try_defect
 from conformance.defects.views import EXPERTS, View
@@ -57,17 +58,15 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
         "refused",
         "images",
         "looked",
+        "adapted",
         *PARITY_CHECKS,
         *WEIGHT_CHECKS,
         *(() if wire == "sglang" else ("left",)),
         *(("text",) if wire == "vllm" else ()),
         *(("versions", "aborted") if wire == "vllm-completions" else ()),
     }
-    compared = outcome.tally.passed["rescored"]
-    if wire == "sglang":  # its logprobs are those at the temperature that a move draws
-        assert compared > 1_500
-    else:
-        assert compared > sum(outcome.tally.not_applicable["rescored"].values())
+    # SGLang's logprobs are those at the temperature that a move draws, and a score is at temperature 1.
+    assert outcome.tally.passed["rescored"] > (1_500 if wire == "sglang" else 2_000)
     assert outcome.server.weight_updates == 0
     assert outcome.server.log is not None
     assert {row.verdict for row in rows(outcome) if row.check in WEIGHT_CHECKS} == {"not applicable"}
@@ -82,7 +81,7 @@ def test_a_sound_engine_that_reads_images_passes_every_check(wire: str) -> None:
     outcome = suite.run(target, replace(SHORT, conversations=12))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     passed = outcome.tally.passed
-    assert passed["looked"] == 10
+    assert passed["looked"] == 7
     assert passed["fresh"] == 1
     assert passed["images"] > 10
 
@@ -143,7 +142,7 @@ def test_a_defect_of_reloads_is_visible_only_with_two_folders(number: int) -> No
 def test_an_id_without_a_token_may_have_any_text() -> None:
     """SGLang decodes it as id 0. Qwen3 has 267 more rows than its tokenizer has tokens."""
     vocabulary = len(tokenizer())
-    alphabet = [*tokenizer().encode("0123456789 a b c d e", add_special_tokens=False), vocabulary + 3]
+    alphabet = [*tokenizer().encode("0123456789 a b c d e f g h i j k l m n", add_special_tokens=False), vocabulary + 3]
     engine = scripted_engine(
         "sglang",
         HashPolicy(vocabulary + 8, alphabet=alphabet, eos_ids=[end()]),
@@ -154,6 +153,7 @@ def test_an_id_without_a_token_may_have_any_text() -> None:
     target = Target("sglang", "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
     outcome = suite.run(target, PROFILES["quick"])
     assert "text" not in str(outcome.broken), str(outcome.broken)
+    assert outcome.sound, str(outcome.broken)
     assert outcome.tally.not_applicable["text"][UNKNOWN_ID] > 0
     assert outcome.tally.passed["text"] > 0
 
@@ -200,12 +200,22 @@ def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
 
 
 @pytest.mark.suite
+@pytest.mark.parametrize("number", range(len(REQUESTS)), ids=[defect.name for defect in REQUESTS])
+def test_a_defect_that_only_unusual_requests_show_is_noticed(number: int) -> None:
+    defect = REQUESTS[number]
+    wire = defect.wires[number % len(defect.wires)]
+    verdict = try_defect(defect, wire, tokenizer(), end(), PROFILES["quick"])
+    assert verdict.caught_by is not None, wire
+    assert verdict.expected, verdict.problem
+
+
+@pytest.mark.suite
 @pytest.mark.parametrize("defect", PARITY, ids=lambda defect: defect.name)
 def test_a_defect_of_parity_is_visible_only_with_a_second_server(defect: Defect) -> None:
     alone = replace(defect, needs_second_server=False)
     verdict = try_defect(alone, "sglang", tokenizer(), end(), SHORT)
-    assert verdict.caught_by in (None, "sampler"), verdict.problem  # which sees other logprobs than those of sampling
-    assert verdict.turns > 10
+    assert verdict.caught_by in (None, "sampler", "obeyed"), verdict.problem  # other logprobs than those of sampling
+    assert verdict.turns > 10 or verdict.caught_by == "obeyed"
 
 
 @pytest.mark.suite

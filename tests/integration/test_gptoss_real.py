@@ -18,6 +18,7 @@ import tito_engines as engines
 from strands_tito.inspect.verify import rescore
 from support import gptoss
 from support.gptoss import ANSWER, ARGUMENTS, BEFORE_ANSWER, BEFORE_CALL, CALL, END, QUESTION, RETURN, THANKS, WELCOME
+from support.keeping import ONCE
 from support.multiplying import multiply
 from support.real import Served
 from tito_core import Policy, TITOModel
@@ -27,7 +28,6 @@ from tito_engines import install
 from tito_engines.spec import find
 
 pytestmark = pytest.mark.engine
-KINDS = ("vllm", "sglang")
 ROLLOUTS = 8
 
 
@@ -51,7 +51,7 @@ def token(text: str) -> int:
     return int(gptoss.tokenizer().convert_tokens_to_ids(text))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=ONCE)
 def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     kind = request.param
     folder = gptoss.model_folder(install.ensure(find(kind)).python)

@@ -12,6 +12,7 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
 from strands_tito.inspect.verify import Rescored, merge, rescore
+from support.keeping import ONCE
 from support.real import Served
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError
@@ -50,6 +51,7 @@ async def test_rescoring_confirms_greedy_sampling(served: Served) -> None:
     assert rescored.quantile(1) <= 1e-4
 
 
+@pytest.mark.parametrize("served", ONCE, indirect=True)  # the suite scores again on both engines
 async def test_rescoring_confirms_sampling_at_temperature_one(served: Served) -> None:
     rescored = await confirmed(served, QUESTIONS[:8], temperature=1.0)
     assert rescored.not_comparable == 0

@@ -17,7 +17,6 @@ import pytest
 
 import tito_engines as engines
 from tito_core.backend import (
-    AbortPolicy,
     EngineAdmin,
     EngineConnectionError,
     GenerationAbortedError,
@@ -132,7 +131,7 @@ async def test_an_aborted_generation_is_resumed_with_new_weights(server: Server,
 async def test_an_aborted_generation_can_be_committed(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     for _ in range(TRIES):
-        running = asyncio.create_task(generate_resuming(backend, request_of(1500), AbortPolicy("commit")))
+        running = asyncio.create_task(generate_resuming(backend, request_of(1500), "commit"))
         await asyncio.sleep(2.0)
         await backend.pause("abort")
         await asyncio.wait([running], timeout=5.0)  # a late request waits for the next step

@@ -279,7 +279,7 @@ async def test_new_weights_in_mid_generation_leave_two_spans(kind: Kind, connect
     async with connect(engine) as client:
         pending = asyncio.create_task(client.post(path, json=body))
         await until(lambda: engine.running == 1 and engine._active[0].began and engine._active[0].emitted() > 0)
-        await client.post("/update_weight_version", json={"new_version": "v2"})
+        await client.post("/update_weight_version", json={"new_version": "v2", "abort_all_requests": False})
         value = (await pending).json()
     spans = value["choices"][0]["weight_versions"] if kind == "vllm" else value["meta_info"]["weight_versions"]
     assert [span["version"] for span in spans] == ["default", "v2"]
@@ -297,7 +297,7 @@ async def test_a_stream_reports_version_spans_at_its_end(kind: Kind, connect: Co
             if line.startswith("data: {"):
                 events.append(json.loads(line.removeprefix("data: ")))
             if len(events) == 4 and engine.state.weight_version == "default":
-                await client.post("/update_weight_version", json={"new_version": "v2"})
+                await client.post("/update_weight_version", json={"new_version": "v2", "abort_all_requests": False})
     if kind == "vllm":
         versions = [event["choices"][0]["weight_versions"] for event in events if event["choices"]]
     else:

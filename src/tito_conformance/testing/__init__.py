@@ -111,7 +111,10 @@ class Options(TypedDict, total=False):
         skip_tokenizer_init: False. A server without a tokenizer: SGLang's responses have no text, and no wire encodes
             text.
         scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` returns 403.
-        adapters: (). Names of LoRA adapters that `/v1/models` lists beside the model.
+        adapters: (). Names of LoRA adapters that are loaded from the start, each from a folder of its own name.
+        release: "0.32.0". The vLLM release to play. From 0.33 on `/pause` in the modes `abort` and `wait` refuses new
+            requests with 503 until `/resume`.
+        ranks: 1. Data-parallel ranks, which SGLang's `/server_info` reports. A request for another is refused.
         reasoning: None. Ids of `<think>` and `</think>` on a vLLM server with `--reasoning-parser`, which applies a
             grammar only after the reasoning.
         raw_logprobs: None, the engine's default. Completions report raw logprobs (True, vLLM's default) or logprobs
@@ -141,6 +144,8 @@ class Options(TypedDict, total=False):
     skip_tokenizer_init: bool
     scale_out: bool
     adapters: Sequence[str]
+    release: str
+    ranks: int
     reasoning: tuple[int, int] | None
     raw_logprobs: bool | None
     truncated_logprobs: bool
@@ -173,6 +178,9 @@ def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> Sc
     settings: dict[str, Any] = {name: value for name, value in options.items() if name in EngineState.__slots__}
     state = EngineState(cache=PrefixCache(kit.cache_page), **settings)
     state.eos_ids = tuple(state.eos_ids)
+    names, state.adapters = tuple(state.adapters), {}
+    for name in names:
+        state.load_adapter(name, name)
     return ScriptedEngine(
         kit.wire(state),
         script,

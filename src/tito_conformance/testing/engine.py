@@ -384,7 +384,7 @@ class ScriptedEngine:
         if fault.unanswered:
             return fault.response(), ()
         try:
-            weights = self.state.weights
+            weights = self.state.weights_of(first.adapter)
             answers = [settle(self.script, replace(each, weights=weights), self.state.decode) for each in run.requests]
         except ScriptError as error:
             return self.wire.script_error(str(error)), ()
@@ -434,7 +434,7 @@ class ScriptedEngine:
 
     def _version_changed(self, version: str) -> None:
         for run in self._active:
-            run.update(self.state.weight_version, version, self.state.weights)
+            run.update(self.state.weight_version, version, self.state.weights_of(run.requests[0].adapter))
 
 
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"

@@ -68,9 +68,11 @@ class Call(Move, frozen=True):
     Attributes:
         text: The user's text, or a tool's result.
         calls: The text between the tags of each call. It may be malformed.
+        before: The text before the first call.
     """
 
     text: str = "Hi"
+    before: str = ""
     calls: tuple[str, ...] = ("{}",)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tito_conformance.testing.script import Completion, ScriptedRequest, ScriptError, mix64, stamp_of, token_of
+from tito_conformance.testing.script import Completion, ScriptedRequest, ScriptError, mix64, moves, stamp_of, token_of
 
 _WINDOW = 4  # ids of context that the next token depends on, unless it depends on all
 _FAVOURED = 8  # likely ids of a context, one byte of hash each
@@ -81,7 +81,12 @@ class HashPolicy:
         while len(output) < request.max_new_tokens:
             muted = request.ignore_eos or len(output) < request.min_new_tokens
             noise, eos = mix64(seed ^ len(output)), () if muted else self._eos
-            token = self._sample(self._context(ids), request, noise, eos, request.offsets(output))
+            moved = request.offsets(output)
+            if request.repetition != 1:
+                moved = moves(self, request, request.whole(output), len(request.prompt_ids) + len(output))
+            if len(output) < request.min_new_tokens:
+                moved |= dict.fromkeys(stops, -math.inf)
+            token = self._sample(self._context(ids), request, noise, eos, moved)
             output.append(token)
             ids.append(token + stamp)
             if token in stops and len(output) > request.min_new_tokens:

@@ -83,7 +83,9 @@ class ScriptedRequest:
     images: tuple[PlacedImage, ...] = ()
     """The images of the prompt, in order; `prompt_ids` is expanded."""
     weights: int = 0
-    """The weights when the generation starts; see `EngineState.weights`."""
+    """The weights when the generation starts; see `EngineState.weights_of`."""
+    adapter: str | None = None
+    """The LoRA adapter that the request names."""
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -108,6 +110,12 @@ class ScriptedRequest:
         for token, count in Counter(map(token_of, output)).items() if presence or frequency else ():
             found[token] = found.get(token, 0.0) - presence - frequency * count
         return found
+
+    @property
+    def repetition(self) -> float:
+        """The `repetition_penalty`, which multiplies the logits of the output's tokens."""
+        params: Any = self.body.get("sampling_params") or self.body
+        return float(params.get("repetition_penalty") or 1.0)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -406,7 +414,7 @@ Top = Sequence[tuple[int, float]]
 
 def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start: int) -> list[float]:
     """Return logprobs of `ids[start:]` as this engine reports sampled tokens."""
-    offsets = request.reported_offsets and request.offsets(ids[start:])
+    offsets = request.reported_offsets and (request.offsets(ids[start:]) or request.repetition != 1)
     if not _truncates(request) and not offsets:
         return scorer.score(ids, start, request.reported_temperature)
     plain = scorer.score(ids, start, request.reported_temperature)
@@ -452,13 +460,24 @@ def support(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], positi
     return [(token, float32(logprob - math.log(whole))) for token, logprob in left]
 
 
+def moves(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int) -> dict[int, float]:
+    """Return what penalties and a `logit_bias` add to the logits of a place, which are logprobs at temperature 1."""
+    output = ids[len(request.prompt_ids) : position]
+    found = request.offsets(output)
+    if (repetition := request.repetition) != 1:
+        for token in set(map(token_of, output)):
+            [own] = scorer.score([*ids[:position], token], position, 1.0)
+            found[token] = found.get(token, 0.0) + own * (repetition - 1)
+    return found
+
+
 def _changed(
     scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int, *own: int
 ) -> list[tuple[int, float]]:
     """Return the tokens of a place where penalties, a bias or a truncation change logprobs; else an empty list."""
     if _truncates(request) and (left := support(scorer, request, ids, position)):
         return left
-    moved = request.reported_offsets and request.offsets(ids[len(request.prompt_ids) : position])
+    moved = request.reported_offsets and moves(scorer, request, ids, position)
     return _moved(scorer, request, ids, position, k, *own) if moved else []
 
 
@@ -467,9 +486,7 @@ def _moved(
 ) -> list[tuple[int, float]]:
     """Return the `k` most likely ids, and `own`, with their logprobs under penalties and a `logit_bias`."""
     temperature = request.reported_temperature
-    offsets = {
-        token: value / temperature for token, value in request.offsets(ids[len(request.prompt_ids) : position]).items()
-    }
+    offsets = {token: value / temperature for token, value in moves(scorer, request, ids, position).items()}
     known = dict(scorer.top(ids, position, k + len(offsets), temperature)) if k else {}
     for token in {*offsets, *own} - known.keys():
         [known[token]] = scorer.score([*ids[:position], token], position, temperature)

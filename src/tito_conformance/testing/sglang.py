@@ -16,6 +16,7 @@ from tito_conformance.testing import sglang_requests as requests
 from tito_conformance.testing.wire import (
     Answer,
     EngineState,
+    Refused,
     Routes,
     WireKit,
     WireResponse,
@@ -63,6 +64,8 @@ class SGLangWire:
             "/update_weights_from_disk": self._update_weights,
             "/detokenize": self._detokenize,
             "/tokenize": self._tokenize,
+            "/load_lora_adapter": self._load_adapter,
+            "/unload_lora_adapter": self._unload_adapter,
         }
         self._routes = Routes(get, post, requests.malformed_json)
 
@@ -77,7 +80,7 @@ class SGLangWire:
             return json_response({"detail": "Method Not Allowed"}, 405)
         try:
             return requests.generate(self.state, path, headers, body)
-        except requests.Refused as refused:
+        except Refused as refused:
             return refused.response
         except requests.Rejected as rejected:
             if msgspec.json.decode(body).get("stream"):
@@ -132,6 +135,7 @@ class SGLangWire:
                 "schedule_low_priority_values_first": False,
                 "sampling_mask_max_tokens": requests.SAMPLING_MASK_TOKENS,
                 "mm_preprocess_cache_size_mb": None if self.state.images is None or self.state.images.decodes else 64,
+                "dp_size": self.state.ranks,
                 "limit_mm_data_per_request": None,
                 "trust_mm_content_hashes": False,
                 "version": VERSION,
@@ -154,7 +158,7 @@ class SGLangWire:
             "max_model_len": self.state.max_model_len,
         }
         of_model = {"parent": self.state.model, "max_model_len": None}
-        adapters = [{**model, "id": name, "root": f"/adapters/{name}", **of_model} for name in self.state.adapters]
+        adapters = [{**model, "id": name, "root": folder, **of_model} for name, folder in self.state.adapters.items()]
         return json_response({"object": "list", "data": [model, *adapters]})
 
     def _detokenize(self, body: dict[str, Any]) -> Answer:
@@ -198,6 +202,8 @@ class SGLangWire:
 
     def _update_version(self, body: dict[str, Any]) -> Answer:
         version = str(body["new_version"])
+        if body.get("abort_all_requests", True):
+            self.state.abort(lambda request: True)
         self.state.set_version(version)
         message = f"Weight version updated to {version}"
         return json_response({"success": True, "message": message, "new_version": version})
@@ -213,6 +219,21 @@ class SGLangWire:
         if body.get("flush_cache", True):
             self.state.cache.clear()
         return json_response({"success": True, "message": message, "num_paused_requests": 0})
+
+    def _load_adapter(self, body: dict[str, Any]) -> Answer:
+        name = str(body["lora_name"])
+        if name in self.state.adapters:
+            return self._adapters(f"Failed to load LoRA adapter {name} because it is already loaded")
+        self.state.load_adapter(name, str(body["lora_path"]))
+        return self._adapters()
+
+    def _unload_adapter(self, body: dict[str, Any]) -> Answer:
+        name = str(body["lora_name"])
+        return self._adapters(f"LoRA with name {name} does not exist." * (self.state.adapters.pop(name, None) is None))
+
+    def _adapters(self, problem: str = "") -> Answer:
+        answer = {"success": not problem, "error_message": problem or None, "loaded_adapters": self.state.adapters}
+        return json_response(answer, 400 if problem else 200)
 
 
 def read(exchange: WireExchange) -> WireGeneration | None:

@@ -189,8 +189,8 @@ class GenerateAnswer:
 
 
 def _masked(request: ScriptedRequest) -> tuple[int, ...]:
-    """Return the prompt's ids as the server's logprobs name them: 0 inside an image."""
-    ids = list(request.prompt_ids)
+    """Return the prompt's ids as the server's logprobs name them: 0 inside an image and for the last id."""
+    ids = [token if token < request.vocab_size - 1 else 0 for token in request.prompt_ids]
     for image in request.images:
         ids[image.offset : image.offset + image.length] = [0] * image.length
     return tuple(ids)

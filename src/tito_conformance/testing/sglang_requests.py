@@ -22,6 +22,7 @@ from tito_conformance.testing.sglang_answers import GenerateAnswer
 from tito_conformance.testing.wire import (
     EngineState,
     Generation,
+    Refused,
     WireResponse,
     json_response,
     random_id,
@@ -71,14 +72,6 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
             one = _scripted(state, body, own, tuple(ids), rid, sample)
             requests.append(replace(one, path=path, headers=headers, images=placed))
     return Generation(requests, GenerateAnswer(state, body, many), bool(body.get("stream")))
-
-
-class Refused(Exception):
-    """The request is refused before any response begins; it does not reach the script."""
-
-    def __init__(self, response: WireResponse) -> None:
-        super().__init__(response.status)
-        self.response = response
 
 
 class Rejected(Exception):
@@ -134,6 +127,12 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
         if batch:
             raise Killed
         raise Rejected("input_ids cannot be empty.")
+    rank = body.get("routed_dp_rank")
+    if rank is not None and not 0 <= rank < state.ranks:
+        raise Rejected(f"routed_dp_rank={rank} out of range [0, {state.ranks})")
+    adapter = body.get("lora_path")
+    if adapter is not None and adapter not in state.adapters:
+        raise Rejected(f"The following requested LoRA adapters are not loaded: {adapter}")
     check_values(params, state.vocab_size)
     if state.skip_tokenizer_init and params.get("stop"):
         raise Rejected(
@@ -250,6 +249,7 @@ def _scripted(
         server_id=rid,
         wire="sglang",
         body=body,
+        adapter=body.get("lora_path"),
     )
 
 

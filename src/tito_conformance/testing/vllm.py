@@ -13,6 +13,7 @@ from tito_conformance.testing import vllm_requests as requests
 from tito_conformance.testing.wire import (
     Answer,
     EngineState,
+    Refused,
     Routes,
     WireKit,
     WireResponse,
@@ -22,7 +23,6 @@ from tito_conformance.testing.wire import (
 )
 from tito_conformance.wire import WireExchange, WireGeneration, data_of, documents
 
-VERSION = "0.32.0"
 _GUARDED = ("/v1", "/inference")  # require the API key
 _PAUSE_MODES = ("abort", "wait", "keep")
 
@@ -35,9 +35,10 @@ class VLLMWire:
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self._started = now()
+        self._refuses = False
         get: dict[str, Callable[[], Answer]] = {
             "/health": lambda: WireResponse(200),
-            "/version": lambda: json_response({"version": VERSION}),
+            "/version": lambda: json_response({"version": state.release}),
             "/v1/models": self._models,
             "/load": lambda: json_response({"server_load": state.running()}),
             "/is_paused": lambda: json_response({"is_paused": state.paused}),
@@ -55,6 +56,8 @@ class VLLMWire:
             "/update_weight_version": self._update_version,
             "/detokenize": lambda body: json_response({"prompt": state.decode(body["tokens"])}),
             "/tokenize": self._tokenize,
+            "/v1/load_lora_adapter": self._load_adapter,
+            "/v1/unload_lora_adapter": self._unload_adapter,
         }
         self._routes = Routes(get, post, requests.invalid_json)
 
@@ -69,10 +72,12 @@ class VLLMWire:
             if path in ("/v1/completions", "/inference/v1/generate"):
                 if method != "POST":
                     return json_response({"detail": "Method Not Allowed"}, 405)
+                if self.state.paused and self._refuses:
+                    return requests.paused()
                 parse = requests.completions if path == "/v1/completions" else requests.generate
                 return parse(self.state, path, headers, body)
             return self._routes.answer(method, path, body, query)
-        except requests.Refused as refused:
+        except Refused as refused:
             return refused.response
 
     def script_error(self, message: str) -> WireResponse:
@@ -107,7 +112,7 @@ class VLLMWire:
             "permission": [permission],
         }
         of_model = {"parent": state.model, "max_model_len": None}
-        adapters = [{**model, "id": name, "root": f"/adapters/{name}", **of_model} for name in state.adapters]
+        adapters = [{**model, "id": name, "root": folder, **of_model} for name, folder in state.adapters.items()]
         return json_response({"object": "list", "data": [model, *adapters]})
 
     def _tokenize(self, body: dict[str, Any]) -> Answer:
@@ -136,11 +141,13 @@ class VLLMWire:
         return json_response({"status": "aborted", "aborted": len(ids) or count})
 
     def _pause(self, body: dict[str, Any]) -> Answer:
-        """Hold new requests and clear the prefix cache, in every mode; only `abort` ends running requests."""
-        if body.get("mode", "abort") not in _PAUSE_MODES:
+        """Hold or refuse new requests and clear the prefix cache, in every mode; only `abort` ends running requests."""
+        mode = body.get("mode", "abort")
+        if mode not in _PAUSE_MODES:
             return requests.error(f"mode must be one of {', '.join(_PAUSE_MODES)}", "mode")
+        self._refuses = mode != "keep" and [int(part) for part in self.state.release.split(".")[:2]] >= [0, 33]
         self.state.pause()
-        if body.get("mode", "abort") == "abort":
+        if mode == "abort":
             self.state.abort(lambda request: True)
         return json_response({"status": "paused"})
 
@@ -168,6 +175,23 @@ class VLLMWire:
     def _update_version(self, body: dict[str, Any]) -> Answer:
         self.state.set_version(str(body["new_version"]))
         return json_response({"success": True, "new_version": self.state.weight_version})
+
+    def _load_adapter(self, body: dict[str, Any]) -> Answer:
+        name = str(body["lora_name"])
+        if name in self.state.adapters:
+            message = (
+                f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                "'load_inplace' to True."
+            )
+            return requests.error(message, kind="InvalidUserInput")
+        self.state.load_adapter(name, str(body["lora_path"]))
+        return WireResponse(200, body=f"Success: LoRA adapter '{name}' added successfully.".encode())
+
+    def _unload_adapter(self, body: dict[str, Any]) -> Answer:
+        name = str(body["lora_name"])
+        if self.state.adapters.pop(name, None) is None:
+            return requests.error(f"The lora adapter '{name}' cannot be found.", status=404, kind="NotFoundError")
+        return WireResponse(200, body=f"Success: LoRA adapter '{name}' removed successfully.".encode())
 
 
 def read(exchange: WireExchange) -> WireGeneration | None:

@@ -57,7 +57,12 @@ class CompletionsAnswer:
         )
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self.server_id, "object": "text_completion", "created": now(), "model": self.state.model}
+        return {
+            "id": self.server_id,
+            "object": "text_completion",
+            "created": now(),
+            "model": self.body.get("model") or self.state.model,
+        }
 
     def _choice(self, index: int, answer: Settled) -> dict[str, Any]:
         ids, prompt = answer.output_ids, answer.request.prompt_ids
@@ -152,7 +157,7 @@ class GenerateAnswer:
         return json_response(
             {
                 "request_id": self.server_id,
-                "model": self.state.model,
+                "model": self.body.get("model") or self.state.model,
                 "created": now(),
                 "usage": usage_of(self.state, self.body, answers, self.samples, self.prompt_logprobs is not None),
                 "prompt_logprobs": prompt_logprobs(self.state, first, self.prompt_logprobs),

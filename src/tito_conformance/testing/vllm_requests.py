@@ -21,6 +21,7 @@ from tito_conformance.testing.wire import (
     Answer,
     EngineState,
     Generation,
+    Refused,
     WireResponse,
     json_response,
     random_id,
@@ -98,14 +99,6 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
     return Generation(requests, answer, bool(body.get("stream")))
 
 
-class Refused(Exception):
-    """The request is answered with this error and does not reach the script."""
-
-    def __init__(self, response: WireResponse) -> None:
-        super().__init__(response.status)
-        self.response = response
-
-
 def _decoded(raw: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
@@ -133,7 +126,7 @@ def _prompts(prompt: Any) -> Iterator[tuple[int, ...]]:
 
 def _check_model(state: EngineState, body: Mapping[str, Any]) -> None:
     name = body.get("model")
-    if name is not None and name != state.model:
+    if name is not None and name != state.model and name not in state.adapters:
         raise Refused(no_model(name, state.model))
 
 
@@ -196,6 +189,7 @@ def _scripted(
         server_id=server_id,
         wire="vllm",
         body=body,
+        adapter=body.get("model") if body.get("model") in state.adapters else None,
     )
 
 
@@ -345,6 +339,12 @@ def bad_value(message: str, param: str, value: Any = None) -> WireResponse:
 def no_model(name: str, served: str) -> WireResponse:
     """Return the 404 for an unknown model name."""
     return error(f"The model `{name}` does not exist. Valid aliases: {served}.", "model", 404, "NotFoundError")
+
+
+def paused() -> WireResponse:
+    """Return the 503 of a paused server of 0.33."""
+    message = "Generation is paused. Please retry after it resumes."
+    return error(message, status=503, kind="ServiceUnavailableError")
 
 
 def not_enabled() -> WireResponse:

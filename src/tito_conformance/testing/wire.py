@@ -30,6 +30,10 @@ def bracketed(ids: Sequence[int]) -> str:
     return "".join(f"<{i}>" for i in ids)
 
 
+FRESH = "fresh"
+"""The folder of an adapter without an effect, as before its first training step."""
+_MOVED = 1000
+"""Distance of the weights' numbers under two adapters."""
 _BLOCK = 32
 _CAPACITY = 4_000_000  # tokens before the cache starts over: a memory limit, not a model of eviction
 
@@ -98,7 +102,10 @@ class EngineState:
     encode: Encode | None = None
     skip_tokenizer_init: bool = False
     scale_out: bool = True
-    adapters: tuple[str, ...] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The folder of each LoRA adapter that is loaded, by its name."""
+    release: str = "0.32.0"
+    ranks: int = 1
     reasoning: tuple[int, int] | None = None
     raw_logprobs: bool | None = None
     truncated_logprobs: bool = False
@@ -123,6 +130,7 @@ class EngineState:
     """Aborts the running generations that match, and returns their number."""
     version_changed: Callable[[str], None] = lambda version: None
     """Called with the new version after a weight update."""
+    _adapter_folders: list[str] = field(default_factory=list)
     in_use: Callable[[str], bool] = lambda request_id: False
     """Returns whether a running generation has this server id."""
 
@@ -146,6 +154,17 @@ class EngineState:
         if folder not in self.folders:
             self.folders.append(folder)
         self.weights = self.folders.index(folder)
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter, whose effect depends on its folder alone; one in `FRESH` has none."""
+        self.adapters[name] = folder
+        if folder not in self._adapter_folders:
+            self._adapter_folders.append(folder)
+
+    def weights_of(self, adapter: str | None) -> int:
+        """Return `ScriptedRequest.weights` of a request: those of the model, moved by its adapter."""
+        folder = FRESH if adapter is None else self.adapters[adapter]
+        return self.weights + (0 if folder == FRESH else _MOVED * (1 + self._adapter_folders.index(folder)))
 
     def set_version(self, version: str) -> None:
         """Change the weight version. Generations in progress get a second version span."""
@@ -249,6 +268,14 @@ class Generation:
 
 Answer = WireResponse | Generation
 """A wire's result for a request: a response, or a generation to run."""
+
+
+class Refused(Exception):
+    """The request is answered with this error and does not reach the script."""
+
+    def __init__(self, response: WireResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
 
 
 class Wire(Protocol):
@@ -359,7 +386,8 @@ def sse_text(events: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def cached_tokens(state: EngineState, answer: Settled, salt: str = "", limit: int | None = None) -> int:
     """Return the cached prompt tokens, at most `limit`, and cache the finished sequence."""
-    request = replace(answer.request, weights=0)  # a cache does not know which weights filled it
+    request = replace(answer.request, weights=0)  # a cache does not know which weights filled it, but which adapter
+    salt = salt if request.adapter is None else f"{salt}/{request.adapter}"
     whole, start = request.whole(answer.output_ids), len(request.prompt_ids)
     found = state.cache.admit(whole[:start], whole[start:], salt)
     if answer.completion.cached_tokens is not None:

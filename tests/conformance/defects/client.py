@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 
 from conformance.defects.defect import Defect
@@ -115,7 +116,7 @@ def _cursor(original: Any) -> Any:
         place = original(ledger, opening, messages, state, **options)
         if not len(ledger) or place.parent == len(ledger) - 1:
             return place
-        return replace(place, parent=len(ledger) - 1, branch=None)
+        return msgspec.structs.replace(place, parent=len(ledger) - 1, branch=None)
 
     return find_parent
 
@@ -128,7 +129,7 @@ def _never_branches(original: Any) -> Any:
 
         place = original(ledger, opening, messages, state, **options)
         branch = Branch(Reason.SEPARATE, None) if len(ledger) else None
-        return replace(place, parent=None, path_messages=0, branch=branch)
+        return msgspec.structs.replace(place, parent=None, path_messages=0, branch=branch)
 
     return find_parent
 
@@ -173,11 +174,11 @@ def _delta(change: Callable[[list[int]], list[int]]) -> Any:
 def _twice(original: Any) -> Any:
     """Commit a turn twice, the second time as a retry."""
 
-    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any, *images: Any) -> Any:
+    async def commit(self: Any, ledger: Ledger, draft: Any, *rest: Any, **options: Any) -> Any:
         from tito_core.ledger.turn import Branch, Reason
 
-        turn = original(self, ledger, draft, walk, answer, *images)
-        ledger.commit(replace(draft, branch=Branch(Reason.RETRY, turn.index)))
+        turn = await original(self, ledger, draft, *rest, **options)
+        ledger.commit(replace(turn.draft, branch=Branch(Reason.RETRY, turn.index)))
         return turn
 
     return commit
@@ -186,10 +187,10 @@ def _twice(original: Any) -> Any:
 def _not_at_all(original: Any) -> Any:
     """Skip every third commit."""
 
-    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any, *images: Any) -> Any:
+    async def commit(self: Any, ledger: Ledger, draft: Any, *rest: Any, **options: Any) -> Any:
         if len(ledger) % 3 == 2:
             return ledger[-1]
-        return original(self, ledger, draft, walk, answer, *images)
+        return await original(self, ledger, draft, *rest, **options)
 
     return commit
 

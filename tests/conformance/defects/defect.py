@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.defects.scripted_policy import ConformancePolicy
 from conformance.defects.views import EXPERTS, VIEWS, View
+from tito_conformance.adapters import ADAPTED_TOKENS
 from tito_conformance.fixed import ABORTED_TOKENS
 from tito_conformance.target import TransportFactory
 from tito_conformance.testing import (
@@ -49,6 +50,7 @@ class Defect:
         weights: Folders of weights that it takes to see it: none, one that is loaded repeatedly, or two.
         needs_second_server: Whether it is visible only in a comparison with a sound server.
         images: Whether the engine reads images.
+        adapters: LoRA adapters that the engine has loaded.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Defect:
     weights: int = 0
     needs_second_server: bool = False
     images: bool = False
+    adapters: tuple[str, ...] = ()
 
     def fault(self, wire: str) -> Callable[[int, ScriptedRequest], Fault | None] | None:
         """Return the fault that plants the defect in responses of a wire."""
@@ -91,8 +94,8 @@ _LATENCY_S = 0.5
 
 
 def latency(request: ScriptedRequest) -> float:
-    """Return a latency for answers during which weights change or that are aborted, and 0 for all others."""
-    return _LATENCY_S if request.max_new_tokens in (RELOADED_TOKENS, ABORTED_TOKENS) else 0.0
+    """Return a latency for answers that are aborted, that run side by side or while weights change, 0 for others."""
+    return _LATENCY_S if request.max_new_tokens in (RELOADED_TOKENS, ABORTED_TOKENS, ADAPTED_TOKENS) else 0.0
 
 
 @lru_cache(100_000)
@@ -124,6 +127,7 @@ def plant(
         "experts": EXPERTS,
         "latency": latency,
         "images": ImageSettings(tokenizer.convert_tokens_to_ids(PLACEHOLDER)) if defect.images else None,
+        "adapters": defect.adapters,
         **defect.options,
     }
     script = policy if defect.wrap is None else defect.wrap(policy)

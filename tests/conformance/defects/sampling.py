@@ -188,10 +188,16 @@ def _at(temperature: float) -> Change:
 
 def _aborting_late(engine: ScriptedEngine) -> None:
     """Let an abort take effect when half of the answer has come."""
-    abort = engine.state.abort
+    abort, tasks = engine.state.abort, set[asyncio.Task[None]]()
+
+    async def at_half(matches: Callable[[ScriptedRequest], bool]) -> None:
+        for run in [each for each in engine._active if any(map(matches, each.requests))]:
+            while run in engine._active and run.emitted() < run.tokens // 2:  # by tokens: a busy machine samples slower
+                await asyncio.sleep(0.001)
+        abort(matches)
 
     def late(matches: Callable[[ScriptedRequest], bool]) -> int:
-        asyncio.get_running_loop().call_later(0.25, abort, matches)
+        tasks.add(asyncio.get_running_loop().create_task(at_half(matches)))
         return 1
 
     engine.state.abort = late

@@ -131,7 +131,7 @@ async def _answers(engine: ScriptedEngine, wire: str, tokenizer: Any) -> list[An
     path, body, _ = _body(wire, [5, 6, 7, 8], {"max": WATCHED_TOKENS, "ignore_eos": True}, [], stream=False)
     many = [asyncio.create_task(_send(engine, path, body)) for _ in range(8)]
     await asyncio.sleep(0.1)
-    await _send(engine, "/update_weight_version", {"new_version": "two"})
+    await _send(engine, "/update_weight_version", {"new_version": "two", "abort_all_requests": False})
     await _send(engine, "/update_weights_from_disk", {"model_path": "x", "weight_version": "two"})
     await _send(engine, "/reset_prefix_cache", {})
     await asyncio.sleep(0.1)

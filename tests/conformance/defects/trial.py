@@ -98,6 +98,7 @@ def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, g
         seeds=True,
         experts=EXPERTS,
         weights=FOLDERS[: defect.weights],
+        adapters=defect.adapters,
     )
 
 

@@ -1,6 +1,6 @@
 """A third party's backend for a server with its own API.
 
-`POST /sample` takes ids and parameters and returns ids, logprobs, the finish reason and the prompt as read. `POST
+`POST /sample` takes ids and parameters and returns ids, logprobs, likely tokens, the finish and the prompt. `POST
 /score` takes ids and returns their logprobs. `GET /about` describes the model. The backend copies the server's response
 into a `RawResponse`, and the core checks it. A backend needs no base class, and need not use HTTP.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from tito_core.backend.errors import BadRequestError, ContextLengthError, EngineConnectionError
-from tito_core.backend.protocol import EngineInfo, RawResponse, RawScores, TokenRequest
+from tito_core.backend.protocol import Capabilities, EngineInfo, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 TLS = ssl.create_default_context()
@@ -32,7 +32,10 @@ class ToyBackend:
     async def connect(self) -> EngineInfo:
         if self._info is None:
             about = await self._send("GET", "/about")
-            self._info = EngineInfo("toy", about["model"], about["length"], "1", vocab_size=about["vocabulary"])
+            can = Capabilities(top_logprobs=about["most_top"])  # without it the suite cannot judge the sampler
+            self._info = EngineInfo(
+                "toy", about["model"], about["length"], "1", vocab_size=about["vocabulary"], capabilities=can
+            )
         return self._info
 
     async def generate(self, request: TokenRequest) -> RawResponse:
@@ -42,6 +45,7 @@ class ToyBackend:
         if sampling.extra:
             raise BadRequestError(f"A toy server does not support {sorted(sampling.extra)}.", backend=self.name)
         body = sampling.model_dump(mode="json") | {"id": request.request_id, "ids": request.input_ids.tolist()}
+        body["top"] = request.optional_outputs.top_logprobs
         answer = await self._send("POST", "/sample", body)
         return RawResponse(
             response_id=answer["id"],
@@ -52,6 +56,7 @@ class ToyBackend:
             echoed=answer["read"],
             prompt_tokens=answer["prompt_tokens"],
             completion_tokens=answer["completion_tokens"],
+            top_logprobs=answer["top"],
             latency_s=time.perf_counter() - started,
         )
 
@@ -71,7 +76,7 @@ class ToyBackend:
 
     async def _send(self, method: str, path: str, body: Any = None) -> Any:
         try:
-            async with httpx.AsyncClient(base_url=self._url, verify=TLS, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=self._url, verify=TLS, trust_env=False, timeout=60) as client:
                 response = await client.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise EngineConnectionError(f"No connection to {self._url}: {error}", backend=self.name) from error

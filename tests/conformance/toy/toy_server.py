@@ -11,8 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from conformance.defects.scripted_policy import ConformancePolicy
+from tito_conformance import sampler
 from tito_conformance.testing import ScriptedRequest
-from tito_conformance.testing.script import settle
+from tito_conformance.testing.script import reported_top, settle
 
 LENGTH = 4096
 
@@ -28,7 +29,8 @@ class ToyServer:
         self._number = 0
 
     async def about(self, request: web.Request) -> web.Response:
-        return web.json_response({"model": "toy", "length": LENGTH, "vocabulary": len(self._tokenizer)})
+        about = {"model": "toy", "length": LENGTH, "vocabulary": len(self._tokenizer), "most_top": sampler.MOST_TOP}
+        return web.json_response(about)
 
     async def sample(self, request: web.Request) -> web.Response:
         fields = await request.json()
@@ -48,6 +50,7 @@ class ToyServer:
             fields["min_new_tokens"],
             vocab_size=len(self._tokenizer),
             number=self._number,
+            body=fields,
         )
         done = settle(self._policy, generation, lambda ids: str(self._tokenizer.decode(list(ids))))
         answer = {
@@ -59,7 +62,12 @@ class ToyServer:
             "read": fields["ids"],
             "prompt_tokens": len(fields["ids"]),
             "completion_tokens": len(done.output_ids),
+            "top": None,
         }
+        if fields["top"]:
+            whole, first = generation.whole(done.output_ids), len(fields["ids"])
+            places = range(first, len(whole))
+            answer["top"] = [reported_top(done.scorer, generation, whole, at, fields["top"]) for at in places]
         if self._lie is not None:
             self._lie(answer)
         return web.json_response(answer)

@@ -1,0 +1,366 @@
+"""Every sampling parameter with values that change the answer: alone and in pairs, whole, streamed and in one batch.
+
+What a greedy answer becomes follows from the likeliest tokens in each place of the plain one, up to the first place
+where another token is chosen. Seeded answers are compared with each other, and others with those before an extreme
+request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tito_conformance.bets import FALSE_ALARM
+from tito_conformance.checks import Tally, Where, set_place, together
+from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes, compare
+from tito_conformance.oracle import offsets
+from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, prompt_of, top_of
+from tito_conformance.semantics import LONG_PROMPTS, long_prompt, row
+from tito_conformance.target import ConnectedServer, can_stream
+from tito_core.backend import OptionalOutputs
+from tito_core.backend.errors import BadRequestError
+from tito_core.backend.protocol import TokenResponse
+from tito_core.ledger import Finish
+from tito_core.ledger.columns import TokenIds
+
+PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
+MAX_TOKENS = 24
+SEEDED_TOKENS = 8
+"""Tokens of seeded answers: few, so that noise in the last bits of a probability seldom changes one."""
+TRIES = 4
+"""How often two equal seeds must give other answers before the server is blamed: each time at another temperature.
+Even, as the order is reversed for the second answers: none may come after the same number of others twice."""
+PAIRS = 6
+"""Pairs of parameters that are drawn for each prompt."""
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+LIKE_GREEDY: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.5, "top_k": 1},
+    {"temperature": 1.5, "min_p": 1.0},
+)
+"""Truncations that leave the likeliest token alone, so that the answer is the greedy one."""
+NUCLEUS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.01}
+"""Another, where every likeliest token is twice as likely as this."""
+SEEDED: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.5, "top_k": 3},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0.7, "top_k": 5, "top_p": 0.95},
+)
+"""Parameters that a seed is crossed with."""
+SEEDS = (0, 11, 2**31 - 1)
+"""Zero counts as no seed where it is tested as a condition."""
+REPETITION = (0.1, 1.9)
+"""Strong penalties: the first makes a token come again and again, the second seldom."""
+
+
+async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
+    """Send the first `repeats` prompts with every parameter; the second one is long, if the context has room."""
+    if server.policy.info.processed_logprobs is None:
+        tally.skip("semantics", "The policy is too certain, or its context too short, to tell raw from processed.")
+    else:
+        tally.require("semantics", True, "")
+    prompts = [prompt_of(server, text) for text in PROMPTS[:repeats]]
+    await check_causality(server, tally, prompts[0])
+    await check_prefixes(server, tally, [prompts[0], prompts[-1][len(prompts[-1]) // 2 :]])
+    limit = server.policy.info.max_model_len
+    if repeats > 1 and (limit is None or limit > LONG_PROMPTS[0] + MAX_TOKENS):
+        prompts[1] = long_prompt(server, LONG_PROMPTS[0])
+    for number, prompt in enumerate(prompts):
+        plain = await _ask(server, prompt, GREEDY, likeliest=True)
+        await _check_batch(server, tally, prompt, plain, number)
+        if number == 0:
+            await _check_seeds(server, tally, prompt)
+            await _check_state(server, tally, prompt, plain)
+
+
+async def _ask(
+    server: ConnectedServer,
+    prompt: TokenIds,
+    sampling: Mapping[str, Any],
+    *,
+    streamed: bool = False,
+    likeliest: bool = False,
+) -> TokenResponse:
+    k = top_of(server) if likeliest and not server.needs_top_k else 0
+    params = server.sampling(**{"max_new_tokens": MAX_TOKENS, **sampling})
+    return await server.answer(prompt, params, streamed=streamed, outputs=OptionalOutputs(top_logprobs=k))
+
+
+def _bare(answer: TokenResponse) -> Draw:
+    """Return an answer without likely tokens."""
+    ids, nothing = answer.output_ids.astype(np.int64), np.zeros((len(answer.output_ids), 0))
+    return Draw(ids, answer.logprobs.astype(np.float64), nothing.astype(np.int64), nothing, nothing)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A greedy answer without further parameters, from which others follow.
+
+    Attributes:
+        draw: Its tokens; without the likeliest ones where the server reports too few.
+        ends: Ids that end a turn.
+        decode: Decodes ids.
+        near: Tokens this close may be exchanged, in nats.
+    """
+
+    draw: Draw
+    ends: frozenset[int]
+    decode: Callable[[Sequence[int]], str]
+    near: float
+
+    @classmethod
+    def of(cls, server: ConnectedServer, answer: TokenResponse) -> Plain:
+        """Return the plain answer of a server."""
+        tokenizer, near = server.policy.tokenizer, max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+        draw = draw_of(answer) if "top_ids" in answer.columns and top_of(server) >= LEAST_TOP else _bare(answer)
+        return cls(draw, frozenset(server.policy.stop_token_ids), lambda ids: str(tokenizer.decode(ids)), near)
+
+    @property
+    def ids(self) -> list[int]:
+        """Its tokens."""
+        ids: list[int] = self.draw.ids.tolist()
+        return ids
+
+    def scores(self, at: int, moves: Mapping[int, float], barred: frozenset[int]) -> list[tuple[float, int]]:
+        """Return what tokens score in a place, best first; id -1 stands for all that are not listed."""
+        listed = row(self.draw, at)
+        if not listed:
+            known = not barred and not moves
+            return [(0.0, self.ids[at])] if known else [(0.0, -1)]
+        least = min(listed.values())
+        others = least + max([0.0, *(move for token, move in moves.items() if token not in listed)])
+        found = [(value + moves.get(token, 0.0), token) for token, value in listed.items() if token not in barred]
+        return sorted([*found, (others, -1)], reverse=True)
+
+    def expected(self, sampling: Mapping[str, Any]) -> Expected:
+        """Return what the answer becomes under parameters that leave the likeliest token."""
+        found, ties = list[int](), set[int]()
+        bias = (sampling.get("extra") or {}).get("logit_bias", {})
+        penalties, stops = Question("", sampling), self.ends | set(sampling.get("stop_token_ids", ()))
+        least, most = sampling.get("min_new_tokens", 0), sampling.get("max_new_tokens", MAX_TOKENS)
+        for at, own in enumerate(self.ids[:most]):
+            moves = penalties.offsets(found)
+            for token, value in bias.items():
+                moves[int(token)] = moves.get(int(token), 0.0) + value
+            (top, best), *others = self.scores(at, moves, stops if at < least else frozenset())
+            tied = [token for value, token in others if top - value <= self.near]
+            if tied:  # most probably the same token as before
+                best = own if own in (best, *tied) else -1
+                ties.add(at)
+            if best == -1:
+                return Expected(found, None, ties)
+            found.append(best)
+            if best in stops:
+                return Expected(found, Finish.STOP, ties)
+            if any(stop in self.decode(found) for stop in sampling.get("stop", ())):
+                return Expected(found, Finish.STOP, ties)
+            if best != own:
+                return Expected(found, None, ties)
+        return Expected(found, Finish.LENGTH if len(found) == most else None, ties)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The beginning of an answer, why it ends there (None if it may go on), and at which offsets it may differ."""
+
+    ids: list[int]
+    finish: Finish | None = None
+    ties: Set[int] = frozenset()
+
+
+def alone(plain: Plain, random: np.random.Generator, vocabulary: int) -> Iterator[dict[str, Any]]:
+    """Yield one parameter at a time, with a value that changes the plain answer as little more as it must."""
+    ids, near = plain.ids, plain.near
+    places = []
+    for at in range(1, len(ids)):
+        (top, first), *others = plain.scores(at, {}, frozenset())
+        if others and others[0][1] != -1 and near < top - others[0][0] < 8:
+            places.append((top - others[0][0], first, others[0][1]))
+    if places:
+        for gap, first, second in (min(places), places[int(random.integers(len(places)))]):
+            value = round(gap + 3 * near, 3)
+            yield {"extra": {"logit_bias": {str(second): value}}}
+            yield {"extra": {"logit_bias": {str(second): 0.001, str(first): -value}}}
+    for name, signs in itertools.product(("presence_penalty", "frequency_penalty"), (1, -1)):
+        for value in (0.2, 0.5, 1.0, 1.5, 2.0):
+            changed = plain.expected({name: signs * value})
+            if changed.ids != ids[: len(changed.ids)]:
+                yield {name: signs * value}
+                break
+    new = [at for at in range(1, len(ids) - 1) if ids[at] not in ids[:at]]
+    if new:
+        at = new[len(new) // 2]
+        spare = [
+            next((t for t in order if t not in ids), ids[at]) for order in (range(ids[at]), range(ids[at], vocabulary))
+        ]
+        yield {"stop_token_ids": (spare[0], ids[at])}
+        yield {"stop_token_ids": (ids[at], spare[1]), "max_new_tokens": at + 1}
+        yield {"stop_token_ids": (ids[at],), "min_new_tokens": min(at + 2, MAX_TOKENS)}
+        if at > 2:
+            yield {"stop_token_ids": (ids[at],), "min_new_tokens": at - 1}
+    yield {"stop_token_ids": (ids[0],), "min_new_tokens": 4}
+    for size in (3, 1):
+        texts = [plain.decode(ids[at : at + size]) for at in range(len(ids) // 2, len(ids) - size)]
+        texts = [each for each in texts if each.strip() and each.isprintable() and each in plain.decode(ids)]
+        if texts:
+            yield {"stop": (ABSENT, texts[0])}
+
+
+async def _check_batch(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, answer: TokenResponse, number: int
+) -> None:
+    """Send everything that follows from a plain answer at once, half of it streamed."""
+    plain, random = Plain.of(server, answer), np.random.default_rng([server.target.seed, number])
+    singles = list(alone(plain, random, server.policy.info.vocab_size or len(server.policy.tokenizer)))
+    is_sure = float(np.min(plain.draw.logprobs)) > math.log(2 * NUCLEUS["top_p"])
+    truncations = (*LIKE_GREEDY, NUCLEUS) if is_sure else LIKE_GREEDY
+    couples = [{**a, **b} for a, b in itertools.combinations([*singles, *truncations], 2) if not a.keys() & b.keys()]
+    pairs = [couples[at] for at in random.permutation(len(couples))[:PAIRS]]
+    cases = [{**GREEDY, **each} for each in ({}, *singles, *truncations, *pairs)]
+    endless = {**GREEDY, "ignore_eos": True, "stop_token_ids": ()}  # the prompt repeats the end of a turn, too
+    free = [{"temperature": 1.0, "ignore_eos": True}, *({**endless, "repetition_penalty": each} for each in REPETITION)]
+    kinds, numbers = Counter[tuple[str, ...]](), list[int]()
+    for each in (*cases, *free):  # what is whole after one prompt is streamed after the next
+        numbers.append(number + kinds[tuple(each)])
+        kinds[tuple(each)] += 1
+    asked = zip([*cases, *free], numbers, strict=True)
+    found = await together(_one(server, tally, prompt, each, order) for each, order in asked)
+    for at, (sampling, other) in enumerate(zip(cases, found, strict=False)):
+        if other is None:
+            continue
+        if at == 0:
+            compare(server, tally, "alone", answer, other, "The plain request in a batch")
+            continue
+        place = Where(sampling=sampling, streamed=_streams(server, numbers[at]), request_id=other.request_id)
+        _require_expected(tally, plain, sampling, other, place)
+    on, *repetitive = found[len(cases) :]
+    if on is not None:
+        count = len(on.output_ids)
+        tally.require("obeyed", count == MAX_TOKENS, f"ignore_eos: the answer has {count} tokens, not {MAX_TOKENS}.")
+    often, seldom = (
+        None if each is None else [len(set(each.output_ids.tolist())), len(each.output_ids)] for each in repetitive
+    )
+    if often is not None and seldom is not None:
+        problem = (
+            f"under repetition_penalty {REPETITION[0]} the answer has {often[0]} different tokens of {often[1]}, under "
+            f"{REPETITION[1]} {seldom[0]} of {seldom[1]}: the first should make tokens come again."
+        )
+        ended = min(often[1], seldom[1]) < MAX_TOKENS  # some servers end at stop ids in spite of ignore_eos
+        tally.require("obeyed", ended or often[0] / often[1] < seldom[0] / seldom[1], problem)
+
+
+def _streams(server: ConnectedServer, number: int) -> bool:
+    return number % 2 == 1 and can_stream(server.backend)
+
+
+async def _one(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, sampling: Mapping[str, Any], number: int
+) -> TokenResponse | None:
+    """Return an answer, streamed for odd numbers; None if the server refuses the parameters."""
+    try:
+        return await _ask(server, prompt, sampling, streamed=_streams(server, number))
+    except BadRequestError as error:
+        names = ", ".join(name for name in sampling if name != "temperature")
+        tally.skip("obeyed", f"{names}: {str(error).partition(chr(10))[0]}")
+        return None
+
+
+def _require_expected(
+    tally: Tally, plain: Plain, sampling: Mapping[str, Any], answer: TokenResponse, place: Where
+) -> None:
+    """Require that an answer is what follows from the plain one."""
+    expected, ids = plain.expected(sampling), answer.output_ids.tolist()
+    count = len(expected.ids)
+    pairs = itertools.zip_longest(expected.ids, ids[:count])
+    wrong = [(at, want, got) for at, (want, got) in enumerate(pairs) if want != got]
+    if wrong and (at := wrong[0][0]) < len(ids):
+        listed = plain.draw.top_ids.shape[1]  # without likely tokens only the answers' own logprobs show a near-tie
+        apart = abs(float(plain.draw.logprobs[at] - answer.logprobs[at]))
+        if at in expected.ties if listed else apart <= plain.near:
+            tally.notes.append(f"Near-tie: {place}: token {at} is {ids[at]} in place of {expected.ids[at]}.")
+            return
+    problem = (
+        f"the answer should begin with {expected.ids[-6:]} up to token {count - 1}, by the likeliest tokens of the "
+        f"plain answer; it differs at {offsets([at for at, *_ in wrong], count)}: {wrong[:3]} as (offset, own, found)."
+    )
+    where = Where(position=wrong[0][0], differences=tuple(wrong)).within(place) if wrong else place
+    tally.require("obeyed", not wrong, problem, 1, where)
+    if expected.finish is None:
+        return
+    problem = f"the answer should end by {expected.finish} after {count} tokens, but has {len(ids)} ({answer.finish})."
+    tally.require("obeyed", len(ids) == count, problem, 1, place)
+    tally.require("finish", answer.finish == expected.finish, problem, 1, place)
+
+
+async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
+    """Ask twice with each seed: whole with all others, then streamed with all others in the reverse order."""
+    plain = {"temperature": 1.0, "seed": SEEDS[1]}
+    one, other = [await _ask(server, prompt, plain) for _ in range(2)]
+    if not server.target.seeds and not np.array_equal(one.output_ids, other.output_ids):
+        tally.skip("seeded", "The server does not obey seeds; --seeds makes that an error.")
+        return
+    compare(server, tally, "seeded", one, other, "Equal requests with a seed")
+    streams = int(can_stream(server.backend))
+
+    async def differing(cases: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+        whole = await together(_one(server, tally, prompt, each, 0) for each in cases)
+        again = await together(_one(server, tally, prompt, each, streams) for each in cases[::-1])
+        found = []
+        for number, (first, second) in enumerate(zip(whole, again[::-1], strict=True)):
+            if first is not None and second is not None:
+                ids, others = first.output_ids.tolist(), second.output_ids.tolist()
+                if ids != others:
+                    found.append((number, f"{ids} whole, {others} streamed" if streams else f"{ids}, then {others}"))
+        return found
+
+    base = {"temperature": 1.0, "max_new_tokens": SEEDED_TOKENS}
+    cases = [{**base, **each, "seed": SEEDS[number % len(SEEDS)]} for number, each in enumerate(SEEDED)]
+    suspects = await differing(cases)
+    for number, values in suspects:
+        heat = cases[number].get("temperature", 1.0)
+        more = [{**cases[number], "temperature": heat + 0.1 * each} for each in range(1, TRIES + 1)]
+        wrong = len(await differing(more))
+        problem = f"the same seed gave different answers, in {wrong + 1} of {TRIES + 1} pairs of requests: {values}."
+        tally.require("seeded", wrong < TRIES, problem, 1, Where(sampling=cases[number]))
+    tally.require("seeded", True, "", len(cases) - len(suspects))
+
+
+async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, plain: TokenResponse) -> None:
+    """Ask right after an extreme request: nothing of its parameters may be left."""
+    first = int(plain.output_ids[0])
+    extreme: dict[str, Any] = {
+        **{"temperature": 0.1, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": SEEDS[1], "max_new_tokens": 3},
+        **{"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.9, "stop": (ABSENT, "e")},
+        "extra": {"logit_bias": {str(first): -50.0}},
+    }
+    free: list[TokenResponse] = []
+    for number, sampling in enumerate((GREEDY, {"temperature": 1.0}, {"temperature": 1.0})):
+        if await _one(server, tally, prompt, extreme, number) is None:
+            if "extra" not in extreme:
+                return
+            del extreme["extra"], extreme["stop"]
+        answer = await _ask(server, prompt if number == 0 else prompt_of(server, QUESTIONS[0]), sampling)
+        if number == 0:
+            compare(server, tally, "repeatable", plain, answer, f"A greedy request after {extreme}")
+        else:
+            free.append(answer)
+    set_place(sampling={"temperature": 1.0})
+    one, other = free
+    length = min(len(one.output_ids), len(other.output_ids))
+    same = int(np.argmin([*(one.output_ids[:length] == other.output_ids[:length]), False]))
+    # That the first k tokens agree by chance has their probability; the number of lengths raises the bar.
+    chance = float(np.minimum(one.logprobs[:same], 0).sum()) + math.log(MAX_TOKENS)
+    problem = (
+        f"two answers at temperature 1, each right after {extreme}, begin with the same {same} tokens, by chance "
+        f"once in {math.exp(min(-chance, 700.0)):.3g} runs: something of that request is left."
+    )
+    tally.require("sampler", chance > math.log(FALSE_ALARM), problem, 0)
