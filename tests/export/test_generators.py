@@ -53,7 +53,9 @@ def skyrl(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def raw_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces come as the mapping that verifiers would validate; its own types are in `verifiers_check.py`."""
-    raw = SimpleNamespace(WireTrace=SimpleNamespace(model_validate=lambda trace: trace))
+    node = type("Node", (), {"model_fields": {"sampling_mask": None}})  # as from 0.4 on
+    fields = {"nodes": SimpleNamespace(annotation=list[node])}  # type: ignore[valid-type]
+    raw = SimpleNamespace(WireTrace=SimpleNamespace(model_validate=lambda trace: trace, model_fields=fields))
     monkeypatch.setitem(sys.modules, "verifiers", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "verifiers.v1", raw)
 

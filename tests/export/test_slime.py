@@ -93,8 +93,9 @@ def test_slimes_sampling_parameters_are_read() -> None:
     assert ours.stop_token_ids == (2,)
     assert ours.stop == ()
     assert sampling_of({**theirs, "stop": "END"}).stop == ("END",)
-    with pytest.raises(ValueError, match="--rollout-top-p"):
-        sampling_of({**theirs, "custom_params": {"return_top_p_token_ids": True}})
+    assert sampling_of({**theirs, "custom_params": {"return_top_p_token_ids": True}}) == ours  # asked for with top_k
+    with pytest.raises(ValueError, match="custom_params"):
+        sampling_of({**theirs, "custom_params": {"thinking_budget": 3}})
     with pytest.raises(ValueError, match="temprature"):
         sampling_of({"temprature": 1})
 

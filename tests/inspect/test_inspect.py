@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
+import strands_tito
 from strands_tito.cli import app, main
 from strands_tito.collect.folder import RolloutFolder
 from strands_tito.collect.rollout import Rollout, RolloutResult, Task
@@ -155,7 +156,8 @@ def one_turn(number: int) -> Ledger:
 
 
 def test_the_version_is_printed() -> None:
-    assert output_of("--version").split() == ["strands-tito", metadata.version("strands-tito")]
+    assert output_of("--version").split() == ["strands-tito", strands_tito.__version__]
+    assert strands_tito.__version__ == metadata.version("strands-tito")
 
 
 @settings(max_examples=60)

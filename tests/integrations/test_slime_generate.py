@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from argparse import Namespace
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from support.scripted import backend_of, engine_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_conformance.testing import Fault
 from tito_core import Policy
+from tito_core.backend.errors import UnsupportedByServerError
 
 
 def scripted(engine: Any = None) -> Policy:
@@ -50,6 +52,21 @@ async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at
     with pytest.raises(BranchedRolloutError):
         await strict(args, again, {**PARAMETERS}, evaluation=True)
     assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
+
+
+async def test_slimes_top_p_replay_gets_the_kept_sets_and_logprobs_over_them() -> None:
+    """slime itself asks its server with `custom_params`; here the kept set is an optional output, and needs a top_k."""
+    args = arguments("http://nowhere:1", "unused", rollout_top_p=0.9)
+    params = {**PARAMETERS, "top_p": 0.9, "top_k": 4, "custom_params": {"return_top_p_token_ids": True}}
+    run = generate_with(make_editing_agent, branches="last", policy=scripted())
+    done = await run(args, sample(), params)
+    ids, offsets = done.rollout_top_p_token_ids, done.rollout_top_p_token_offsets
+    response = done.tokens[-done.response_length :]
+    assert offsets[-1] == len(ids)
+    for place, (start, stop) in enumerate(pairwise(offsets)):
+        assert (response[place] in ids[start:stop]) == bool(done.loss_mask[place]) == (stop > start)
+    with pytest.raises(UnsupportedByServerError, match="finite top_k"):
+        await run(args, sample(), {**params, "top_k": -1})
 
 
 async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypatch: pytest.MonkeyPatch) -> None:

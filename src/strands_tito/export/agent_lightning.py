@@ -84,7 +84,7 @@ def state_of(rollout: Ledger) -> str:
 
 def _event(schemas: Any, rollout: Ledger, trained: TrainedTurn, with_logprobs: bool) -> EventCreate:
     draft = trained.turn.draft
-    versions = {span.version for span in draft.engine.versions}
+    versions = {span.version for span in draft.versions}
     version = versions.pop() if len(versions) == 1 else None
     number = int(version) if version is not None and version.isdigit() else None
     scores = [{"logprob": value} for value in draft.logprobs.tolist()]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from strands_tito.export.sample import TrainingSample, sampled_mask
 from strands_tito.export.trainer import import_optional, refuse_images
+from tito_core.ledger.errors import TITOError
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 
-class TooLongError(ValueError):
+class TooLongError(TITOError, ValueError):
     """A sample is longer than a row."""
 
 

@@ -9,25 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strands_tito.export.kept import KeptSets
 from strands_tito.export.output_file import replacing
 from strands_tito.export.sample import Identity, SampleImage, TrainingSample, sampled_mask
 from strands_tito.export.trainer import import_optional
-from tito_core.ledger.turn import Finish, Image, Semantics, VersionSpan
+from strands_tito.inspect.score import Scores
+from tito_core.ledger.errors import TITOError
+from tito_core.ledger.turn import Finish, Image, Semantics, VersionSpan, VocabularyCheck
 from tito_core.termination import Termination
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = b"strands-tito/samples"
-SCHEMA = 3
-"""Schema 1 had no images and media_ids, schema 2 no sample and agent."""
-_LATER = ("sample", "agent", "images", "media_ids")
+SCHEMA = 4
+"""Schema 1 had no images and media_ids, schema 2 no sample and agent, schema 3 no kept and scores."""
+_LATER = ("sample", "agent", "images", "media_ids", "kept", "scores")
 """Columns that files of an older schema do not have."""
+_MASS = ("mass_low", "mass_high")
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 
 
-class SamplesSchemaError(ValueError):
+class SamplesSchemaError(TITOError, ValueError):
     """The file does not hold samples, or has a newer schema than this version reads (law 12)."""
 
 
@@ -83,6 +87,8 @@ def schema() -> pa.Schema:
     experts = arrow.struct(
         [("dtype", arrow.string()), ("layers", arrow.int32()), ("experts", arrow.int32()), ("rows", arrow.binary())]
     )
+    ids = arrow.list_(arrow.int32())
+    kept = arrow.struct([("ids", ids), ("offsets", ids), *((name, arrow.list_(arrow.float32())) for name in _MASS)])
     image = arrow.struct(
         [
             ("offset", arrow.int32()),
@@ -91,6 +97,16 @@ def schema() -> pa.Schema:
             ("width", arrow.int32()),
             ("height", arrow.int32()),
             ("data", arrow.binary()),
+        ]
+    )
+    scores = arrow.struct(
+        [
+            ("column", arrow.string()),
+            ("logprobs", arrow.list_(arrow.float32())),
+            ("model", arrow.string()),
+            ("weight_version", arrow.string()),
+            ("vocabulary", arrow.string()),
+            ("semantics", meaning),
         ]
     )
     found: pa.Schema = arrow.schema(
@@ -116,6 +132,8 @@ def schema() -> pa.Schema:
             arrow.field("turns", arrow.int32(), nullable=False),
             arrow.field("images", arrow.list_(image), nullable=False),
             arrow.field("media_ids", arrow.list_(arrow.int32()), nullable=False),
+            arrow.field("kept", kept),
+            arrow.field("scores", arrow.list_(scores), nullable=False),
         ],
         metadata={b"format": FORMAT, b"schema": str(SCHEMA).encode()},
     )
@@ -207,10 +225,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "logprobs": np.where(sampled_mask(sample), sample.logprobs, np.float32(np.nan)).astype(np.float32),
         "provenance": sample.provenance,
         "versions": [span._asdict() for span in sample.versions],
-        "semantics": [
-            {name: getattr(meaning, name) for name in ("processed", "temperature", "adjusted", "source")}
-            for meaning in sample.semantics
-        ],
+        "semantics": [_meaning(semantics) for semantics in sample.semantics],
         "routed_experts": _packed_experts(sample),
         "termination": sample.termination.value,
         "finish": sample.finish.value,
@@ -222,7 +237,33 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
             for each in sample.images
         ],
         "media_ids": np.array(sample.media_ids, np.int32),
+        "kept": None
+        if sample.kept is None
+        else {
+            "ids": sample.kept.ids,
+            "offsets": sample.kept.offsets,
+            **dict(zip(_MASS, sample.kept.mass.T, strict=True)),
+        },
+        "scores": [
+            {"column": column, "model": each.model, "weight_version": each.weight_version}
+            | {"vocabulary": each.vocabulary.value, "semantics": _meaning(each.semantics), "logprobs": each.logprobs}
+            for column, each in sample.scores.items()
+        ],
     }
+
+
+def _meaning(semantics: Semantics) -> dict[str, Any]:
+    return {name: getattr(semantics, name) for name in ("processed", "temperature", "adjusted", "source")}
+
+
+def _scores(row: dict[str, Any]) -> Scores:
+    return Scores(
+        np.array(row["logprobs"], np.float32),
+        row["model"],
+        row["weight_version"],
+        VocabularyCheck(row["vocabulary"]),
+        Semantics(**row["semantics"]),
+    )
 
 
 def _packed_experts(sample: TrainingSample) -> dict[str, Any] | None:
@@ -262,4 +303,13 @@ def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
             for each in row.get("images", ())
         ),
         media_ids=tuple(row.get("media_ids", ())),
+        kept=_kept(row.get("kept")),
+        scores={each["column"]: _scores(each) for each in row.get("scores", ())},
     )
+
+
+def _kept(row: dict[str, Any] | None) -> KeptSets | None:
+    if row is None:
+        return None
+    mass = np.array([row[name] for name in _MASS], np.float32).T
+    return KeptSets(np.array(row["ids"], np.int32), np.array(row["offsets"], np.int32), mass)

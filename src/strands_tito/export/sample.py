@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from strands_tito.export.kept import KeptSets, kept_sets_of
+from strands_tito.inspect.score import Scores, scores_of
 from tito_core.backend.images import media_ids_of
 from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance, Provenances
 from tito_core.ledger.trajectory import Trajectory, assemble
@@ -24,7 +27,7 @@ NO_EXPERT = -1
 """Value in `routed_experts` of tokens for which the engine reported none."""
 
 
-class BranchedRolloutError(ValueError):
+class BranchedRolloutError(TITOError, ValueError):
     """A rollout has no trajectory or several, but exactly one sample was requested."""
 
 
@@ -93,6 +96,8 @@ class TrainingSample:
         turns: Number of turns on the path.
         images: The images of the path, in order; their placeholders are prompt tokens.
         media_ids: Ids of the vocabulary's placeholders of images, videos and audio, where they are known.
+        kept: The kept set of each token; None if nothing was truncated, and no set was recorded.
+        scores: Logprobs of other models for the same ids, by the name of their column; see `Scores`.
     """
 
     identity: Identity
@@ -110,6 +115,8 @@ class TrainingSample:
     turns: int
     images: tuple[SampleImage, ...] = ()
     media_ids: tuple[int, ...] = ()
+    kept: KeptSets | None = None
+    scores: Mapping[str, Scores] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -309,6 +316,8 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         turns=len(trajectory.path),
         images=images_of(trajectory),
         media_ids=media_ids_of(ledger),
+        kept=kept_sets_of(trajectory),
+        scores=scores_of(ledger, trajectory.path),
     )
 
 

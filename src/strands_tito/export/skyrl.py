@@ -72,13 +72,16 @@ def generator_output_of(
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
         ValueError: No rollout has a reward, only some have experts, or "steps" has no trajectory ids.
 
+    `rollout_sample_support`, where SkyRL has it, holds the kept sets for its `enable_sample_support_replay`.
     `env_metrics`, where SkyRL has it, names each row's rollout, group, task, sample and agent.
     """
     base = import_optional("skyrl.train.generators.base", "skyrl")
     if branches == "steps" and trajectory_ids is None:
         raise ValueError("branches='steps' needs trajectory_ids: pass those of SkyRL's input batch.")
     ids = list(trajectory_ids) if trajectory_ids is not None else [None] * len(rollouts)
-    options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs}
+    fields = base.GeneratorOutput.__annotations__
+    replays = _SUPPORT in fields  # from 0.4 on
+    options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs, "replays": replays}
     rows: list[_Row] = []
     for rollout, name in zip(rollouts, ids, strict=True):
         found = list(_samples(rollout, branches, agent, train_constrained))
@@ -92,7 +95,7 @@ def generator_output_of(
             rows.append(_Row(part, 0.0, "error", name, True, {"rollout_id": rollout.uuid}, False))
     _expect_rewards(rows)
     rows = [row.without_reward() if row.lacks_reward else row for row in rows]
-    parts, fields = [row.part for row in rows], base.GeneratorOutput.__annotations__
+    parts = [row.part for row in rows]
     output = {
         **dict.fromkeys(fields),
         "prompt_token_ids": [part.prompt_ids for part in parts],
@@ -104,9 +107,22 @@ def generator_output_of(
         "trajectory_ids": None if trajectory_ids is None else [row.name for row in rows],
         "rollout_expert_indices": _experts(parts, as_lists=not hasattr(base, "RoutedExpertIndices")),
         "is_last_step": [row.is_last for row in rows] if branches == "steps" else None,
+        **({_SUPPORT: _support(parts)} if replays else {}),
         **({"env_metrics": [row.described for row in rows]} if "env_metrics" in fields else {}),
     }
     return cast("GeneratorOutput", output)
+
+
+_SUPPORT = "rollout_sample_support"
+
+
+def _support(parts: Sequence[PromptResponse]) -> list[Any] | None:
+    """Return the kept sets of each response, int32 of shape (tokens, largest set), or None if no turn has any."""
+    width = max((int(part.kept.counts.max(initial=0)) for part in parts if part.kept is not None), default=0)
+    if not width:
+        return None
+    empty = [np.full((len(part.response_ids), width), -1, np.int32) for part in parts]
+    return [none if part.kept is None else part.kept.padded(width) for part, none in zip(parts, empty, strict=True)]
 
 
 class _Row(NamedTuple):

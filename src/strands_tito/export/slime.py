@@ -15,11 +15,13 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from strands_tito.export.kept import has_sets
 from strands_tito.export.sample import TrainingSample, sample_of, samples_of
 from strands_tito.export.trainer import (
     Decode,
     LogprobPolicy,
     SampledPlaceholderError,
+    check_semantics,
     experts_of,
     logprobs_for,
     pictures_of,
@@ -27,6 +29,7 @@ from strands_tito.export.trainer import (
     refuse_images,
     refuse_stray_placeholders,
 )
+from strands_tito.inspect.score import TEACHER
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 
@@ -47,6 +50,7 @@ STATUS = MappingProxyType(
 """The name of slime's status for each termination. `remove_sample` excludes rollouts that ended from outside."""
 
 Branches = Literal["list", "last", "error"]
+_KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 
 
 class SlimeSample(Protocol):
@@ -70,6 +74,8 @@ def fields_of(
     logprobs: LogprobPolicy = "checked",
     processor: Any = None,
     images: bool = True,
+    top_p_replay: bool = True,
+    teacher: str = TEACHER,
 ) -> dict[str, Any]:
     """Return the fields of slime's `Sample` for a trajectory, except `status`.
 
@@ -80,11 +86,15 @@ def fields_of(
         logprobs: See `LogprobPolicy`; with "omit" `rollout_log_probs` is None.
         processor: The model's processor of transformers; needed for images.
         images: Whether to return and check what slime needs to train images; False for an evaluation.
+        top_p_replay: Whether slime replays kept sets, which it does where its `--rollout-top-p` is not 1.
+        teacher: The column of `Teacher` that becomes `teacher_log_probs`.
 
     Returns:
         `tokens` of prompt and response; `response`, its text; `response_length`; `loss_mask` and `rollout_log_probs`
         of the response only, 0 and 0.0 on untrained tokens; `weight_versions` of the trained tokens, without unknown
-        ones; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `reward`; `remove_sample`; with
+        ones; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `teacher_log_probs` of the
+        response, 0.0 on placeholders of images, or None if the path was not scored; `reward`; `remove_sample`; with
+        kept sets `rollout_top_p_token_ids`, flat, and `rollout_top_p_token_offsets`, response tokens + 1; with
         images `multimodal_inputs`, Pillow's pictures, and `multimodal_train_inputs`, the processor's tensors.
 
     Raises:
@@ -94,8 +104,12 @@ def fields_of(
         LogprobMismatchError: The logprobs are not the quantity that slime computes.
         ValueError: The engine reported experts for some tokens only.
     """
-    values = logprobs_for(sample, temperature=temperature, trainer="slime", policy=logprobs)
-    experts = experts_of(sample)
+    kept = sample.kept.part(sample.prompt_length, len(sample)) if top_p_replay and sample.kept is not None else None
+    kept = kept if has_sets(kept) else None
+    values = logprobs_for(sample, temperature=temperature, trainer="slime", policy=logprobs, replays=top_p_replay)
+    experts, scores = experts_of(sample), sample.scores.get(teacher)
+    if scores is not None and logprobs != "as-recorded":  # slime subtracts them from log_softmax(logits / temperature)
+        check_semantics(scores.semantics, temperature=temperature, trainer="slime", rollout=sample.identity.rollout_id)
     response = slice(sample.prompt_length, None)
     return {
         "tokens": sample.token_ids.tolist(),
@@ -104,7 +118,10 @@ def fields_of(
         "loss_mask": sample.response_mask.tolist(),
         "rollout_log_probs": None if values is None else values[response].tolist(),
         "rollout_routed_experts": None if experts is None else experts.tolist(),
+        "rollout_top_p_token_ids": None if kept is None else kept.ids.tolist(),
+        "rollout_top_p_token_offsets": None if kept is None else kept.offsets.tolist(),
         "weight_versions": [version for version in sample.trained_versions if version is not None],
+        "teacher_log_probs": None if scores is None else np.nan_to_num(scores.logprobs[response]).tolist(),
         "reward": sample.reward,
         "remove_sample": sample.ended_outside,
         **(_image_fields(sample, processor) if images else {}),
@@ -128,7 +145,7 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
         sample: slime's sample.
         rollout: The rollout. Without turns, the sample becomes `ABORTED` and has no tokens.
         branches: See `sample_of`.
-        **options: `decode`, `temperature`, `logprobs`, `processor` and `images` of `fields_of`, and
+        **options: `decode`, `temperature`, `logprobs`, `processor`, `images` and `top_p_replay` of `fields_of`, and
             `train_constrained` and `agent` of `sample_of`.
 
     A trajectory whose policy sampled the placeholder of images becomes `ABORTED`, has no tokens and is not trained; a
@@ -189,6 +206,7 @@ def complete_aborted(
     if not sample.tokens:
         sample.tokens, sample.response, sample.response_length, sample.loss_mask = [0, 0], "", 1, [0]
         sample.rollout_log_probs = None if logprobs == "omit" else [0.0]
+        sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = [], [0, 0]
         if experts is not None:
             layers, chosen = experts
             sample.rollout_routed_experts = [[list(range(chosen))] * layers]
@@ -274,7 +292,7 @@ def _without_tokens(sample: S, trajectory: TrainingSample, reason: str) -> S:
     """Return the sample without tokens, aborted, and with the reason in its metadata: slime cannot train them."""
     logger.warning("rollout=<%s> | not trained: %s", trajectory.identity.rollout_id, reason)
     empty: dict[str, Any] = {"tokens": [], "response": "", "response_length": 0, "loss_mask": [], "weight_versions": []}
-    unset = ("rollout_log_probs", "rollout_routed_experts", "multimodal_train_inputs")
+    unset = ("rollout_log_probs", "teacher_log_probs", "rollout_routed_experts", "multimodal_train_inputs", *_KEPT)
     for name, value in {**empty, **dict.fromkeys(unset), "remove_sample": True}.items():
         setattr(sample, name, value)  # a sample that slime passes again holds those of its last run
     found = metadata_of(trajectory)

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from strands_tito.export.kept import EXACT, KeptSets, has_sets, kept_sets
 from strands_tito.export.sample import NO_EXPERT, SampleImage, TrainingSample
 from tito_core.backend.images import stray_placeholders
 from tito_core.ledger.columns import Logprobs, TokenIds
-from tito_core.ledger.errors import how_to_install
+from tito_core.ledger.errors import TITOError, how_to_install
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Semantics, Turn
+from tito_core.ledger.turn import Draft, Semantics, Turn
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -34,7 +35,7 @@ Decode = Callable[[Sequence[int]], str]
 """Returns the text of token ids, special tokens included."""
 
 
-class MissingPackageError(ImportError):
+class MissingPackageError(TITOError, ImportError):
     """A trainer's package is not installed."""
 
 
@@ -60,51 +61,128 @@ def import_optional(module: str, extra: str | None = None) -> ModuleType:
 
 
 LogprobPolicy = Literal["checked", "as-recorded", "omit"]
-"""What to do with recorded logprobs: "checked" raises unless they are what the trainer computes, "as-recorded" passes
-them on unchecked, "omit" leaves them out, so that the trainer computes its own."""
+"""What to do with recorded logprobs: "checked" raises unless they are what the trainer computes, of the distribution
+that was sampled; "as-recorded" passes them on unchecked, "omit" leaves them out: the trainer computes its own."""
 
 
-class LogprobMismatchError(ValueError):
+class LogprobMismatchError(TITOError, ValueError):
     """Recorded logprobs are not the quantity that the trainer compares them with."""
 
 
 def logprobs_for(
-    sample: TrainingSample, *, temperature: float, trainer: str, policy: LogprobPolicy = "checked"
+    sample: TrainingSample,
+    *,
+    temperature: float,
+    trainer: str,
+    policy: LogprobPolicy = "checked",
+    replays: bool = False,
 ) -> Logprobs | None:
     """Return the logprobs of the trained tokens, and 0.0 on all others, which no loss reads.
+
+    For a trainer that replays kept sets, "checked" ones are normalised over them, as those that it computes.
 
     Args:
         sample: The sample.
         temperature: The trainer's logit temperature: it trains on log_softmax(logits / temperature).
         trainer: The trainer's name, for errors.
         policy: See `LogprobPolicy`.
+        replays: Whether the trainer gets the kept sets, and computes its logprobs over them.
 
     Returns:
         float32, shape (n,), or None for "omit".
 
     Raises:
         LogprobMismatchError: With "checked": a trained token's logprob is not log_softmax(logits / temperature) over
-            the whole vocabulary, or its semantics are unknown.
+            the whole vocabulary, or its semantics are unknown. Or it was sampled under a truncation that the trainer
+            cannot replay; see `sampled_logprobs`.
         ValueError: `policy` is not a `LogprobPolicy`.
     """
     if policy not in ("checked", "as-recorded", "omit"):
         raise ValueError(f"logprobs must be 'checked', 'as-recorded' or 'omit', not {policy!r}.")
     if policy == "omit":
         return None
+    trained, values = sample.loss_mask.astype(np.bool_), sample.logprobs
     if policy == "checked":
+        rollout = sample.identity.rollout_id
         for semantics in sample.semantics:
-            check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=sample.identity.rollout_id)
-    trained = sample.loss_mask.astype(np.bool_)
-    return np.where(trained, sample.logprobs, np.float32(0)).astype(np.float32)
+            over_kept = replays and has_sets(sample.kept)
+            check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=rollout, over_kept=over_kept)
+        values = sampled_logprobs(values, sample.kept, trained, trainer=trainer, rollout=rollout, replays=replays)
+    return np.where(trained, values, np.float32(0)).astype(np.float32)
 
 
-def check_semantics(semantics: Semantics, *, temperature: float, trainer: str, rollout: str) -> None:
+def sampled_logprobs(
+    logprobs: Logprobs,
+    kept: KeptSets | None,
+    trained: npt.NDArray[np.bool_],
+    *,
+    trainer: str,
+    rollout: str,
+    replays: bool,
+) -> Logprobs:
+    """Return logprobs of the distribution that was sampled: over the kept set, where a trainer replays it.
+
+    Args:
+        logprobs: Those of whole distributions, shape (n,).
+        kept: Their kept sets; None if nothing was truncated.
+        trained: Which tokens are trained, shape (n,).
+        trainer: The trainer's name, for the error.
+        rollout: The rollout, for the error.
+        replays: Whether the trainer computes its logprobs over kept sets.
+
+    Raises:
+        LogprobMismatchError: A trained token was sampled under a truncation, and the trainer does not replay it, or no
+            kept set was recorded, or its probability is not known.
+    """
+    if kept is None:
+        return logprobs
+    low, high = kept.mass.T.astype(np.float64)
+    cut = trained & (low < 1 - EXACT)
+    ready = replays & (kept.counts > 0) & (high - low < EXACT)
+    if (cut & ~ready).any():
+        raise LogprobMismatchError(_refusal(low, high, cut & ~ready, trainer, rollout, replays))
+    return np.where(cut, logprobs - np.log(np.where(cut, low, 1)), logprobs).astype(np.float32)
+
+
+def _refusal(
+    low: npt.NDArray[np.float64],
+    high: npt.NDArray[np.float64],
+    wrong: npt.NDArray[np.bool_],
+    trainer: str,
+    rollout: str,
+    replays: bool,
+) -> str:
+    """Return why the logprobs of the tokens `wrong` are refused, and by how much their ratio would be off."""
+    known, off = wrong & (low > 0), ""
+    if known.any():
+        least, most = -np.log(high[known]), -np.log(low[known])
+        off = (
+            f" By the recorded top logprobs the ratio is off by {least.mean():.3g} to {most.mean():.3g} nats a token, "
+            f"at most by a factor of {np.exp(most.max()):.3g}."
+        )
+    if unknown := int((wrong & ~known).sum()):
+        off += f" For {unknown} of them it is unknown by how much: no top logprobs of their distribution are recorded."
+    why = "finds no kept sets of known probability" if replays else "has no place for kept sets"
+    return (
+        f"Law 11: {int(wrong.sum())} trained tokens of rollout {rollout} were sampled under top_k, top_p or min_p, "
+        f"with p(token) / p(kept set), and {trainer} {why}, so its ratio would be wrong.{off} Sample with top_k=-1, "
+        "top_p=1 and min_p=0; or, for a trainer that replays kept sets, with a finite top_k and optional_outputs="
+        "{'sampling_mask': True, 'top_logprobs': top_k}. Or pass logprobs='omit' to let the trainer compute its own, "
+        "or logprobs='as-recorded' to use them unchecked."
+    )
+
+
+def check_semantics(
+    semantics: Semantics, *, temperature: float, trainer: str, rollout: str, over_kept: bool = False
+) -> None:
     """Check that logprobs are log_softmax(logits / temperature) over the whole vocabulary.
+
+    With `over_kept`, they may be of another distribution, for `sampled_logprobs` to judge by the kept sets.
 
     Raises:
         LogprobMismatchError: They are not, or their semantics are unknown.
     """
-    if semantics.temperature == temperature and not semantics.adjusted:
+    if semantics.temperature == temperature and (over_kept or not semantics.adjusted):
         return
     kind = {None: "of unknown kind", False: "raw", True: "processed"}[semantics.processed]
     at = "an unknown temperature" if semantics.temperature is None else f"temperature {semantics.temperature}"
@@ -151,6 +229,7 @@ class PromptResponse:
         experts: Routed experts, shape (tokens - 1, layers, experts), or None.
         truncated: Number of tokens cut from the end of the response.
         images: The images of prompt and response, in order.
+        kept: The kept sets of the response, or None.
     """
 
     prompt_ids: list[int]
@@ -160,6 +239,7 @@ class PromptResponse:
     experts: npt.NDArray[np.int16] | None
     truncated: int
     images: tuple[SampleImage, ...] = ()
+    kept: KeptSets | None = None
 
     def masked(self) -> PromptResponse:
         """Return it without any trained token."""
@@ -175,6 +255,7 @@ def prompt_response_of(
     max_prompt_length: int | None = None,
     max_response_length: int | None = None,
     takes_images: bool = False,
+    replays: bool = False,
 ) -> PromptResponse:
     """Split a sample into prompt and response.
 
@@ -189,6 +270,7 @@ def prompt_response_of(
             image moves whole.
         max_response_length: Longest response. A longer one is cut at its end, with a warning, never inside an image.
         takes_images: Whether the trainer trains with the images.
+        replays: Whether the trainer replays kept sets; see `logprobs_for`.
 
     Raises:
         ImagesNotSupportedError: The sample has images, and the trainer takes none, or the response begins with an image
@@ -199,7 +281,7 @@ def prompt_response_of(
     """
     if not takes_images:
         refuse_images(sample.images, trainer, sample.identity.rollout_id)
-    values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs)
+    values = logprobs_for(sample, temperature=temperature, trainer=trainer, policy=logprobs, replays=replays)
     start = sample.prompt_length if max_prompt_length is None else min(sample.prompt_length, max_prompt_length)
     start = whole_images(sample.images, start)
     stop = len(sample) if max_response_length is None else min(len(sample), start + max_response_length)
@@ -230,6 +312,7 @@ def prompt_response_of(
         None if experts is None else experts[:stop].astype(np.int16),
         truncated,
         images,
+        None if sample.kept is None else sample.kept.part(start, stop),
     )
 
 
@@ -273,13 +356,26 @@ def trained_turns(
             if turn.index in earlier or (turn.draft.constrained and not train_constrained):
                 continue
             if logprobs == "checked":
-                semantics = turn.draft.engine.semantics
-                check_semantics(semantics, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
+                checked_turn(turn.draft, temperature=temperature, trainer=trainer, rollout=rollout.uuid)
             whole = rollout.path_ids(turn.index)
             yield TrainedTurn(turn, whole[: len(whole) - turn.draft.columns.output])
 
 
-class ImagesNotSupportedError(ValueError):
+def checked_turn(draft: Draft, *, temperature: float, trainer: str, rollout: str, replays: bool = False) -> Logprobs:
+    """Return the logprobs of a trained turn as `logprobs_for` does those of a sample, shape (output tokens,).
+
+    Raises:
+        LogprobMismatchError: As `logprobs_for` with "checked".
+    """
+    n = draft.columns.output
+    kept = kept_sets([(draft, 0)], n)
+    whose: Any = {"trainer": trainer, "rollout": rollout}
+    over_kept = replays and has_sets(kept)
+    check_semantics(draft.engine.semantics, temperature=temperature, over_kept=over_kept, **whose)
+    return sampled_logprobs(draft.logprobs, kept, np.ones(n, np.bool_), replays=replays, **whose)
+
+
+class ImagesNotSupportedError(TITOError, ValueError):
     """A rollout has images, and the trainer would train it without them, or with them in other places."""
 
 
@@ -287,7 +383,7 @@ class SampledPlaceholderError(ImagesNotSupportedError):
     """The policy of one rollout sampled the placeholder of images. Other rollouts of the batch are not concerned."""
 
 
-class ImageGridError(ValueError):
+class ImageGridError(TITOError, ValueError):
     """A processor makes another number of tokens of an image than the engine did."""
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
+from strands_tito.export.kept import kept_sets
 from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of
 from strands_tito.export.trainer import (
     Decode,
-    check_semantics,
+    checked_turn,
     import_optional,
     processed,
     refuse_ledger_images,
@@ -69,8 +70,8 @@ def trace_of(
         processor: The model's processor of transformers, with which the number of tokens of each image is checked.
             verifiers before 0.4 needs it for images: its nodes hold the processor's tensors, which prime-rl trains.
 
-    Images are data URLs in the content of their user node, and tokens are expanded, as verifiers records a rollout
-    itself; from 0.4 on the trainer makes the tensors.
+    Kept sets are the `sampling_mask` of a turn's answer. Images are data URLs in the content of their user node, and
+    tokens are expanded, as verifiers records a rollout itself; from 0.4 on the trainer makes the tensors.
 
     Raises:
         MissingPackageError: verifiers is not installed.
@@ -84,18 +85,21 @@ def trace_of(
         raise ValueError(f"logprobs must be 'checked' or 'as-recorded' for verifiers, not {logprobs!r}.")
     vf = import_optional("verifiers.v1", "verifiers")
     nodes: list[dict[str, Any]] = []
-    tensors = bool(rollout.images) and _takes_tensors(vf)
+    tensors = bool(rollout.images) and _has_field(vf, "multi_modal_data")
     if tensors and processor is None:
         refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
-    media = media_ids_of(rollout)
+    replays, media = _has_field(vf, "sampling_mask"), media_ids_of(rollout)
     for trajectory in rollout.trajectories:
         refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), media, "verifiers", rollout.uuid)
     for turn in rollout:
         trained = train_constrained or not turn.draft.constrained
-        if trained and logprobs == "checked":
-            semantics = turn.draft.engine.semantics
-            check_semantics(semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
         nodes += _nodes(turn, decode, trained, rollout.images)
+        if trained and logprobs == "checked":
+            options: Any = {"trainer": "verifiers", "rollout": rollout.uuid, "replays": replays}
+            nodes[-1]["logprobs"] = checked_turn(turn.draft, temperature=temperature, **options).tolist()
+        kept = kept_sets([(turn.draft, 0)], turn.draft.columns.output)
+        if trained and replays and kept is not None and len(kept.ids):
+            nodes[-1]["sampling_mask"] = {"ids": _array(kept.ids), "counts": _array(kept.counts)}
         _attach_experts(nodes, turn)
         if turn.draft.media and processor is not None:
             found = _image_items(turn, rollout.images, processor)
@@ -119,10 +123,10 @@ def trace_of(
     return cast("WireTrace", vf.WireTrace.model_validate(trace))
 
 
-def _takes_tensors(vf: Any) -> bool:
-    """Return whether nodes have tensors of images, from which prime-rl trained up to verifiers 0.3."""
+def _has_field(vf: Any, name: str) -> bool:
+    """Return whether nodes have a field; tensors of images, from which prime-rl trained, only up to verifiers 0.3."""
     (node,) = get_args(vf.WireTrace.model_fields["nodes"].annotation)
-    return "multi_modal_data" in node.model_fields
+    return name in node.model_fields
 
 
 def _image_items(turn: Turn, images: Mapping[bytes, Image], processor: Any) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _info(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
         "sample": sample_number(rollout),
         "agents": [turn.draft.agent for turn in rollout],
         "termination": None if termination is None else termination.value,
-        "versions": [[list(span) for span in turn.draft.engine.versions] for turn in rollout],
+        "versions": [[list(span) for span in turn.draft.versions] for turn in rollout],
     }
 
 

@@ -15,36 +15,18 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from strands_tito.inspect.mismatch import Mismatch
 from strands_tito.inspect.verify import Rescored, merge, rescore
-from tito_core.backend.errors import BackendError, UnknownBackendError
-from tito_core.backend.values import InvalidValueError
-from tito_core.chat.rendering import TemplateError
-from tito_core.chat.tokenizer import TokenizerError
-from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Trajectory, count
 from tito_core.model import Policy
 from tito_core.parsing.completion import CallStatus
-from tito_core.parsing.registry import UnknownParserError
-from tito_engines.errors import EngineError
 from tito_engines.terminal import VISIBLE, visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-EXPECTED_ERRORS = (
-    BackendError,
-    EngineError,
-    InvalidValueError,
-    LawViolationError,
-    TemplateError,
-    TokenizerError,
-    UnknownBackendError,
-    UnknownParserError,
-)
-"""Errors that the command line prints without a traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +195,24 @@ def rescored_line(rescored: Rescored) -> str:
         f"re-scored   {len(rescored.differences)} sampled tokens, |recorded - re-scored| "
         f"p50 {rescored.quantile(0.5):.1e}, p99 {rescored.quantile(0.99):.1e}, max {rescored.quantile(1):.1e} nats, "
         f"{rescored.not_comparable} not comparable"
+    )
+
+
+def mismatch_lines(rescored: Rescored) -> Iterator[str]:
+    """Yield how far the server's policy is from the recorded one: in whole, and where it is furthest."""
+    found = rescored.mismatch()
+    if found.whole is None:
+        return
+    yield f"mismatch    {_mismatch(found.whole)}"
+    for what, parts in (("turn", found.by_turn), ("position", found.by_position)):
+        number, worst = max(parts.items(), key=lambda each: each[1].kl)
+        yield f"            furthest from {what} {number}: {_mismatch(worst)}"
+
+
+def _mismatch(each: Mismatch) -> str:
+    return (
+        f"{count(each.tokens, 'token')}, KL {each.kl:.1e} (k3), reverse {each.reverse_kl:.1e} nats a token, effective "
+        f"sample size {each.effective:.1%}, {each.far:.1%} of ratios outside 0.5 to 2"
     )
 
 

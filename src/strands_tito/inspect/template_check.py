@@ -190,8 +190,8 @@ MakeRenderer = Callable[[Any], Renderer]
 class RendererComparison:
     """A comparison of a renderer with a chat template. Build it with `RendererComparison.of`.
 
-    Renderers of Prime Intellect's package `renderers` are written by hand for a model family. Source of what is used of
-    them: renderers 0.1.12, `base.py` (Renderer, Tokenizer, create_renderer) and `configs.py`.
+    A renderer of Prime Intellect's package `renderers` is written by hand for one model family. The interface used here
+    is that of renderers 0.1.12: `base.py` (Renderer, Tokenizer, create_renderer) and `configs.py`.
 
     Attributes:
         name: The renderer's class, with the package's version if the package made it.

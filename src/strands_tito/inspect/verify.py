@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from strands_tito.inspect.mismatch import Mismatches, mismatch_of
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.generate import connected, score
 from tito_core.backend.images import PromptImages, collapsed, media_ids_of, stray_placeholders
@@ -17,7 +18,7 @@ from tito_core.backend.registry import create_backend
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.ledger.turn import Draft
+from tito_core.ledger.turn import Adapter, Draft, Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +44,14 @@ class Rescored:
         """Return a quantile of the differences in nats; NaN if nothing was compared."""
         return float(np.quantile(self.differences, q)) if len(self.differences) else float("nan")
 
+    def mismatch(self) -> Mismatches:
+        """Return the mismatch of the server and the recorded logprobs: its scores stand in for a trainer's."""
+        turns = [np.full(len(signed), turn) for turn, _, signed in self.by_turn]
+        signed = _joined([signed for *_, signed in self.by_turn])
+        positions = [positions for _, positions, _ in self.by_turn]
+        whole, places = (np.concatenate([np.zeros(0, np.intp), *each]) for each in (turns, positions))
+        return mismatch_of(signed, np.zeros(len(signed)), turns=whole, positions=places)
+
 
 async def connect_for_scoring(backend: str, base_url: str) -> Backend:
     """Connect to a server for scoring only, which needs no tokenizer."""
@@ -66,11 +75,15 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
     by_turn: list[tuple[int, npt.NDArray[np.intp], Logprobs]] = []
     not_comparable = 0
     for trajectory in ledger.trajectories:
-        scores = await _scores(trajectory, backend, version, media_ids)
+        by_adapter = {
+            adapter: await _scores(trajectory, backend, version, media_ids, adapter)
+            for adapter in dict.fromkeys(turn.draft.adapter for turn in _own(trajectory))
+        }
         for segment in trajectory.segments:
             if not segment.is_output or segment.turn in trajectory.context_turns:
                 continue
             draft = ledger[segment.turn].draft
+            scores = by_adapter[draft.adapter]
             compared = np.zeros(len(draft.output_ids), bool)
             if scores is not None and draft.engine.semantics.comparable_with_scoring():
                 compared = _sampled_by(version, draft)
@@ -87,29 +100,55 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
 
 
 async def _scores(
-    trajectory: Trajectory, backend: Backend, version: str | None, media_ids: tuple[int, ...]
+    trajectory: Trajectory, backend: Backend, version: str | None, media_ids: tuple[int, ...], adapter: Adapter | None
 ) -> Logprobs | None:
-    """Return the scores of a path; None if none of its tokens can be compared or the server cannot score it."""
-    spans = [(span.offset, span.length) for span in trajectory.media]
-    if len(trajectory.images) != len(spans):
-        return None
-    if spans and stray_placeholders(trajectory.token_ids, spans, media_ids):
-        return None
-    own = [turn.draft for turn in trajectory.path if turn.index not in trajectory.context_turns]
+    """Return an adapter's scores of a path; None if no token can be compared or the server cannot score it."""
+    own = [turn.draft for turn in _own(trajectory) if turn.draft.adapter == adapter]
     if not any(
         (draft.engine.semantics.comparable_with_scoring() and _sampled_by(version, draft).any())
         or (version is None and "prompt_logprobs" in draft.extras)
         for draft in own
     ):
         return None
+    scores = await score_path(trajectory, backend, media_ids, adapter)
+    return None if isinstance(scores, str) else scores
+
+
+async def score_path(
+    trajectory: Trajectory, backend: Backend, media_ids: Sequence[int], adapter: Adapter | None = None
+) -> Logprobs | str:
+    """Score the ids of a path by a server, with their images.
+
+    Args:
+        trajectory: The path.
+        backend: The server, of the policy or of another model with the same vocabulary.
+        media_ids: Ids of the vocabulary's placeholders; see `media_ids_of`.
+        adapter: The server's adapter that scores; None for the model alone.
+
+    Returns:
+        float32, shape (n,); see `score`. Or a sentence that says why the server cannot score this path.
+
+    Raises:
+        BackendError: As `score`.
+    """
+    spans = [(span.offset, span.length) for span in trajectory.media]
+    if len(trajectory.images) != len(spans):
+        return f"the ledger holds the files of {len(trajectory.images)} of its {len(spans)} images."
+    if spans and stray_placeholders(trajectory.token_ids, spans, media_ids):
+        return "the policy sampled the placeholder of an image, so the server would put the images elsewhere."
     try:
         if not spans:
-            return await score(backend, trajectory.token_ids)
+            return await score(backend, trajectory.token_ids, adapter=adapter)
         placeholder = int(trajectory.token_ids[spans[0][0]])
         images = PromptImages(trajectory.images, placeholder, tuple(length for _, length in spans))
-        return await score(backend, collapsed(trajectory.token_ids, spans), images)
-    except ContextLengthError:  # vLLM needs room for one more token than it scores
-        return None
+        return await score(backend, collapsed(trajectory.token_ids, spans), images, adapter)
+    except ContextLengthError as error:  # vLLM needs room for one more token than it scores
+        return str(error)
+
+
+def _own(trajectory: Trajectory) -> list[Turn]:
+    """Return the turns of a path that no other trajectory trains."""
+    return [turn for turn in trajectory.path if turn.index not in trajectory.context_turns]
 
 
 def _sampled_by(version: str | None, draft: Draft) -> npt.NDArray[np.bool_]:

@@ -93,7 +93,7 @@ def generate_with(
             sampling=sampling_of(sampling_params),
             on_abort="discard",  # slime waits until its servers are idle, so an aborted answer cannot be resumed
             context_window_limit=_context_limit(args, evaluation),
-            optional_outputs=_optional_outputs(args),
+            optional_outputs=_optional_outputs(args, sampling_params, evaluation),
         )
         earlier = len(model.ledger)
         agent = make_agent(model, sample)
@@ -111,6 +111,7 @@ def generate_with(
             "logprobs": logprob_policy,
             "processor": _processor(str(args.hf_checkpoint)) if model.ledger.images and not evaluation else None,
             "images": not evaluation,
+            "top_p_replay": _replays(args),
             "agent": trained_agent,
         }
         aborted_options: dict[str, Any] = {
@@ -176,13 +177,14 @@ def sampling_of(sampling_params: Mapping[str, Any]) -> SamplingParams:
     """Convert slime's sampling parameters, which are SGLang's.
 
     Raises:
-        ValueError: slime's top-p replay is on, or a parameter is unknown.
+        ValueError: A parameter is unknown, or `custom_params` has more than slime's own request for kept sets.
     """
     params = {
         name: value for name, value in sampling_params.items() if name not in _DETOKENIZER_PARAMS and value is not None
     }
-    if params.pop("custom_params", None):
-        raise ValueError("slime's top-p replay is not supported: train with --rollout-top-p 1.0.")
+    custom = params.pop("custom_params", None)
+    if custom and custom != {"return_top_p_token_ids": True}:  # asked for by `_optional_outputs` instead
+        raise ValueError(f"custom_params {custom} are not supported, since code of the server would read them.")
     if "sampling_seed" in params:
         params["seed"] = params.pop("sampling_seed")
     if isinstance(params.get("stop"), str):
@@ -242,9 +244,18 @@ def _ledger(policy: Policy, sample: Any) -> Ledger:
     return policy.ledger(group_id=None if group is None else str(group), user=user)
 
 
-def _optional_outputs(args: Any) -> dict[str, Any] | None:
+def _optional_outputs(args: Any, sampling_params: Mapping[str, Any], evaluation: bool) -> dict[str, Any] | None:
+    """Return what slime replays: experts, and kept sets with the logprobs that show how much probability they have."""
     experts = _experts(args)
-    return None if experts is None else {"routed_experts": experts}
+    wanted: dict[str, Any] = {} if experts is None else {"routed_experts": experts}
+    if _replays(args) and not evaluation:
+        wanted |= {"sampling_mask": True, "top_logprobs": max(int(sampling_params.get("top_k", -1)), 0)}
+    return wanted or None
+
+
+def _replays(args: Any) -> bool:
+    """Return whether slime trains over kept sets (`get_rollout_top_p_logprob_kwargs` in its `loss.py`)."""
+    return bool(getattr(args, "rollout_top_p", 1.0) != 1.0)
 
 
 def _experts(args: Any) -> tuple[int, int] | None:

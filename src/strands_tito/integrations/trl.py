@@ -134,4 +134,4 @@ async def _rollouts(
     try:
         return list(await asyncio.gather(*map(one, prompts)))
     finally:
-        await policy.backend.aclose()  # this event loop ends here
+        await policy.aclose()  # this event loop ends here

@@ -25,7 +25,9 @@ from skyrl.train.generators.base import GeneratorOutput, TrajectoryID  # noqa: E
 from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
+from strands_tito.export.kept import kept_logprobs  # noqa: E402
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
+from support.kept_sets import sampled  # noqa: E402
 from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, grow, rollouts  # noqa: E402
 from tito_core.ledger import Ledger  # noqa: E402
 
@@ -125,6 +127,47 @@ def a_whole_group_is_trained_without_its_bad_rows() -> None:
     assert torch.allclose(advantages, expected[:, None] * mask)
 
 
+def kept_sets_are_skyrls() -> None:
+    """SkyRL checks and packs them, and torch's logprobs over them are those that were sampled."""
+    truth = sampled(3, 3, top=12, mask=True, top_k=4)
+    options = {**OPTIONS, "logprobs": "checked"}
+    if "rollout_sample_support" not in GeneratorOutput.__annotations__:
+        with pytest.raises(LogprobMismatchError, match="SkyRL has no place for kept sets"):
+            generator_output_of([truth.ledger], **options)
+        return
+    output: Any = generator_output_of([truth.ledger, rewarded(chain((3, 2)))], **options)
+    validate_generator_output(2, output)
+    *_, packed = convert_prompts_responses_to_batch_tensors(
+        PAD if "pad_token_id" in TENSORS else SimpleNamespace(pad_token_id=PAD),
+        output["prompt_token_ids"],
+        output["response_ids"],
+        at_the_end(output),
+        output["loss_masks"],
+        output["rollout_logprobs"],
+        rollout_sample_support=output["rollout_sample_support"],
+    )
+    rows = packed.segment(0)
+    mask = torch.tensor(output["loss_masks"][0]).bool()
+    assert [row[row >= 0].tolist() for row in rows[mask]] == truth.kept
+    assert (packed.segment(1) == -1).all()
+    np.testing.assert_allclose(np.array(output["rollout_logprobs"][0])[mask.numpy()], truth.over_kept, atol=2e-4)
+
+
+def torch_takes_gradients_over_kept_sets() -> None:
+    """As NumPy's values; a logit outside the set has no gradient."""
+    (sample,) = samples_of(sampled(3, 3, top=12, mask=True, top_k=4).ledger)
+    assert sample.kept is not None
+    scores = torch.randn(len(sample), 12, dtype=torch.float64, requires_grad=True)
+    ids = np.where(sample.loss_mask, sample.token_ids, 0)
+    values = kept_logprobs(scores, ids, sample.kept)
+    np.testing.assert_allclose(values.detach(), kept_logprobs(scores.detach().numpy(), ids, sample.kept))
+    values.sum().backward()
+    for row, kept in zip(scores.grad, sample.kept.padded(), strict=True):  # type: ignore[arg-type]
+        inside = kept[kept >= 0] if (kept >= 0).any() else np.arange(12)
+        assert set(torch.nonzero(row)[:, 0].tolist()) <= set(inside.tolist())
+        assert torch.isfinite(row).all()
+
+
 def what_cannot_be_said_is_refused() -> None:
     with pytest.raises(LogprobMismatchError, match="SkyRL compares"):
         generator_output_of([rewarded(chain((3, 2), semantics=HOT))], **{**OPTIONS, "logprobs": "checked"})
@@ -142,6 +185,8 @@ def what_cannot_be_said_is_refused() -> None:
 if __name__ == "__main__":
     rows_are_trained_as_sampled()
     a_row_a_rollout()
+    kept_sets_are_skyrls()
+    torch_takes_gradients_over_kept_sets()
     what_cannot_be_said_is_refused()
     a_whole_group_is_trained_without_its_bad_rows()
     print(f"skyrl: ok, {version('skyrl')}, {seen} rows")

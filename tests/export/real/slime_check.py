@@ -9,6 +9,7 @@ import inspect
 import json
 import tempfile
 from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from strands_tito.export import samples_of
 from strands_tito.export.files import ExportOptions, write
 from strands_tito.export.slime import STATUS, complete_aborted, fan_out, fill, rewards_by_group
 from strands_tito.integrations.slime_generate import PARTIAL
+from support.kept_sets import sampled
 from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
 from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
 from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
@@ -254,6 +256,23 @@ def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
     assert done.metadata["tito"]["rollout"] == cut.metadata["tito"]["rollout"]
 
 
+def kept_sets_are_slimes() -> None:
+    """slime's own check of the offsets, its tensors, and the set of each trained token."""
+    truth = sampled(3, 3, top=12, mask=True, top_p=0.8, top_k=6)
+    (sample,) = fan_out(Sample(index=3), truth.ledger, **{**OPTIONS, "logprobs": "checked"})
+    sample._validate_response_metadata_lengths()
+    names = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+    batch: dict[str, Any] = {"tokens": [sample.tokens], "loss_masks": [sample.loss_mask]}
+    batch |= {name: [getattr(sample, name)] for name in names}
+    tensorize_rollout_data_for_training(batch)
+    ids, offsets = (batch[name][0] for name in names)
+    assert (ids.dtype, len(offsets)) == (torch.int32, sample.response_length + 1)
+    spans = [ids[start:stop].tolist() for start, stop in pairwise(offsets.tolist())]
+    assert [span for span, mask in zip(spans, sample.loss_mask, strict=True) if mask] == truth.kept
+    values = [value for value, mask in zip(sample.rollout_log_probs, sample.loss_mask, strict=True) if mask]
+    np.testing.assert_allclose(values, truth.over_kept, atol=2e-4)
+
+
 def a_rollout_without_a_turn_is_aborted() -> None:
     ledger = Ledger()
     sample = fill(Sample(index=0), ledger, **OPTIONS)
@@ -278,6 +297,7 @@ if __name__ == "__main__":
 
     sys.modules["slime_check"] = sys.modules["__main__"]
     samples_are_slimes()
+    kept_sets_are_slimes()
     a_rollout_without_a_turn_is_aborted()
     what_ended_from_outside_is_not_trained()
     a_group_is_compared_with_itself()

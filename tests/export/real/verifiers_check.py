@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
@@ -14,6 +14,7 @@ from verifiers.v1 import Trace, WireTrace
 
 from strands_tito.export import ImagesNotSupportedError, LogprobMismatchError, samples_of
 from strands_tito.export.verifiers import STOP, trace_of
+from support.kept_sets import sampled
 from support.picture_ledgers import PAD, Patches, two_images
 from support.rollout_forests import HOT, chain, grow, rollouts
 from tito_core.ledger import Finish, Ledger
@@ -110,6 +111,28 @@ def other_logprobs_are_refused() -> None:
     assert trace_of(Ledger(), **OPTIONS).has_error
 
 
+def kept_sets_are_verifiers() -> None:
+    """From 0.4 on a branch has its kept sets, over the wire too; before, what needs them is refused."""
+    truth = sampled(3, 3, top=12, mask=True, top_k=4)
+    if version("verifiers").startswith("0.3") and "sampling_mask" not in node_fields():
+        with pytest.raises(LogprobMismatchError, match="verifiers has no place for kept sets"):
+            trace_of(truth.ledger, **OPTIONS)
+        return
+    (branch,) = over_the_wire(trace_of(truth.ledger, **OPTIONS)).branches
+    mask = branch.sampling_mask
+    rows = np.split(mask.ids, np.cumsum(mask.counts)[:-1])
+    own = [row.tolist() for row, free in zip(rows, branch.sampled_mask, strict=True) if free]
+    assert own == truth.kept
+    assert sum(mask.counts) == sum(map(len, truth.kept))
+    values = np.array(branch.logprobs)[np.array(branch.sampled_mask)]
+    np.testing.assert_allclose(values, truth.over_kept, atol=2e-4)
+
+
+def node_fields() -> Any:
+    (node,) = get_args(WireTrace.model_fields["nodes"].annotation)
+    return node.model_fields
+
+
 def images_are_in_the_messages_and_their_tokens_are_marked() -> None:
     ledger = two_images()
     if version("verifiers").startswith("0.3"):
@@ -137,4 +160,5 @@ if __name__ == "__main__":
     traces_are_verifiers()
     experts_are_of_every_token()
     other_logprobs_are_refused()
+    kept_sets_are_verifiers()
     print(f"verifiers: ok, {version('verifiers')}, {seen} branches")

@@ -1,0 +1,159 @@
+"""A teacher: another model with the same vocabulary that scores recorded ids, for on-policy distillation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self
+
+from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, encoded, expect_same, recorded
+from strands_tito.inspect.verify import score_path
+from tito_core.backend.errors import BadRequestError
+from tito_core.backend.generate import connected
+from tito_core.backend.images import media_ids_of
+from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.registry import create_backend
+from tito_core.backend.replicas import task_group
+from tito_core.backend.values import InvalidValueError
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.trajectory import Trajectory
+from tito_core.ledger.turn import Semantics, VocabularyCheck
+from tito_core.policy import Bound, bind, compare
+from tito_core.store.file import LedgerFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A connected server that scores ids of its own vocabulary; see `connect`."""
+
+    backend: Backend
+    info: EngineInfo
+    bound: Bound
+    vocabulary: VocabularyCheck
+
+    @classmethod
+    async def connect(
+        cls,
+        *,
+        backend: str | Backend,
+        base_url: str | Sequence[str] = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        **options: Any,
+    ) -> Self:
+        """Connect to a server and compare its vocabulary with the tokenizer of the rollouts.
+
+        Args:
+            backend: Name of the server's backend, or a backend.
+            base_url: Its address; several are replicas.
+            tokenizer: The tokenizer that the rollouts were recorded with.
+            **options: Of the backend, such as `api_key`.
+
+        Raises:
+            LawViolationError: The server has another vocabulary (law 15).
+            TokenizerError, TemplateError: The tokenizer cannot be used.
+            BackendError: The server cannot be reached.
+        """
+        engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
+        try:
+            bound = await asyncio.to_thread(bind, tokenizer)
+            info = await connected(engine)
+            check = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
+        except BaseException:
+            if engine is not backend:
+                await engine.aclose()
+            raise
+        return cls(engine, info, bound, check)
+
+    async def score(self, trajectory: Trajectory) -> Scores:
+        """Score one path; nothing is stored.
+
+        Raises:
+            BadRequestError: The server cannot score it: it is too long, or its images cannot be sent.
+            BackendError: Scoring failed.
+            ProtocolViolationError: The scores are not those of these ids (law 4).
+        """
+        found = await score_path(trajectory, self.backend, self.bound.template.certificate.media_ids)
+        if isinstance(found, str):
+            raise BadRequestError(f"The path cannot be scored: {found}", backend=self.backend.name)
+        return Scores(found, **self._facts(self.vocabulary))
+
+    async def annotate(self, ledger: Ledger, column: str = TEACHER) -> list[str]:
+        """Score the turns of a ledger that do not have a column yet, and add it to them.
+
+        Returns:
+            Why paths could not be scored, a sentence each.
+
+        Raises:
+            LawViolationError: The ledger was recorded with another vocabulary (law 15).
+            InvalidValueError: The column's name is not printable text, or it holds scores of another model.
+            BackendError: As `score`. The path's turns get no scores then.
+        """
+        if not column or not column.isprintable():
+            raise InvalidValueError(f"column={column!r} must be a name of printable characters.")
+        written = as_json(self._facts(self._checked(ledger)))
+        done = recorded(ledger).get(column, {})
+        for index, value in done.items():
+            expect_same(column, ledger, index, value, written)
+        media_ids, refused = media_ids_of(ledger), []
+        for trajectory in ledger.trajectories:
+            missing = [turn for turn in trajectory.path if turn.index not in done]
+            found = await score_path(trajectory, self.backend, media_ids) if missing else ""
+            if isinstance(found, str):
+                refused += [f"Rollout {ledger.uuid}, path to turn {trajectory.turns[-1]}: {found}"] if missing else []
+                continue
+            for turn in missing:
+                own = found[turn.path_length - turn.own_length : turn.path_length]
+                value = encoded(own, written)
+                ledger.annotate(PREFIX + column, value, turn=turn.index)
+                done[turn.index] = value
+        return refused
+
+    async def annotate_file(
+        self,
+        path: str | PathLike[str],
+        column: str = TEACHER,
+        *,
+        concurrency: int = 16,
+        on_rollout: Callable[[], object] = lambda: None,
+    ) -> list[str]:
+        """Add a column to every ledger of a file, `concurrency` of them at a time; see `annotate`.
+
+        Each turn's scores are appended as one record. A second run after a kill scores what is missing.
+        """
+        slots, refused = asyncio.Semaphore(concurrency), list[str]()
+
+        async def one(uuid: str) -> None:
+            async with slots:
+                refused.extend(await self.annotate(file.resume(uuid), column))
+            on_rollout()
+
+        with LedgerFile(path, "a") as file:
+            async with task_group() as group:
+                for uuid in file.uuids:
+                    group.create_task(one(uuid))
+            file.sync()
+        return refused
+
+    def _checked(self, ledger: Ledger) -> VocabularyCheck:
+        """Compare the tokenizer that a ledger's certificate names with ours; without one, nothing is known of it."""
+        own, theirs = self.bound.template.certificate.tokenizer, (ledger.header.certificate or {}).get("tokenizer")
+        if theirs is not None and theirs != own:
+            raise LawViolationError(
+                15,
+                f"rollout {ledger.uuid} was recorded with the tokenizer {ledger.header.tokenizer!r} ({theirs}), but "
+                f"the teacher was compared with {self.bound.tokenizer.name_or_path!r} ({own}). Use a teacher with the "
+                "rollout's vocabulary, and give the rollout's tokenizer.",
+            )
+        return self.vocabulary if theirs is not None else VocabularyCheck.NOT_CHECKED
+
+    def _facts(self, vocabulary: VocabularyCheck) -> dict[str, Any]:
+        info = self.info
+        source = f"{info.backend} {info.version or 'of unknown version'}, scored"
+        meaning = Semantics(False, 1.0, adjusted=False, source=source)
+        return dict(zip(FACTS, (info.model, info.weight_version, vocabulary, meaning), strict=True))
