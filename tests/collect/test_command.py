@@ -26,7 +26,7 @@ from strands_tito.collect import (
     entries,
 )
 from strands_tito.collect.cli import on_console, status, summary
-from strands_tito.inspect.show import EXPECTED_ERRORS
+from strands_tito.errors import TITOError
 from support.collect_command import (
     HERE,
     Nursery,
@@ -144,6 +144,7 @@ def test_any_option_of_a_rollout_or_policy_can_be_given(
         (["--verify-echo", "never"], ["verify_echo", "'always'", "'never'"]),
         (["--turn-timeout", "0"], ["turn_timeout_s", "seconds"]),
         (["--patience", "-1"], ["Invalid value for '--patience'"]),
+        (["--workers", "2", "--ray", "auto"], ["with --ray use --ray-actors"]),
     ],
 )
 def test_a_wrong_option_is_refused_before_the_server_is_asked(
@@ -158,9 +159,11 @@ def test_a_wrong_option_is_refused_before_the_server_is_asked(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "exit_status", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1)]
+)
 def test_ctrl_c_ends_it_cleanly_with_what_is_done(
-    number: int, exit_status: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
+    number: int, exit_status: int, workers: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
 ) -> None:
     out, log, held = tmp_path / "out", tmp_path / "log", [True]
 
@@ -168,7 +171,8 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
         return Fault(hang=True) if held and len(lines(out)) >= 4 else None  # so that it cannot end before the signal
 
     with served("sglang", fault=fault) as server:
-        argv = command("sglang", server, folder, tasks, out, "-n", "3", "--concurrency", "2")
+        more = ("-n", "3", "--concurrency", "2", "--workers", str(workers))
+        argv = command("sglang", server, folder, tasks, out, *more)
         pid = forks.start(argv, log)
         wait_for(out, 4)
         os.kill(pid, number)
@@ -227,11 +231,14 @@ def test_the_patience_is_an_option(tasks: Path, folder: str, tmp_path: Path, her
     assert (tries, "(engine_error 5), the last with: ThrottledError" in found.stderr) == (5, True)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_an_exit_in_a_task_of_the_agents_code_is_an_error_not_success(
-    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+    workers: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
     with served("vllm") as server:
-        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--agent", "collect_agents:leaving")
+        argv = command(
+            "vllm", server, folder, tasks, tmp_path / "out", "--agent", "collect_agents:leaving", "--workers", workers
+        )
         found = here.invoke(cli.app, argv)
     assert isinstance(found.exception, AgentError), found.output
     assert "raised SystemExit(0)" in str(found.exception)
@@ -266,10 +273,23 @@ def test_an_unusable_folder_is_an_error_before_the_server_is_asked(
     assert str(tmp_path / where) in str(found.exception)
 
 
+def test_a_full_disk_is_an_error_that_says_what_to_do(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("strands_tito.collect.folder.Index.append", full)
+    with served("vllm") as server:
+        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out"))
+    assert isinstance(found.exception, FolderError), found.output
+    assert "No space left on device. Free disk space" in str(found.exception)
+
+
 def test_a_server_named_twice_is_an_error(tasks: Path, folder: str, tmp_path: Path, here: CliRunner) -> None:
     with served("vllm") as server:
         argv = command("vllm", server, folder, tasks, tmp_path / "out", "--base-url", server.base_url)
-        assert isinstance(here.invoke(cli.app, argv).exception, EXPECTED_ERRORS)
+        assert isinstance(here.invoke(cli.app, argv).exception, TITOError)
         assert not server.engine.requests
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from strands_tito.collect import OnRay, Rollout, Tasks
-from strands_tito.collect.on_ray import ActorResult, RolloutActor
+from strands_tito.collect.actors import ActorResult, RolloutActor
 from strands_tito.collect.rollout import AgentCode
 from support import collect_agents
 from support.scripted import Says, backend_of, engine_of, policy_of
@@ -41,7 +41,8 @@ class Actor:
 def on_ray(*actors: Actor) -> OnRay:
     ray = SimpleNamespace(exceptions=SimpleNamespace(**ERRORS))
     workers = OnRay(ray, AgentCode.of(collect_agents.run), is_ours=False)
-    workers._actors, workers._running, workers._available_at = list(actors), [0] * len(actors), [0.0] * len(actors)
+    workers._actors = list(actors)
+    workers._expect(len(actors))
     return workers
 
 
@@ -60,7 +61,7 @@ async def test_what_went_with_an_actor_or_its_machine_is_run_on_another(loss: st
 
 
 async def test_what_is_lost_again_and_again_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_tito.collect.on_ray.RESTART_S", 0.0)
+    monkeypatch.setattr("strands_tito.collect.actors.RESTART_S", 0.0)
     workers = on_ray(Actor(*LOSSES))
     ended = await workers.run(rollout())
     assert ended.termination is Termination.ABORTED
@@ -79,7 +80,7 @@ async def test_another_error_of_the_cluster_is_raised() -> None:
 @pytest.fixture
 def _usual_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor has a process of its own, whose garbage collector it sets; here other tests come after it."""
-    monkeypatch.setattr("strands_tito.collect.on_ray.tune_gc", lambda: None)
+    monkeypatch.setattr("strands_tito.collect.actors.tune_gc", lambda: None)
 
 
 class Hiccup:

@@ -5,7 +5,8 @@
     for ledger in collected("rollouts"):
         ...
 
-`tito collect` does the same from a shell. `OnRay` runs the rollouts on the machines of a Ray cluster.
+`tito collect` does the same from a shell. `Processes` runs the rollouts in several processes, `OnRay` on the machines
+of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 from strands_tito.collect.rollout import AgentError, CollectError, FolderError, TaskError, TooManyFailuresError
 
 if TYPE_CHECKING:
+    from strands_tito.collect.actors import Connection
     from strands_tito.collect.folder import Entry, RolloutFolder, collected, entries
-    from strands_tito.collect.on_ray import Connection, OnRay
+    from strands_tito.collect.on_ray import OnRay
+    from strands_tito.collect.processes import Processes
     from strands_tito.collect.rollout import Failure, Rollout, RolloutResult, Task, Tasks
     from strands_tito.collect.run import InProcess, Tally, Workers, collect
 
@@ -30,6 +33,7 @@ __all__ = [
     "FolderError",
     "InProcess",
     "OnRay",
+    "Processes",
     "Rollout",
     "RolloutFolder",
     "RolloutResult",
@@ -45,11 +49,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Connection": "on_ray",
+    "Connection": "actors",
     "Entry": "folder",
     "Failure": "rollout",
     "InProcess": "run",
     "OnRay": "on_ray",
+    "Processes": "processes",
     "Rollout": "rollout",
     "RolloutFolder": "folder",
     "RolloutResult": "rollout",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from strands_tito.collect.folder import MAX_SAMPLES
-from strands_tito.collect.rollout import AgentError
+from strands_tito.collect.rollout import exit_error
 from strands_tito.collect.run import OnEnd, Tally
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
@@ -27,7 +26,7 @@ from tito_core.ledger.turn import as_reward
 from tito_engines.terminal import VisibleConsole, stages_shown, visible
 
 if TYPE_CHECKING:
-    from strands_tito.collect.on_ray import Connection
+    from strands_tito.collect.actors import Connection
     from strands_tito.collect.run import Workers
     from tito_core.settings import RolloutOptions
 
@@ -83,6 +82,7 @@ def collect(
     truncated_reward: Annotated[
         float | None, typer.Option(help="Reward of rollouts that a limit ended before they got one; default: none.")
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that run the rollouts, up to one CPU each.")] = 1,
     ray: Annotated[str, typer.Option(help='Run on a Ray cluster: its address, "auto" or "local".')] = "",
     ray_actors: Annotated[
         int | None, typer.Option(min=1, help="Number of actors, one CPU each; default: all CPUs.")
@@ -96,10 +96,11 @@ def collect(
     console = VisibleConsole(stderr=True)
     console.print("reading the tasks and the agent", style="dim", highlight=False)  # the imports below take seconds
     with Interrupts(STATUSES, "Interrupted before anything was collected.", lambda: _summary(latest)) as interrupts:
-        from strands_tito.collect.on_ray import Connection
+        from strands_tito.collect.actors import Connection, quiet_strands
 
-        # Strands logs an error for each malformed call, because no tool has the call's name.
-        logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
+        if ray and workers > 1:
+            raise typer.BadParameter("--workers is for this machine: with --ray use --ray-actors.")
+        quiet_strands()
         more, policy_options = further_options(option or [])
         options: dict[str, Any] = {"patience_s": patience, **({"model": model} if model else {}), **policy_options}
         url = base_url[0] if len(base_url) == 1 else tuple(base_url)
@@ -128,15 +129,13 @@ def collect(
                     "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end,
                     "truncated_reward": truncated_reward,
                 }  # fmt: skip
-                work = _collect(tasks, out, connection, agent, rollout_options, ray, ray_actors, settings, interrupts)
+                pool = ray, ray_actors, workers
+                work = _collect(tasks, out, connection, agent, rollout_options, pool, settings, interrupts)
                 with contextlib.suppress(KeyboardInterrupt):
                     try:
                         runner.run(work)
                     except SystemExit as error:  # raised in a task that the agent's code started, such as a tool
-                        raise AgentError(
-                            f"The agent's code raised {error!r} in an asyncio task, which ends the collection. Raise "
-                            "an error instead. Finished rollouts are kept."
-                        ) from error
+                        raise exit_error(error) from error
         finally:
             if latest:
                 console.print(_summary(latest), highlight=False, markup=False, soft_wrap=True)
@@ -146,12 +145,11 @@ def collect(
 
 
 async def _collect(
-    tasks: Path, out: Path, connection: Connection, agent: str, rollout_options: RolloutOptions, ray: str,
-    actors: int | None, settings: dict[str, Any], interrupts: Interrupts,
+    tasks: Path, out: Path, connection: Connection, agent: str, rollout_options: RolloutOptions,
+    pool: tuple[str, int | None, int], settings: dict[str, Any], interrupts: Interrupts,
 ) -> None:  # fmt: skip
     from strands_tito.collect.folder import expect_usable
-    from strands_tito.collect.on_ray import OnRay
-    from strands_tito.collect.rollout import AgentCode, Tasks
+    from strands_tito.collect.rollout import AgentCode, FolderError, Tasks
     from strands_tito.collect.run import InProcess, tune_gc
     from strands_tito.collect.run import collect as collect_all
 
@@ -160,16 +158,28 @@ async def _collect(
     checked = Tasks.of(tasks, need_prompt=not code.is_run)  # before the server is contacted
     expect_usable(out)
     workers: Workers
+    ray, actors, processes = pool
     if ray:
+        from strands_tito.collect.on_ray import OnRay
+
         workers = await OnRay.start(
             ray, connection, agent, actors=actors, concurrency=settings["concurrency"], folder=folder, **rollout_options
         )
         interrupts.take()  # Ray's own SIGTERM handler would end the process at once
+    elif processes > 1:
+        from strands_tito.collect.processes import Processes
+
+        workers = await Processes.start(connection, agent, workers=processes, folder=folder, **rollout_options)
     else:
         workers = InProcess(await connection.connect(), code, **rollout_options)
     tune_gc()
     try:
         await collect_all(checked, workers, out, **settings)
+    except OSError as error:  # a rollout's own errors are failures
+        raise FolderError(
+            f"{out} could not be written: {error}. Free disk space or fix the folder, and run the same command again; "
+            "finished rollouts are kept."
+        ) from error
     finally:
         await workers.aclose()
 

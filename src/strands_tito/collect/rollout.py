@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from tito_core.ledger.errors import TITOError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import REWARD, as_reward
 from tito_core.store.records import UNREADABLE
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tito_core.model import TITOModel
 
 
-class CollectError(ValueError):
+class CollectError(TITOError, ValueError):
     """Rollouts cannot be collected with these arguments."""
 
 
@@ -35,6 +36,14 @@ class TaskError(CollectError):
 
 class AgentError(CollectError):
     """The agent cannot be imported, is not an agent, or returned an invalid value."""
+
+
+def exit_error(error: SystemExit) -> AgentError:
+    """Return the error of a collection that `sys.exit()` ended, in an asyncio task that the agent's code started."""
+    return AgentError(
+        f"The agent's code raised {error!r} in an asyncio task, which ends the collection. Raise an error instead. "
+        "Finished rollouts are kept."
+    )
 
 
 class FolderError(CollectError):

@@ -279,7 +279,7 @@ class InProcess:
 
     async def aclose(self) -> None:
         """Close the policy's connections."""
-        await self.policy.backend.aclose()
+        await self.policy.aclose()
 
 
 async def run_rollout(policy: Policy, agent: AgentCode, rollout: Rollout, settings: Settings) -> RolloutResult:

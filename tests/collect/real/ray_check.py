@@ -18,8 +18,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from strands_tito.collect import AgentError, CollectError, OnRay, TaskError, collect, entries
-from strands_tito.collect.on_ray import Connection
+from strands_tito.collect import AgentError, CollectError, Connection, OnRay, TaskError, collect, entries
 from support.collect_command import (
     HERE,
     Nursery,

@@ -1,0 +1,97 @@
+"""Rollouts in several processes: the same as in one, also when processes are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_tito.collect import Connection, InProcess, Processes, Tally, Workers, collect, collected
+from strands_tito.collect.rollout import CollectError
+from support.collect_command import HERE, served, tokenizer_folder
+from tito_core.backend import EngineConnectionError
+from tito_core.ledger import Ledger
+from tito_core.termination import Termination
+
+TASKS = [{"id": f"t{number}", "question": f"What is {number} * 17?"} for number in range(12)]
+SAMPLING: Any = {"seed": 7, "temperature": 0.5}
+
+
+def content(ledger: Ledger) -> list[Any]:
+    """Return all of a rollout that does not name the one attempt at it."""
+    turns = [
+        (draft.sampling, *(column.tolist() for column in (draft.prompt_ids, draft.output_ids, draft.columns.logprobs)))
+        for draft in (turn.draft for turn in ledger)
+    ]
+    notes = [(note.name, note.value) for note in ledger.annotations]
+    return [ledger.header.task_id, ledger.header.user["sample"], notes, turns]
+
+
+async def results(workers: Workers, out: Path, concurrency: int, killed: int = 0) -> list[list[Any]]:
+    """Collect three rollouts a task; return their content in the order of their ends. May kill a process midway."""
+
+    def on_end(tally: Tally) -> None:
+        if killed and tally.finished == 6:
+            os.kill(killed, signal.SIGKILL)
+
+    tally = await collect(TASKS, workers, out, n=3, concurrency=concurrency, on_end=on_end)
+    await workers.aclose()
+    assert (tally.finished, tally.failed) == (3 * len(TASKS), 0), tally.last_error
+    return [content(ledger) for ledger in collected(out)]
+
+
+@pytest.mark.timeout(300)
+async def test_results_equal_those_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_tito.collect.actors.RESTART_S", 0.1)
+    monkeypatch.syspath_prepend(str(HERE))
+    with served("sglang", latency=0.01) as server:
+        connection = Connection("sglang", server.base_url, tokenizer_folder(tmp_path))
+        one = InProcess(await connection.connect(), "collect_agents:run", sampling=SAMPLING)
+        expected = await results(one, tmp_path / "0", 1)
+        alone = await Processes.start(connection, "collect_agents:run", workers=1, sampling=SAMPLING)
+        assert await results(alone, tmp_path / "1", 1) == expected, "the order too"
+        three = await Processes.start(connection, "collect_agents:run", workers=3, sampling=SAMPLING)
+        lost = three._actors[0]._process.pid
+        found = await results(three, tmp_path / "3", 9, killed=lost)
+        assert three._actors[0]._process.pid != lost, "it was started again"
+        assert sorted(found, key=str) == sorted(expected, key=str)
+        assert not server.engine.running
+
+
+async def test_what_a_process_raises_at_its_start_is_raised_here(tmp_path: Path) -> None:
+    nobody = Connection("vllm", "http://127.0.0.1:9", tokenizer_folder(tmp_path), options={"patience_s": 0})
+    with pytest.raises(EngineConnectionError):
+        await Processes.start(nobody, "collect_agents:run", workers=1, folder=HERE)
+    lambdas = Connection("vllm", "http://127.0.0.1:9", "t", options={"http_transport": lambda: None})
+    with pytest.raises(CollectError, match="cannot be sent to another process"):
+        await Processes.start(lambdas, "collect_agents:run", workers=1, folder=HERE)
+    with pytest.raises(CollectError, match="workers=0 must be at least 1"):
+        await Processes.start(nobody, "collect_agents:run", workers=0, folder=HERE)
+
+
+@pytest.mark.timeout(120)
+async def test_an_agent_that_cancels_every_task_of_its_process_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strands_tito.collect.actors.RESTART_S", 0.1)
+    monkeypatch.setattr("strands_tito.collect.actors.MAX_ATTEMPTS", 2)
+    with served("vllm") as server:
+        connection = Connection("vllm", server.base_url, tokenizer_folder(tmp_path))
+        workers = await Processes.start(connection, "collect_agents:cancelling", workers=1, folder=HERE)
+        tally = await collect(TASKS[:1], workers, tmp_path / "out")
+        await workers.aclose()
+    assert tally.failures == {Termination.ABORTED: 1}
+    assert "actor was lost 2 times" in tally.last_error
+
+
+@pytest.mark.timeout(120)
+async def test_a_tool_can_end_its_own_forked_process(tmp_path: Path) -> None:
+    with served("vllm") as server:
+        connection = Connection("vllm", server.base_url, tokenizer_folder(tmp_path))
+        workers = await Processes.start(connection, "collect_agents:forking", workers=1, folder=HERE)
+        await collect(TASKS[:1], workers, tmp_path / "out")
+        await workers.aclose()
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path / "out")] == [-signal.SIGTERM]
