@@ -12,17 +12,22 @@ TEMPERATURE ?= 1.0
 TORCH_INDEX ?=
 TEST_ARGS ?=
 PROVE_ARGS ?=
+BENCH_ARGS ?=
+BENCH_JOBS ?= 1
 TRAIN_ARGS ?=
 PACKAGE ?=
 SAMPLE ?=
+OWNER ?=
 ROWS ?=
 # Container images often set this; each test process would then compile 600 modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 # One process for each engine, which keeps its server from test to test.
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 1800
 
+BENCHMARKS := ledger_speed ledger_memory parsing turn_cost concurrency collect images templates long_context trace_cost
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers prove defects mutants matrix lint format docs bench lock clean
+.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers recipes prove release defects mutants matrix lint lint-types lint-turn lint-rest format docs bench package publish-as lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,9 +35,9 @@ help:  ## list the targets
 setup: $(READY)  ## make .venv, with uv where it is present
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"strands-tito needs Python 3.11 to 3.13, and {sys.executable} is {v[0]}.{v[1]}: install one and run make PYTHON=python3.12, say.")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 14) else f"strands-tito needs Python 3.11 to 3.14, and {sys.executable} is {v[0]}.{v[1]}: install one and run make PYTHON=python3.12, say.")'
 	@if command -v uv >/dev/null; then \
-		uv venv -q --allow-existing --python $(PYTHON) $(VENV) && \
+		uv venv -q --seed --allow-existing --python $(PYTHON) $(VENV) && \
 		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
 	else \
 		$(PYTHON) -m venv $(VENV) && \
@@ -85,11 +90,29 @@ engines: $(READY)  ## run every test that needs real vLLM and SGLang servers on 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs what they resolve to
 	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect tests/integrations $(TEST_ARGS)
 
+# $(call recipe,NAME,ROW,COMMAND): COMMAND with the Python of a row of tools/matrix.py; prints the last line of its log.
+recipe = export PYTHON && PYTHON=$$($(BIN)/python tools/matrix.py --python $(2)) && \
+	{ $(3) >runs/$(1).log 2>&1 || { tail -n 30 runs/$(1).log; exit 1; }; } && tail -n 1 runs/$(1).log
+
+recipes: $(READY)  ## run the part of each recipe that needs no GPU, through its trainer (slime's source: SLIME_SRC=...)
+	@mkdir -p runs
+	@$(call recipe,slime_retool,slime,recipes/slime_retool/run.sh --tiny)
+	@$(call recipe,verl_agent_loop,verl-0.9.1,recipes/verl_agent_loop/run.sh --tiny)
+	@$(call recipe,trl_lora,trl-1.16.0,$$PYTHON -W ignore recipes/trl_lora/run_pipeline.py --tiny \
+		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)))
+
 matrix: $(READY)  ## run rollouts and tests in resolved environments, or in ROWS="lowest verl-0.9.1"; writes docs/compatibility.md
 	$(BIN)/python tools/matrix.py $(ROWS)
 
 prove: $(READY)  ## run the large proofs and write evidence/proofs.md; PROVE_ARGS=--smallest in .ci/run
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
+
+release: $(READY)  ## before a tag: everything at small sizes on this commit; fails on evidence older than its code
+	@$(MAKE) lint docs package test suite browser matrix
+	@$(MAKE) prove PROVE_ARGS=--smallest
+	@$(MAKE) bench BENCH_ARGS=--smallest
+	@$(MAKE) defects DEFECTS_ARGS='--seeds 2'
+	@$(BIN)/python tools/prove.py --check
 
 mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of each, and print the survivors (an hour each)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
@@ -99,15 +122,20 @@ defects: $(READY)  ## plant every defect, and see that the conformance suite not
 	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)
 
 lint: $(READY)  ## ruff, mypy, import contracts and circles, and the calls of a turn
+	@$(MAKE) --no-print-directory -j 2 -k lint-types lint-turn lint-rest
+
+lint-types: $(READY)
+	$(BIN)/mypy
+
+lint-turn: $(READY)
+	$(BIN)/python benchmarks/warm_turn.py --check
+
+lint-rest: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	MYPYPATH=src:tests:examples:benchmarks:benchmarks/clients $(BIN)/mypy --config-file= --check-untyped-defs \
-		--ignore-missing-imports --follow-imports silent --explicit-package-bases tools benchmarks examples
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/house.py --check
 	$(BIN)/python tools/matrix.py --check
-	$(BIN)/python benchmarks/warm_turn.py --check
 
 format: $(READY)  ## format, and apply ruff's fixes
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
@@ -116,12 +144,19 @@ docs: $(READY)  ## build the documentation into site/
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-bench: $(READY)  ## print the benchmark tables
-	$(BIN)/python benchmarks/ledger_speed.py
-	$(BIN)/python benchmarks/ledger_memory.py
-	$(BIN)/python benchmarks/turn_cost.py
-	$(BIN)/python benchmarks/concurrency.py
-	$(BIN)/python benchmarks/images.py
+bench: $(READY)  ## print the benchmark tables; BENCH_ARGS=--smallest BENCH_JOBS=2 to see that they run
+	@printf '%s\n' $(BENCHMARKS) | xargs -P $(BENCH_JOBS) -I{} $(BIN)/python benchmarks/{}.py $(BENCH_ARGS)
+
+package: $(READY)  ## build the wheel and the sdist into dist/, and check them
+	@$(BIN)/python -m pip install -q -c constraints.txt build twine
+	@$(BIN)/python tools/package.py
+
+# The owner of today is the one in pyproject.toml; tests/test_release.py checks that no address has another.
+publish-as:  ## put the repository's owner into every address: OWNER=name
+	@test -n "$(OWNER)" || { echo "Give the account that owns the repository: make publish-as OWNER=name"; exit 1; }
+	@old=$$(sed -nE 's|^Repository = "https://github.com/([^/]+)/.*|\1|p' pyproject.toml) && \
+	grep -rlIE --exclude-dir=.git --exclude-dir=$(VENV) "\b$$old(/strands-tito|\.github\.io)" . | \
+	xargs sed -i -E "s#\b$$old(/strands-tito|\.github\.io)#$(OWNER)\1#g"
 
 lock: $(READY)  ## rewrite constraints.txt from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools

@@ -9,15 +9,20 @@ import re
 import sys
 import textwrap
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from strands import Agent
 
 from integration.test_formats_real import CASES, ENGINES
 from parsing.families import CALL_FAMILIES
+from strands_tito import Policy
 from strands_tito.collect import Entry
 from strands_tito.collect.cli import collect as collect_command
+from strands_tito.export import MissingPackageError
 from support import vision
 from support.byte_level import byte_level
 from support.scripted import Says, call, engine_of, policy_of, tokenizer
@@ -318,15 +323,38 @@ def test_the_page_on_collecting_has_every_termination_option_and_field() -> None
     assert {*shown, *re.findall(r"`(--[a-z-]+)", page)} - {"--help", "--working-dir"} <= options
 
 
-def test_the_page_on_trainers_runs(
+def test_each_section_on_trainers_runs_by_itself(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # it writes a file
-    names: dict[str, Any] = {}
-    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
-        for snippet in snippets("docs/trainers.md"):
-            exec(compile(at_server(snippet, server.base_url, folder), "docs/trainers.md", "exec"), names)
-    assert capsys.readouterr().out == "True\ncompleted\n[]\n2\n", "the rollout of the page has no group"
+    """With a file of one rollout, whose reward is 0.5. A trainer's function runs up to the import of its package."""
+    monkeypatch.chdir(tmp_path)
+    packages = {"Agent Lightning": "agentlightning", "Tinker": "tinker", "SkyRL": "skyrl"}
+    packages["verifiers and prime-rl"] = "verifiers"
+    rows = {"slime": SimpleNamespace(label="425"), "verl": {"reward_model": {"ground_truth": "425"}}}
+    ran = []
+    with ScriptedServer(engine_of("vllm", Says("It is 425.", *ANSWERS))) as server:
+        policy = Policy.connect(backend="vllm", base_url=server.base_url, tokenizer=folder)
+        recorded = policy.model(ledger=policy.ledger(group_id="prompt-17"))
+        Agent(model=recorded, callback_handler=None)("What is 25 * 17?")
+        recorded.ledger.annotate("reward", 0.5)
+        store.append("rollouts.tito", [recorded.ledger])
+        for section in re.findall(r"^## (.*)$", (ROOT / "docs/trainers.md").read_text("utf-8"), re.MULTILINE):
+            names: dict[str, Any] = {}
+            missing = packages.get(section)
+            for number, snippet in enumerate(snippets("docs/trainers.md", of=section)):
+                code = compile(at_server(snippet, server.base_url, folder), section, "exec")
+                if missing and number == 0 and find_spec(missing) is None:
+                    with pytest.raises(MissingPackageError, match=f"needs {missing}"):
+                        exec(code, names)
+                else:
+                    exec(code, names)
+            if section in rows:
+                scored = policy.model()
+                names["make_agent"](scored, rows[section])("What is 25 * 17?")
+                assert scored.ledger.annotation("reward") == 1.0
+            ran += [section] if names else []
+    assert capsys.readouterr().out == "True\ncompleted\n[0.5]\n1\n"
+    assert ran == ["In Python", "Batches", "slime", "verl", "TRL", *packages]
 
 
 def test_the_page_on_training_runs_and_its_examples_exist(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
     python tools/matrix.py lowest verl-0.9.1    these rows, two at a time
     python tools/matrix.py --whole lowest       every test of the core, of both clients and of exports, for an hour
     python tools/matrix.py --resolve NAME...    resolve rows again with uv: writes tests/export/locks/NAME.txt
+    python tools/matrix.py --python NAME        make a row's environment; print the path of its Python
     python tools/matrix.py --check              whether each lower bound of pyproject.toml has a row that resolved it
 
 A row's lock is what `uv pip compile` found. What runs is the lock, except that torch is a CPU build and packages that
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -59,6 +60,8 @@ OF = {
 }
 TESTS = (*(f"{folder}/test_{name}.py" for folder, names in OF.items() for name in names.split()), *ALL_OF)
 """Tests that the versions of other packages decide: templates and tokenizers, HTTP, Strands, values, files, exports."""
+PYTEST = "import os, pytest, sys; status = pytest.main(sys.argv[1:]); sys.stdout.flush(); os._exit(status)"
+"""Runs tests and ends without the interpreter's last steps, in which sentencepiece 0.2.1 (of SGLang 0.5.23) crashes."""
 SHOWN = ("strands-agents", "transformers", "tokenizers", "jinja2", "aiohttp", "pydantic", "msgspec", "numpy", "torch")
 
 
@@ -83,7 +86,19 @@ SLIME = (
     "accelerate blobfile datasets httpx[http2] mcp[cli] numba omegaconf openai openai-agents pillow pylatexenc pyyaml"
     " ray[default] safetensors tensorboard xxhash zstandard"
 )
-LIGHT = ("dev", "images", "docs", "renderers", "torch", "parquet", "datasets", "conformance", "mutants", "train")
+LIGHT = (
+    "dev",
+    "engines",
+    "images",
+    "docs",
+    "renderers",
+    "torch",
+    "parquet",
+    "datasets",
+    "conformance",
+    "mutants",
+    "train",
+)
 TRAINERS = {
     "agentlightning": {"0.3.0": "3.11", "1.0.0": "3.12", "1.0.2": "3.12"},
     "ray": {"2.50.0": "3.11"},
@@ -96,6 +111,7 @@ TRAINERS = {
 """Versions of trainers, the lowest of each extra among them, and the Python that runs them."""
 _SKYRL = ("datasets", "hydra-core", "jaxtyping", "loguru", "omegaconf", "ray", "skyrl-gym", "tensordict", "torchdata")
 UNDECLARED = {
+    "trl-1.16.0": ("peft",),
     "verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22"),
     "verl-0.9.1": ("cachetools", "fastapi"),
     "agentlightning-1.0.0": ("tensordict", "verl", "cachetools", "fastapi"),
@@ -105,10 +121,12 @@ UNDECLARED = {
 }
 """What a trainer imports and does not declare, or only in an extra with what needs a GPU; verl 0.8 holds NumPy below 2,
 and newer PyArrow fails on it."""
+NEWEST = Row(extras=("dev", "renderers", "datasets", "torch"))
 ROWS = {
     "bare": Row(extras=()),
     "lowest": Row(extras=LIGHT, lowest=True),
-    "newest": Row(extras=("dev", "renderers", "datasets", "torch")),
+    "newest": NEWEST,
+    **{f"newest-{python}": replace(NEWEST, python=python) for python in ("3.12", "3.13")},
     # Its requirements.txt at 624b824a, without tools for debugging and other services, and its image's transformers.
     "slime": Row((*SLIME.split(), "transformers==5.12.1")),
     "sglang-0.5.23": Row(("sglang==0.5.23",)),
@@ -226,12 +244,17 @@ def interpreter(version: str) -> str:
 
 def cpu_torch(python: str) -> Path | None:
     """Return a wheel of the CPU build of torch, which pip finds (uv would take the build for CUDA), or None."""
-    folder = user_cache_path("tito") / "matrix" / "wheels" / python
-    if not folder.is_dir():
-        index = os.environ.get("TITO_TORCH_INDEX")
-        extra = ["--extra-index-url", index] if index else []
-        only = ["--python-version", python, "--only-binary", ":all:", "--no-deps"]
-        run(sys.executable, "-m", "pip", "download", "-q", *only, *extra, "-d", str(folder), f"torch=={CPU_TORCH}")
+    folder = user_cache_path("tito") / "matrix" / "wheels" / f"{python}-{CPU_TORCH}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # rows run side by side
+        if not folder.is_dir():
+            index = os.environ.get("TITO_TORCH_INDEX")
+            extra = ["--extra-index-url", index] if index else []
+            only = ["--python-version", python, "--only-binary", ":all:", "--no-deps"]
+            part = Path(f"{folder}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            run(sys.executable, "-m", "pip", "download", "-q", *only, *extra, "-d", str(part), f"torch=={CPU_TORCH}")
+            part.rename(folder)  # of an interrupted download, the folder would look like an index without a CPU build
     return next(folder.glob("torch-*+cpu*.whl"), None)
 
 
@@ -249,7 +272,7 @@ def play(name: str, *, whole: bool) -> str:
     if name == "bare":
         return done
     tests = [f"tests/{one}" for one in (WHOLE if whole else TESTS)]
-    passed = run(python, "-m", "pytest", "-q", "--timeout", "900", *tests, env=variables)
+    passed = run(python, "-c", PYTEST, "-q", "--timeout", "900", *tests, env=variables)
     return f"{done}, {passed.splitlines()[-1].strip('= ').partition(' in ')[0]}"
 
 
@@ -290,7 +313,7 @@ def unresolved() -> list[str]:
     return wrong
 
 
-OPTIONS = {"--check", "--resolve", "--whole", "--keep-page"}
+OPTIONS = {"--check", "--python", "--resolve", "--whole", "--keep-page"}
 
 
 def main(arguments: list[str]) -> int:
@@ -311,6 +334,9 @@ def main(arguments: list[str]) -> int:
     if "--resolve" in arguments:
         for name in names:
             resolve(name)
+        return 0
+    if "--python" in arguments:
+        print(*map(environment, names), sep="\n")
         return 0
     results, failed = {}, 0
     with ThreadPoolExecutor(2) as pool:

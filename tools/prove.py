@@ -3,6 +3,7 @@
     python tools/prove.py [NAME ...] [--count N] [--seed N]     # all, or these; a whole run is recorded
     python tools/prove.py --smallest                            # in .ci/run: the proofs that no test runs, small
     python tools/prove.py --table                               # write the table again, with the age of its rows
+    python tools/prove.py --check                               # before a release: fail on rows older than their code
 
 A proof is one command with a number of cases and a seed. It is printed, so it can be run alone.
 """
@@ -25,6 +26,11 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "evidence"
 RESULTS, PAGE = EVIDENCE / "proofs.json", EVIDENCE / "proofs.md"
 PROOFS: dict[str, dict[str, Any]] = tomllib.loads((EVIDENCE / "proofs.toml").read_text(encoding="utf-8"))
+PAGES = {
+    "docs/benchmarks.md": ["src/tito_core", "src/tito_sglang", "src/tito_vllm", "benchmarks"],
+    "evidence/defects.md": ["src/tito_core", "src/tito_conformance"],
+}
+"""Other pages that name the commit of their figures, and the code that these are of."""
 INTRODUCTION = """# Proofs
 
 Each proof checks one property on many random cases. *Holds* means that no case failed. It does not cover cases that the
@@ -44,7 +50,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="number of cases; fewer than the proof's own are not recorded")
     parser.add_argument("--smallest", action="store_true", help="the small sizes, of the proofs that have one")
     parser.add_argument("--table", action="store_true", help="run nothing; write the table")
+    parser.add_argument("--check", action="store_true", help="run nothing; fail if a row is older than its code")
     arguments = parser.parse_args()
+    if arguments.check:
+        found = stale()
+        print(*found, sep="\n", end="\n" * bool(found))
+        return 1 if found else 0
     if unknown := set(arguments.proofs) - set(PROOFS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PROOFS)}")
     chosen = arguments.proofs or [name for name in PROOFS if not arguments.smallest or "smallest" in PROOFS[name]]
@@ -98,6 +109,23 @@ def changed_since(commit: str, paths: list[str]) -> int | str:
         return len(git("log", "--format=%h", f"{commit.split()[0]}..HEAD", "--", *paths).splitlines())
     except subprocess.CalledProcessError:
         return "unknown"
+
+
+def stale() -> list[str]:
+    """Return a sentence for each row of evidence that is missing, failed, smaller than it should be, or out of date."""
+    results, wrong = json.loads(RESULTS.read_text()), []
+    for name, proof in PROOFS.items():
+        row = results.get(name, {"commit": "", "ran": 0, "holds": False})
+        since = changed_since(row["commit"], proof["paths"]) if row["commit"] else "never ran"
+        if since or not row["holds"] or row["ran"] < proof["count"]:
+            wrong.append(f"make prove PROVE_ARGS={name}: {row['ran']:,} of {proof['count']:,}, changed since: {since}.")
+    for file, paths in PAGES.items():
+        commits = dict.fromkeys(re.findall(r"[Cc]ommit `(\w+)`", (ROOT / file).read_text(encoding="utf-8")))
+        ages = {commit: changed_since(commit, paths) for commit in commits}
+        wrong += [
+            f"{file}: figures of commit {commit}, changed since: {since}." for commit, since in ages.items() if since
+        ]
+    return wrong
 
 
 def page() -> str:

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import corpora, corpus_tokenizers, structures, zoo
 from support.plain_referee import judge
 from support.plain_template import Plain
-from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.rendering import TemplateError
+from tito_core.chat.template import ChatTemplate
 
 
 @dataclass(frozen=True)
