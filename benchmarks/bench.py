@@ -1,22 +1,28 @@
-"""Shared by the benchmarks with peers: the canned server, and an environment for each peer in the user's cache."""
+"""Shared by the benchmarks: options, what they report, the canned server, an environment for each peer in the cache."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from tito_engines import models
 from tito_engines.spec import cache_dir
 
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs/benchmarks.md"
 PEERS = {
     "strands_sglang": ("strands-sglang==0.6.2", "3.12"),
     "strands_sglang_0_4_3": ("strands-sglang==0.4.3", "3.11"),
@@ -31,6 +37,62 @@ PROSE = (
 CALL = '<tool_call>\n{"name": "look", "arguments": {"n": 17}}\n</tool_call>'
 
 
+FULL, QUICK, SMALLEST = range(3)
+"""Sizes of a benchmark; the smallest shows that it runs, and its figures mean nothing."""
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options of all benchmarks: `json`, `write`, and `size`, which is one of the three."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md too")
+    for name, size, what in (("quick", QUICK, "fewer rounds"), ("smallest", SMALLEST, "only to see that it runs")):
+        parser.add_argument(f"--{name}", dest="size", action="store_const", const=size, default=FULL, help=what)
+    return parser
+
+
+def report(arguments: argparse.Namespace, found: dict[str, Any], *parts: Table | str) -> None:
+    """Print results, as JSON if asked for; with `--write` replace the script's part of docs/benchmarks.md too.
+
+    Args:
+        arguments: The parsed options.
+        found: The results.
+        *parts: The same for people: tables and sentences.
+    """
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for part in parts:
+        Console().print(part)
+    if arguments.write:
+        if arguments.size == SMALLEST:
+            raise SystemExit("Nothing is written: the figures of the smallest size mean nothing.")
+        command = Path(sys.argv[0]).stem
+        before, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {command} -->\n")
+        _, end, after = rest.partition("<!-- end -->\n")
+        assert end, f"docs/benchmarks.md has no place for {command}."
+        words = [f"benchmarks/{command}.py", *(word for word in sys.argv[1:] if word != "--write")]
+        commit, changed = (
+            subprocess.run(["git", *of], cwd=HERE, check=True, capture_output=True, text=True).stdout.strip()
+            for of in (("log", "-1", "--format=%h"), ("status", "--porcelain", "--", "../src", "."))
+        )
+        load, cores = os.getloadavg()[1], len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "?"
+        made = (
+            f"`python {' '.join(words)}` at commit `{commit}`{' with changes' if changed else ''},"
+            f" {time.strftime('%Y-%m-%d', time.gmtime())}, {cores} cores, load average {load:.1f}."
+        )
+        texts = [part if isinstance(part, str) else markdown(part) for part in parts]
+        PAGE.write_text("\n\n".join((f"{before}{begin}{made}", *texts)) + f"\n\n{end}{after}", encoding="utf-8")
+
+
+def markdown(table: Table) -> str:
+    """Return a table of rich as one of Markdown, after its title."""
+    rows = [[str(column.header) for column in table.columns], ["---"] * len(table.columns)]
+    rows += map(list, zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    title = f"{table.title}:\n\n" if table.title else ""
+    return title + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def answer() -> dict[str, Any]:
     """Return the canned answer: prose, a tool call and the end of the turn, 300 tokens in total."""
     tokenizer: Any = models.load_tokenizer("smollm2")
@@ -42,7 +104,7 @@ def answer() -> dict[str, Any]:
         "logprobs": [-0.001 - (number * 7919 % 5003) / 1234.5678 for number in range(len(ids))],
         "text": tokenizer.decode(ids),
         "pieces": [tokenizer.decode([token]) for token in ids],
-        "max_model_len": 200_000,
+        "max_model_len": 2_000_000,
     }
 
 

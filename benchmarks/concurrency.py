@@ -1,6 +1,6 @@
 """A thousand rollouts at once on one core, compared with strands-sglang, on one canned server.
 
-    python benchmarks/concurrency.py [--json] [--quick]
+    python benchmarks/concurrency.py [--json] [--quick | --smallest]
 
 Each rollout has already processed its context when the measurement starts, and then takes five turns of 300 sampled
 tokens with a tool call each: through Strands' `Agent`, or at `Model.stream`. The clients alternate on one core (if the
@@ -20,14 +20,11 @@ system supports binding a process to it); the server has another. Keys:
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from typing import Any
 
-from bench import Client, canned_server, peer_python, tokenizer_folder
-from rich.console import Console
+from bench import SMALLEST, Client, canned_server, options, peer_python, report, tokenizer_folder
 from rich.table import Table
 
 WAYS = ("agent", "stream")
@@ -35,9 +32,9 @@ AT = ("2k", "32k")
 TURNS = 5
 
 
-def measure(rollouts: int) -> dict[str, Any]:
+def measure(rollouts: int, *, peers: bool) -> dict[str, Any]:
     """Run everything and return the figures."""
-    python = peer_python("strands_sglang") or peer_python("strands_sglang_0_4_3")
+    python = (peer_python("strands_sglang") or peer_python("strands_sglang_0_4_3")) if peers else None
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     bound = {cores[0]} if len(cores) > 1 else None
     runs: dict[str, Any] = {"ours": {}, "strands_sglang": {}}
@@ -85,28 +82,24 @@ def ceiling(runs: dict[str, Any], at: str, alone: dict[str, float]) -> float | N
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rollouts")
-    arguments = parser.parse_args()
-    found = measure(100 if arguments.quick else 1000)
-    if arguments.json:
-        print(json.dumps(found))
-        return
+    arguments = options(__doc__).parse_args()
+    found = measure((1000, 100, 4)[arguments.size], peers=arguments.size != SMALLEST)
     table = Table("", "ours", "strands-sglang", "ratio", title=f"Turns per second of CPU, {found['rollouts']} at once")
     for run, ours in found["runs"]["ours"].items():
         theirs = found["runs"]["strands_sglang"].get(run)
         cells = (f"{theirs['turns_per_cpu_s']:.0f}", f"{found[f'{run}_ratio']:.2f}") if theirs else ("-", "-")
         table.add_row(run, f"{ours['turns_per_cpu_s']:.0f}", *cells)
-    console = Console()
-    console.print(table)
     memory = found["memory"]
-    console.print(
+    report(
+        arguments,
+        found,
+        table,
         f"Strands' own loop takes {found['strands_2k_ms_per_turn']:.2f} ms of a turn at 2k and "
-        f"{found['strands_32k_ms_per_turn']:.2f} at 32k: a model that took no time would be {_times(found)} times "
-        f"strands-sglang. The event loop was late by at most {found['loop_lag_p99_ms']:.0f} ms (p99). A rollout that "
-        f"waits holds {memory['held'] / 1e3:.0f} kB, of which {memory['tokens'] / 1e3:.0f} tokens and "
-        f"{memory['body'] / 1e3:.0f} the kept body."
+        f"{found['strands_32k_ms_per_turn']:.2f} ms at 32k. With a model without any cost, the ratios through `Agent` "
+        f"would be {_times(found)}. A timer of the event loop was at most {found['loop_lag_p99_ms']:.0f} ms late "
+        f"(p99).\n"
+        f"A waiting rollout takes {memory['held'] / 1e3:.0f} kB: {memory['tokens'] / 1e3:.0f} for its tokens and "
+        f"{memory['body'] / 1e3:.0f} for its last request.",
     )
 
 

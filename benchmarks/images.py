@@ -1,6 +1,6 @@
 """Client CPU of turns with a 512 x 512 picture, and the share of base64 in it.
 
-    python benchmarks/images.py [--json] [--rounds N]
+    python benchmarks/images.py [--json] [--quick | --smallest]
 
 The server is another process that answers at once, on SGLang's wire. Medians in milliseconds of `time.process_time`:
 
@@ -14,11 +14,9 @@ The server is another process that answers at once, on SGLang's wire. Medians in
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import io
-import json
 import multiprocessing
 import statistics
 import time
@@ -28,7 +26,9 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from bench import options, report
 from PIL import Image as pillow
+from rich.table import Table
 
 from strands_tito import Policy, TITOModel
 from tito_core.backend.images import data_url_json
@@ -141,23 +141,19 @@ async def measure(port: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=20)
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     server.start()
     try:
-        results = asyncio.run(measure(ours.recv(), arguments.rounds))
+        results = asyncio.run(measure(ours.recv(), (20, 5, 1)[arguments.size]))
     finally:
         with suppress(ProcessLookupError):
             server.terminate()
-    if arguments.json:
-        print(json.dumps(results))
-        return
+    table = Table("what", "value", title="A turn with a picture")
     for name, value in results.items():
-        print(f"{name:12} {value}")
+        table.add_row(name, str(value))
+    report(arguments, results, table)
 
 
 if __name__ == "__main__":

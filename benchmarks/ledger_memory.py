@@ -1,6 +1,6 @@
 """Memory and file size of finished rollouts, in bytes per token.
 
-    python benchmarks/ledger_memory.py [--json] [--quick]
+    python benchmarks/ledger_memory.py [--json] [--quick | --smallest]
 
 1,000 rollouts of 32k tokens (100 with --quick) in 40 turns and in 110, half of the tokens sampled. Memory is measured
 with tracemalloc, and as the growth of the resident size of a process without tracemalloc. What a live rollout keeps by
@@ -9,9 +9,7 @@ reference to find the parents of later turns is printed separately, without the 
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import multiprocessing
 import tempfile
 import tracemalloc
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
+from bench import SMALLEST, options, report
 from rich.table import Table
 from rollouts import rollout
 
@@ -98,14 +96,11 @@ def apart(measure: Any, *arguments: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    count = 100 if arguments.quick else 1000
+    arguments = options(__doc__).parse_args()
+    count = (1000, 100, 2)[arguments.size]
     results: dict[str, Any] = {"rollouts": count, "tokens_each": TOKENS, "samples": {}}
     table = Table("turns", "memory", "resident", "file", "kept by reference while live", title="bytes per token")
-    for turns in TURNS:
+    for turns in TURNS[:1] if arguments.size == SMALLEST else TURNS:
         found = {
             "memory_bytes_per_token": apart(traced, turns, count),
             "resident_bytes_per_token": apart(resident, turns, count),
@@ -116,10 +111,7 @@ def main() -> None:
         results |= {name + suffix: value for name, value in found.items()}
         results["samples"] |= {name + suffix: [value] for name, value in found.items()}
         table.add_row(str(turns), *(f"{value:.2f}" for value in found.values()))
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        Console().print(table)
+    report(arguments, results, table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Speed of the ledger on one core: reading and verifying a file, and finding a turn's parent and committing it.
 
-    python benchmarks/ledger_speed.py [--json] [--quick]
+    python benchmarks/ledger_speed.py [--json] [--quick | --smallest]
 
 Load and verify: read rollouts of 32k tokens in 40 turns, half of them sampled, from a file and check every law.
 Commit: with a history of 800 messages (question, call, result, answer, and so on), deep-copied as Strands does, find
@@ -10,10 +10,8 @@ copy; `cold` uses a fresh copy of everything for each turn, so that neither the 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from bench import options, report
 from rich.table import Table
 from rollouts import answer_message, draft, prompt_message, rollout
 
@@ -87,25 +85,19 @@ def _commit(ledger: Ledger, history: list[Any], answer: Any, coming: Draft, inde
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    count, repeats = (50, 3) if arguments.quick else (200, 7)
+    arguments = options(__doc__).parse_args()
+    count, repeats = ((200, 7), (50, 3), (2, 1))[arguments.size]
     samples = {"load_verify_tokens_per_s": load_and_verify(count, repeats)}
     for name, length in CONTEXTS.items():
-        repeats = 20 if arguments.quick else 60
+        repeats = (60, 20, 2)[arguments.size]
         samples[f"commit_ms_{name}"] = commit(length, repeats, cold=False)
         samples[f"commit_cold_ms_{name}"] = commit(length, repeats, cold=True)
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    if arguments.json:
-        print(json.dumps({**medians, "messages": MESSAGES, "samples": samples}))
-        return
     table = Table("what", "median", "best", "worst", title="the ledger on one core")
     for name, values in samples.items():
         worst_first = sorted(values, reverse="per_s" in name)
         table.add_row(name, *(f"{value:,.3g}" for value in (medians[name], worst_first[0], worst_first[-1])))
-    Console().print(table)
+    report(arguments, {**medians, "messages": MESSAGES, "samples": samples}, table)
 
 
 if __name__ == "__main__":

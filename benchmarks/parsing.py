@@ -1,6 +1,6 @@
 """Ids parsed per second on one core, by format: a turn of prose, and a turn of calls only.
 
-    python benchmarks/parsing.py [--json] [--quick]
+    python benchmarks/parsing.py [--json] [--quick | --smallest]
 
 The tokenizer is that of `qwen3-tiny` plus each format's control tokens. A turn arrives in chunks of 16 ids. Its CPU
 time includes starting the session and is the best of several repeats. `text_ids_per_s` and `call_ids_per_s` are those
@@ -9,13 +9,11 @@ of the slowest format.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import time
 from typing import Any
 
-from rich.console import Console
+from bench import SMALLEST, options, report
 from rich.table import Table
 
 from tito_core.parsing import CallStatus, get_tool_parser
@@ -118,15 +116,13 @@ def measure(name: str, ids: list[int], tokenizer: Any, repeats: int, calls: int)
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    repeats = 5 if arguments.quick else 25
+    arguments = options(__doc__).parse_args()
+    repeats = (25, 5, 1)[arguments.size]
     plain = models.load_tokenizer("qwen3-tiny")
     table = Table("format", "prose ids/s", "calls ids/s", title="Ids parsed a second, one core")
     formats: dict[str, dict[str, float]] = {}
-    for name, (tags, calls) in TURNS.items():
+    for name in ("hermes", "mistral") if arguments.size == SMALLEST else TURNS:
+        tags, calls = TURNS[name]
         tokenizer = copy.deepcopy(plain)
         tokenizer.add_tokens([tag for tag in tags if tag not in tokenizer.get_vocab()])
         prose = tokenizer.encode(PROSE * 60, add_special_tokens=False)
@@ -136,10 +132,7 @@ def main() -> None:
         formats[name] = {"text_ids_per_s": text_rate, "call_ids_per_s": call_rate}
         table.add_row(name, f"{text_rate:,.0f}", f"{call_rate:,.0f}")
     slowest = {key: min(rates[key] for rates in formats.values()) for key in ("text_ids_per_s", "call_ids_per_s")}
-    if arguments.json:
-        print(json.dumps({**slowest, "formats": formats}))
-    else:
-        Console().print(table)
+    report(arguments, {**slowest, "formats": formats}, table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Chat templates: certification, exactness over random conversations, safety under attack, and speed.
 
-    python benchmarks/templates.py [--json] [--quick]
+    python benchmarks/templates.py [--json] [--quick | --smallest]
     python benchmarks/templates.py --page      (writes the table of docs/templates.md)
 
 Run it from the repository: it uses the templates and tokenizers of the tests (tests/support/zoo.py), fetched once. Each
@@ -9,18 +9,18 @@ delta is compared with transformers' own rendering of the whole conversation, wi
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench import SMALLEST, options, report
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +31,8 @@ from support.attacks import Attempt, attack, controls, from_content
 from support.conversations import calls, results, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
-from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.rendering import TemplateError
+from tito_core.chat.template import ChatTemplate
 
 PAGE, BEGIN = Path(__file__).resolve().parents[1] / "docs" / "templates.md", "<!-- zoo -->"
 CONTEXTS = {"delta_ms_2k": 2_000, "delta_ms_128k": 128_000}
@@ -79,11 +80,11 @@ class Certified:
         }
 
 
-def certify() -> Certified:
-    """Certify all tool templates and our own structures, without the cache."""
+def certify(names: Sequence[str]) -> Certified:
+    """Certify templates, without the cache."""
     found = Certified()
     with tempfile.TemporaryDirectory() as folder:
-        for name in (*zoo.TOOL_NAMES, *structures.STRUCTURES):
+        for name in names:
             tokenizer = (structures if name in structures.STRUCTURES else zoo).tokenizer(name)
             started = time.process_time()
             try:
@@ -141,17 +142,17 @@ def assault(certified: dict[str, tuple[ChatTemplate, Any]], attempts: int) -> di
     return {"injection_attempts": each * len(certified), "control_ids_from_content": leaked}
 
 
-def plain(strings: int) -> dict[str, Any]:
+def plain(real: Sequence[str], strings: int) -> dict[str, Any]:
     """Compare the ids of plain strings in a prompt with the tokenizer's own, for each real tokenizer."""
     equal = 0
-    for name in REAL.values():
+    for name in real:
         template, tokenizer = zoo.template(name), zoo.tokenizer(name)
         random = Random(0)
         for _ in range(strings):
             message = user("".join(random.choices(LETTERS, k=random.randint(1, 40))))
             text = str.__str__(template.rendering.of_messages([message]))
             equal += template.first_prompt([message], None, None).ids.tolist() == encode(tokenizer, text)
-    return {"plain_strings": strings * len(REAL), "plain_equal_share": equal / (strings * len(REAL))}
+    return {"plain_strings": strings * len(real), "plain_equal_share": equal / (strings * len(real))}
 
 
 def speed(repeats: int) -> dict[str, Any]:
@@ -205,16 +206,19 @@ def table(measured: dict[str, Any], refused: dict[str, str]) -> Table:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
-    conversations, attempts, strings, repeats = (
-        (250, 250, 150, 500) if arguments.quick else (10_000, 10_000, 5_000, 3_000)
+    sizes = ((10_000, 10_000, 5_000, 3_000), (250, 250, 150, 500), (2, 2, 2, 2))
+    conversations, attempts, strings, repeats = sizes[arguments.size]
+    names = (
+        ("qwen3", *list(structures.STRUCTURES)[:1])
+        if arguments.size == SMALLEST
+        else (*zoo.TOOL_NAMES, *structures.STRUCTURES)
     )
+    real = ("qwen3",) if arguments.size == SMALLEST else tuple(REAL.values())
     with Console(stderr=True).status("fetching and certifying"):
-        made = certify()
+        made = certify(names)
     certified, refused = made.templates, made.refused
     if arguments.page:
         head, tail = PAGE.read_text(encoding="utf-8").split(BEGIN)[0], "\n<!-- end -->\n"
@@ -222,11 +226,10 @@ def main() -> None:
         return
     native = [name for name in certified if name in zoo.NAMES and not name.endswith("_training")]
     measured = {"certified": len(certified), "refused": len(refused), "certified_native": len(native), **made.times()}
-    measured |= speed(repeats) | converse(certified, conversations) | assault(certified, attempts) | plain(strings)
-    if arguments.json:
-        print(json.dumps(measured | {"refusals": refused}))
-    else:
-        Console().print(table(measured, refused))
+    measured |= (
+        speed(repeats) | converse(certified, conversations) | assault(certified, attempts) | plain(real, strings)
+    )
+    report(arguments, measured | {"refusals": refused}, table(measured, refused))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Client CPU of one turn at `Model.stream`, by context length, compared with peers and a floor, on one canned server.
 
-    python benchmarks/turn_cost.py [--json] [--quick]
+    python benchmarks/turn_cost.py [--json] [--quick | --smallest]
 
 A turn sends the whole context and receives 300 sampled tokens with logprobs and a tool call. The server is another
 process and answers at once, so that only the client's CPU is counted (`time.process_time`); the first turn, which
@@ -14,27 +14,24 @@ processes the context, is not measured. Keys, each by context (2k, 32k, 128k), i
 - `strands_sglang_ms` (0.6.2, under Python 3.12), `strands_sglang_0_4_3_ms` and `strands_vllm_ms` (0.0.6, which streams
   chat completions): peers, each in its own environment in the user's cache, made at the first run; null if that fails.
 
-`samples_ms` holds every sample, `bounds` the limits of the figures. Clients are restarted several times, because a
+`samples_ms` holds every sample, `ratios` ours over strands-sglang's. Clients are restarted several times, because a
 process's memory layout makes it up to a tenth faster or slower for its lifetime.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench import PEERS, Client, canned_server, peer_python, tokenizer_folder
-from rich.console import Console
+from bench import PEERS, SMALLEST, Client, canned_server, options, peer_python, report, tokenizer_folder
 from rich.table import Table
 
-PASSES = {True: 2, False: 5}
-"""Restarts of the clients, by --quick."""
-ROUNDS = {True: {"2k": 3, "32k": 2, "128k": 1}, False: {"2k": 5, "32k": 3, "128k": 2}}
-"""Rollouts of each client and context in one pass, with ten measured turns each, by --quick."""
+PASSES = (5, 2, 1)
+"""Restarts of the clients, by size."""
+ROUNDS = ({"2k": 5, "32k": 3, "128k": 2}, {"2k": 3, "32k": 2, "128k": 1}, {"2k": 1, "128k": 1})
+"""Rollouts of each client and context in one pass, with ten measured turns each, by size."""
 ROLLOUTS = 1
 FLOORS = ("floor", "floor_echo", "floor_paced", "floor_echo_paced")
 ROWS = ("ours", "ours_echo", "ours_vllm", "ours_vllm_echo", *FLOORS, *PEERS)
@@ -69,49 +66,26 @@ def one_pass(port: int, pythons: dict[str, Path | None], rounds: dict[str, int],
         one.close()
 
 
-def bounds(medians: dict[str, dict[str, float] | None]) -> dict[str, tuple[float, float]]:
-    """Return each bound: the measured ratio and the largest allowed one."""
-    ours = medians["ours"] or {}
-    found: dict[str, tuple[float, float]] = {}
-    for row, most in (("", 5.0), ("_echo", 3.0)):
-        for pace in ("", "_paced"):
-            of, floor = medians[f"ours{row}"] or {}, medians[f"floor{row}{pace}"] or {}
-            found |= {f"ours{row} / floor{row}{pace} at {at}": (of[at] / floor[at], most) for at in of}
-    found["ours, 128k / 2k"] = (ours["128k"] / ours["2k"], 2.0)
-    if peer := medians["strands_sglang"]:
-        found["ours / strands-sglang at 32k"] = (ours["32k"] / peer["32k"], 1 / 3)
-        found["ours / strands-sglang at 128k"] = (ours["128k"] / peer["128k"], 1 / 8)
-    return found
-
-
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer rollouts: under a minute")
+    parser = options(__doc__)
     parser.add_argument("--no-peers", action="store_true", help="leave peers out")
     arguments = parser.parse_args()
-    samples = measure(PASSES[arguments.quick], ROUNDS[arguments.quick], not arguments.no_peers)
+    peers = arguments.size != SMALLEST and not arguments.no_peers
+    samples = measure(PASSES[arguments.size], ROUNDS[arguments.size], peers)
     medians = {
         name: None if of is None else {at: statistics.median(values) for at, values in of.items()}
         for name, of in samples.items()
     }
-    held = bounds(medians)
-    if arguments.json:
-        results: dict[str, Any] = {f"{name}_ms": of for name, of in medians.items()}
-        results["samples_ms"] = samples
-        results["bounds"] = {name: {"found": found, "at_most": most} for name, (found, most) in held.items()}
-        print(json.dumps(results))
-        return
-    table = Table("", *ROUNDS[True], title="CPU milliseconds of one turn, median")
+    results: dict[str, Any] = {f"{name}_ms": of for name, of in medians.items()}
+    results["samples_ms"] = samples
+    ours, peer = medians["ours"] or {}, medians["strands_sglang"] or {}
+    results["ratios"] = {at: ours[at] / peer[at] for at in peer}
+    table = Table("", *ROUNDS[arguments.size], title="CPU milliseconds of one turn, median")
     for name, of in medians.items():
-        table.add_row(name, *(f"{of[at]:.2f}" if of else "-" for at in ROUNDS[True]))
-    checked = Table("bound", "found", "at most", "")
-    for name, (found, most) in held.items():
-        checked.add_row(name, f"{found:.3f}", f"{most:.3f}", "holds" if found <= most else "does not hold")
-    console = Console()
-    console.print(table)
-    console.print(checked)
+        table.add_row(name, *(f"{of[at]:.2f}" if of else "-" for at in ROUNDS[arguments.size]))
+    table.add_row("ours / strands_sglang", *(f"{results['ratios'][at]:.2f}" if peer else "-" for at in ours))
+    report(arguments, results, table)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ class Seeds:
         ledger = self.policy.ledger()
         ledger.commit(self.draft, ledger.match(self.history), as_stored(self.messages[1]))
         model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
-        prompt = self.policy.prompts.text(ledger, None, self.draft.prompt_ids)
-        self.policy.prompts.keep(ledger, 0, None, prompt.then(self.draft.output_ids))
+        prompt = self.policy._prompts.text(ledger, None, self.draft.prompt_ids)
+        self.policy._prompts.keep(ledger, 0, None, prompt.then(self.draft.output_ids))
         return model, self.messages
 
 
@@ -98,7 +98,7 @@ async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
     ledger = model.ledger
     # The first turn's columns are shared with the rollout that asked the server.
     tokens = sum(len(turn.draft.columns.buffer) for turn in list(ledger)[1:])
-    kept = model.policy.prompts.text(ledger, len(ledger) - 1, ledger[0].draft.prompt_ids[:0])
+    kept = model.policy._prompts.text(ledger, len(ledger) - 1, ledger[0].draft.prompt_ids[:0])
     sent = kept.body({"n": 1}, "input_ids")
     body = len(sent) if isinstance(sent, bytes) else sum(map(len, sent))
     return {"held": held, "tokens": tokens, "body": body, "idle": held - tokens - body}
