@@ -14,7 +14,7 @@ from rich.console import Console
 
 import tito_engines as engines
 from strands_tito import Policy
-from strands_tito.inspect import show as report
+from strands_tito.errors import TITOError
 from tito_engines import models
 from tito_engines.terminal import VisibleConsole, stages_shown
 
@@ -68,5 +68,5 @@ def run_parsed(
             with stages_shown(VisibleConsole(stderr=True)):
                 policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
             asyncio.run(example(policy, arguments))
-    except report.EXPECTED_ERRORS as error:
+    except TITOError as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -18,14 +18,12 @@ from strands.types.exceptions import MaxTokensReachedException
 import at_engine
 from at_engine import console
 from calculator import QUESTIONS, make_agent
-from strands_tito import Policy
+from strands_tito import Policy, SamplingParams
 from strands_tito.inspect import show as report
 from tito_core import store
 
 
-async def rollout(
-    policy: Policy, question: str, sampling: dict[str, float], slots: asyncio.Semaphore
-) -> report.Rollout:
+async def rollout(policy: Policy, question: str, sampling: SamplingParams, slots: asyncio.Semaphore) -> report.Rollout:
     """Ask one question; return the answer and the rollout's ledger."""
     async with slots:
         model = policy.model(sampling=sampling)
@@ -39,7 +37,7 @@ async def rollout(
 
 async def run(policy: Policy, arguments: argparse.Namespace) -> None:
     """Run all rollouts, several at once, then print the report and write the ledgers."""
-    sampling = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
+    sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
     slots = asyncio.Semaphore(arguments.concurrency)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     started = time.perf_counter()

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import tito_engines as engines
 from strands_tito import Ledger, Policy
-from strands_tito.inspect import show as report
+from strands_tito.errors import TITOError
 from tito_core.backend import EngineAdmin
 from tito_engines import install, models
 from training import batch, curves
@@ -220,7 +220,7 @@ def main() -> int:
             training = Training(policy, learner, folder, settings)
             with contextlib.suppress(KeyboardInterrupt):  # show the results so far
                 asyncio.run(training.train(progress))
-    except report.EXPECTED_ERRORS as error:
+    except TITOError as error:
         console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
         return 1
     if training.run.updates:

@@ -134,3 +134,24 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
     program = "interrupt.GRACE_S = interrupt.LAST_S = 600\n" + STUBBORN % "leave(7)"
     status, out, errors = interrupted(program, signal.SIGINT, signal.SIGTERM)
     assert (status, out, errors) == (8, "stopping\n", "This is known.\n")
+
+
+def test_a_fork_does_not_inherit_the_handlers() -> None:
+    """A tool may stop its own processes by SIGTERM, as multiprocessing does."""
+    program = """
+import os, signal, time
+from tito_core.interrupt import Interrupts
+with Interrupts({signal.SIGTERM: 8}, "Nothing.") as interrupts, interrupts.calling(lambda: None):
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writes, b"x")
+        time.sleep(3)
+        os._exit(0)
+    os.read(reads, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), interrupts.received)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    assert subprocess.check_output(command, text=True, env=environment) == f"-{signal.SIGTERM.value} None\n"

@@ -126,7 +126,7 @@ HOSTILE = {"unshowable": Unshowable(), "nested": nested(100_000), "digits": 10**
 OPTIONS = [
     *("backend", "base_url", "tokenizer", "model_id", "sampling", "parser", "template_arguments", "content_tokens"),
     "tool_calls",
-    *("context_window_limit", "history", "malformed_calls", "thinking", "on_abort", "max_resumes"),
+    *("context_window_limit", "history", "malformed_calls", "thinking", "on_abort"),
     *(
         "turn_timeout_s",
         "max_total_tokens",
@@ -161,7 +161,7 @@ def put(place: Any, value: Any) -> Any:
     return value if place == "hostile" else place
 
 
-WHOLE = ("context_window_limit", "max_resumes", "max_total_tokens", "max_connections", "max_new_tokens")
+WHOLE = ("context_window_limit", "max_total_tokens", "max_connections", "max_new_tokens")
 """Options that allow any large integer."""
 CASES = [
     pytest.param(place, value, id=f"{place}-{kind}")
@@ -264,4 +264,4 @@ def test_an_unsupported_python_is_named_by_make(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert re.search(r"3\.11 to 3\.13.*python3\.9.* 3\.9", done.stderr)
+    assert re.search(r"3\.11 to 3\.14.*python3\.9.* 3\.9", done.stderr)

@@ -23,9 +23,11 @@ Policy.connect(backend="vllm", base_url="http://h", tokenizer="t", patience_s=2,
 policy.model(histry="fork")  # error
 policy.model(history="error", max_total_tokens=100, stream=True)
 TITOModel.of(policy, None, thinking="strip")  # error
-InProcess(policy, "agents:run", max_resume=3)  # error
-InProcess(policy, "agents:run", max_resumes=3)
+InProcess(policy, "agents:run", on_abrt="discard")  # error
+InProcess(policy, "agents:run", on_abort="discard")
 Settings.of(turn_timeout=3)  # error
+policy.model(sampling={"temprature": 0.7})  # error
+policy.model(sampling={"temperature": 0.7, "stop": "x", "extra": {"logit_bias": {"5": -1}}})
 """
 
 
@@ -45,5 +47,5 @@ def test_a_mistyped_option_fails_in_mypy(tmp_path: Path) -> None:
     reported = {int(line) for line in re.findall(r"snippet.py:(\d+): error", ended.stdout)}
     expected = {number for number, line in enumerate(SNIPPET.splitlines(), 1) if line.endswith("# error")}
     assert reported == expected, ended.stdout + ended.stderr
-    for name in ("temprature", "bse_url", "histry", "max_resume", "turn_timeout"):
+    for name in ("temprature", "bse_url", "histry", "on_abrt", "turn_timeout"):
         assert f'Unexpected keyword argument "{name}"' in ended.stdout

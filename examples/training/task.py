@@ -9,10 +9,10 @@ from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import make_agent
-from strands_tito import Ledger, Policy, record_termination, termination_of
+from strands_tito import Ledger, Policy, SamplingParams, record_termination, termination_of
 
 PHRASES = ("What is {}?", "How much is {}?", "Work out {}.", "Please compute {}.", "Tell me what {} comes to.")
-SAMPLING = {"temperature": 1.0, "max_new_tokens": 40}
+SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=40)
 """At temperature 1 the logprobs of both engines are the policy's."""
 
 

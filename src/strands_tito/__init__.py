@@ -14,6 +14,7 @@ from tito_core.aliases import alias_modules
 
 if TYPE_CHECKING:
     from tito_core import (
+        Adapter,
         HistoryChangedError,
         Ledger,
         MalformedCallError,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
         termination_of,
     )
 
+    __version__: str
+    """Version of the installed distribution."""
+
 alias_modules(
     {
         "strands_tito.compat": "tito_compat",
@@ -44,6 +48,7 @@ alias_modules(
 )
 
 __all__ = [
+    "Adapter",
     "HistoryChangedError",
     "Ledger",
     "MalformedCallError",
@@ -65,6 +70,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used, so that reading ledgers does not load Strands."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("strands-tito")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(tito_core, name)

@@ -15,30 +15,32 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_tito.collect.cli import collect
-from strands_tito.collect.rollout import CollectError
 from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.output_file import is_stdout
 from strands_tito.export.trainer import Decode, LogprobPolicy, MissingPackageError
+from strands_tito.inspect.score import TEACHER
 from strands_tito.inspect.show import (
-    EXPECTED_ERRORS,
     Show,
     coloured,
     ids_only,
     laws_line,
     ledger_table,
     logprob_table,
+    mismatch_lines,
     rescored_line,
     unordered_line,
 )
+from strands_tito.inspect.teacher import Teacher
 from strands_tito.inspect.template_check import app as template_app
-from strands_tito.inspect.verify import connect_for_scoring, merge, rescore
+from strands_tito.inspect.verify import Rescored, connect_for_scoring, merge, rescore
 from strands_tito.viewer.cli import view
 from strands_tito.viewer.rollouts import Rollouts
-from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
-from tito_core.ledger.errors import place_in_docs
+from tito_core.ledger.errors import TITOError, place_in_docs
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.trajectory import count
 from tito_core.ledger.turn import as_reward
+from tito_core.store.file import LedgerFile
 from tito_engines.cli import app as engine_app
 from tito_engines.terminal import VisibleConsole, progress_of
 
@@ -256,9 +258,53 @@ def verify(
     if base_url:
         name = backend or _backend_of(ledgers)
         console.print(f"connecting to {base_url} and re-scoring", style="dim", markup=False, highlight=False)
-        console.print(asyncio.run(_rescore(ledgers, name, base_url)), soft_wrap=True)
+        rescored = asyncio.run(_rescore(ledgers, name, base_url))
+        console.print("\n".join([rescored_line(rescored), *mismatch_lines(rescored)]), soft_wrap=True)
     if not is_whole:
         raise typer.Exit(1)
+
+
+@app.command()
+def score(
+    path: Annotated[
+        Path,
+        typer.Argument(help="Rollout file; the column is appended.", exists=True, dir_okay=False, metavar="FILE"),
+    ],
+    backend: Annotated[str, typer.Option(help="Backend of the teacher's server.")],
+    base_url: Annotated[str, typer.Option(help="Address of the teacher's server.")],
+    column: Annotated[str, typer.Option(help="Name of the column.")] = TEACHER,
+    tokenizer: Annotated[
+        str, typer.Option(help="Tokenizer of the rollouts; default: their own, if it is on this machine.")
+    ] = "",
+    concurrency: Annotated[int, typer.Option(min=1, help="Rollouts that are scored at the same time.")] = 16,
+) -> None:
+    """Score the recorded tokens by another model with the same vocabulary, and add its logprobs as a column.
+
+    A second run scores what is missing. Exit status: 1 if a path cannot be scored.
+    """
+    with LedgerFile(path) as file:
+        uuids = file.uuids
+        if not uuids:
+            raise typer.BadParameter(f"{path} holds no rollouts.")
+        loaded = _tokenizer(file.load(uuids[0]), tokenizer)
+    refused = asyncio.run(_score(path, len(uuids), column, concurrency, (backend, base_url, loaded)))
+    console.print(f"{count(len(uuids), 'rollout')} scored, column {column!r}.", markup=False, highlight=False)
+    for line in refused:
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if refused:
+        raise typer.Exit(1)
+
+
+async def _score(
+    path: Path, rollouts: int, column: str, concurrency: int, server: tuple[str, str, PreTrainedTokenizerBase]
+) -> list[str]:
+    backend, base_url, tokenizer = server
+    teacher = await Teacher.connect(backend=backend, base_url=base_url, tokenizer=tokenizer)
+    shown = iter(progress_of(range(rollouts), "scoring", rollouts))
+    try:
+        return await teacher.annotate_file(path, column, concurrency=concurrency, on_rollout=lambda: next(shown, None))
+    finally:
+        await teacher.backend.aclose()
 
 
 def _backend_of(ledgers: list[Ledger]) -> str:
@@ -268,10 +314,10 @@ def _backend_of(ledgers: list[Ledger]) -> str:
     return names[0]
 
 
-async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> str:
+async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> Rescored:
     engine = await connect_for_scoring(backend, base_url)
     shown = progress_of(ledgers, "re-scoring", len(ledgers))
-    return rescored_line(merge([await rescore(ledger, engine) for ledger in shown]))
+    return merge([await rescore(ledger, engine) for ledger in shown])
 
 
 @cache
@@ -286,7 +332,7 @@ def main() -> None:
     add_commands()
     try:
         app()
-    except (*EXPECTED_ERRORS, CollectError, store.SchemaError) as error:
+    except TITOError as error:
         print_error(error)
         sys.exit(1)
 

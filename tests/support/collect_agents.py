@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +54,32 @@ async def stubborn(model: TITOModel, task: Mapping[str, Any]) -> float:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
     return await run(model, task)
+
+
+async def cancelling(model: TITOModel, task: Mapping[str, Any]) -> None:
+    """Cancel every task of the event loop."""
+    for each in asyncio.all_tasks():
+        each.cancel()
+    await asyncio.Event().wait()
+
+
+async def forking(model: TITOModel, task: Mapping[str, Any]) -> float:
+    """End a forked process of its own by SIGTERM; return its status as the reward."""
+    forks = multiprocessing.get_context("fork")
+    started = forks.Event()
+    child = forks.Process(target=_wait, args=(started,))
+    child.start()
+    await asyncio.to_thread(started.wait, 10)
+    child.terminate()
+    await asyncio.to_thread(child.join, 10)
+    status = child.exitcode
+    child.kill()
+    return 0.0 if status is None else float(status)
+
+
+def _wait(started: Any) -> None:
+    started.set()
+    time.sleep(60)
 
 
 async def leaving(model: TITOModel, task: Mapping[str, Any]) -> None:

@@ -66,14 +66,16 @@ def tokenizer_folder(path: Path) -> str:
 
 
 def served(kind: Any, seed: int = 0, latency: float = 0.0, **options: Any) -> ScriptedServer:
-    """Return a server whose policy calls the tool or answers at random."""
+    """Return a server whose policy calls the tool or answers at random; with a seed, always the same to a prompt."""
     loaded = tokenizer()
     called = ids_of(call("multiply", '{"a": 25, "b": 17}'))
 
     def answers(request: ScriptedRequest) -> Completion:
         if is_probe(request) or request.scoring:
             return Completion([5] * request.max_new_tokens, finish="length")
-        draw = random.Random(f"{seed} {request.request_id}")
+        draw = random.Random(
+            f"{seed} {request.request_id if request.seed is None else (request.seed, request.context)}"
+        )
         ids = [draw.randrange(300, 40_000) for _ in range(draw.randrange(3, 40))]
         if draw.random() < 0.4:
             ids = [*ids, *called]

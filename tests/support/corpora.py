@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from support import zoo
-from tito_engines.models.fetch import build_once, check_sha256, pip_client
+from tito_engines.cache import build_once
+from tito_engines.models.fetch import check_sha256, pip_client
 from tito_engines.spec import cache_dir
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ from tito_conformance.testing import scripted_server
 from tito_conformance.testing.script import Completion, PositionScorer, ScriptedRequest
 from tito_core.chat.images import read_image
 from tito_core.ledger import Ledger, check_ledger
-from tito_engines import models
+from tito_engines import bring_up, models
 
 CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 25, "b": 17}}\n</tool_call>'
 
@@ -93,6 +93,7 @@ def missing(ledger: Ledger, policy: Policy) -> int:
     sample = export.sample_of(ledger)
     exported: dict[str, Any] = {"temperature": 1.0}
     calls: dict[str, Callable[[], object]] = {
+        "engines": lambda: bring_up("vllm"),
         "images": lambda: read_image({"format": "png", "source": {"bytes": b"x"}}),
         "torch": lambda: padded([sample], pad_id=0).torch(),
         "parquet": lambda: parquet.table_of([sample]),

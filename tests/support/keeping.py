@@ -67,5 +67,6 @@ def arrange(items: list[Any]) -> None:
 
 
 def _order(item: Any) -> tuple[int, int]:
-    shared = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
+    other_model = "tagged" in item.fixturenames or "qwen3-tiny" in item.nodeid
+    shared = 0 if "keeper" not in item.fixturenames else 1 if other_model else 2
     return (*ENGINES, BOTH).index(engine_of(item.nodeid)), shared

@@ -26,7 +26,7 @@ from support.multiplying import ANSWER, QUESTION, multiply
 from support.scripted import backend_of, is_probe
 from tito_conformance.testing import Completion, ScriptedRequest, scripted_engine
 from tito_core import Policy
-from tito_engines.models.fetch import MANIFEST, build_once
+from tito_engines.cache import MANIFEST, build_once
 from tito_engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory, tokenizer_directory
 from tito_engines.spec import cache_dir
 

@@ -1,4 +1,4 @@
-"""The text of README and of every page of the documentation."""
+"""The text of README, of its neighbours, and of every page of the documentation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 

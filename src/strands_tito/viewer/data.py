@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders
 
+from strands_tito.inspect.score import PREFIX
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
@@ -75,8 +76,9 @@ def trajectory_data(trajectory: Trajectory, evidence: Evidence) -> Data:
 
 
 def latest(ledger: Ledger) -> Iterable[Any]:
-    """Return the last annotation of each (name, turn), in order of first use."""
-    return {(note.name, note.turn): note for note in ledger.annotations}.values()
+    """Return the last annotation of each (name, turn), in order of first use, without columns of scores."""
+    notes = [note for note in ledger.annotations if not note.name.startswith(PREFIX)]
+    return {(note.name, note.turn): note for note in notes}.values()
 
 
 def as_text(value: Any) -> str:
@@ -154,7 +156,7 @@ def _turn_data(turn: Turn, evidence: Evidence) -> Data:
         "calls": [dict(zip(call._fields, call, strict=True)) for call in draft.calls],
         "open": not draft.reasoning_closed,
         "branch": None if draft.branch is None else {"why": str(draft.branch), "turn": draft.branch.turn},
-        "versions": [tuple(span) for span in draft.engine.versions],
+        "versions": [tuple(span) for span in draft.versions],
         "media": [(span.offset - start, span.length, span.sha256.hex()) for span in draft.media],
         "top": _top(draft.extras, start),
         "promptLogprobs": _column(draft.extras.get("prompt_logprobs"), start),
