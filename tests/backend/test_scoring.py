@@ -237,11 +237,11 @@ async def test_a_certain_policy_leaves_truncation_unknown(kind: Kind) -> None:
         assert found.capabilities.top_logprobs, "it is known all the same what the server gives"
 
 
-async def test_a_server_that_requires_top_k_can_be_connected() -> None:
+async def test_a_server_that_requires_top_k_is_measured_with_a_wide_one() -> None:
     options = {"sampling_masks": True, "raw_logprobs": False, "truncated_logprobs": True}
     found = await measured(engine_of("vllm", **options))
     assert found.capabilities.sampling_mask is True
-    assert (found.processed_logprobs, found.truncated_logprobs) == (None, None)
+    assert (found.processed_logprobs, found.truncated_logprobs) == (True, True)
 
 
 def info(processed_logprobs: bool | None, version: str | None = "9", **more: Any) -> EngineInfo:

@@ -47,6 +47,8 @@ def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
 
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
+WIDE_TOP_K = 1000
+"""Stands for all tokens on a server that needs a finite `top_k` (vLLM with --return-sampling-mask)."""
 SAME_NATS = 0.02
 """Two sets of logprobs are the same quantity if most of them differ by less than this, in nats."""
 SAME_SHARE = 0.1
@@ -94,7 +96,7 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
     probe = TokenRequest(prompt_ids, _PROBE.within(room), "")
     async with task_group() as group:
         top_two_task = group.create_task(_sample(backend, probe, top_k=2))
-        full_task = group.create_task(_sample_all(backend, probe))
+        full_task = group.create_task(_sample_widely(backend, probe))
     top_two, columns = top_two_task.result()
     measured = replace(info, capabilities=_supported(info.capabilities, columns))
     if (result := full_task.result()) is None:
@@ -128,9 +130,7 @@ def common_measurement(infos: Sequence[EngineInfo]) -> EngineInfo:
     )
 
 
-async def _sample(
-    backend: Backend, probe: TokenRequest, top_k: int = -1
-) -> tuple[TokenResponse, frozenset[str] | None]:
+async def _sample(backend: Backend, probe: TokenRequest, top_k: int) -> tuple[TokenResponse, frozenset[str] | None]:
     """Sample with all optional outputs; return the answer and its columns, or None for these if the server refuses."""
     sampling = probe.sampling.model_copy(update={"top_k": top_k})
     optional_outputs = OptionalOutputs(
@@ -164,14 +164,21 @@ def _supported(reported: Capabilities, columns: frozenset[str] | None) -> Capabi
     )
 
 
-async def _sample_all(backend: Backend, probe: TokenRequest) -> tuple[TokenResponse, bool | None] | None:
-    """Sample from all tokens; return the answer and whether its logprobs are processed, or None if refused."""
-    try:
-        full, _ = await _sample(backend, probe)
-    except BadRequestError as error:  # a vLLM server with --return-sampling-mask requires a finite top_k
-        error.with_traceback(None)
-        return None
-    return full, await _processed(backend, probe, full)
+async def _sample_widely(backend: Backend, probe: TokenRequest) -> tuple[TokenResponse, bool | None] | None:
+    """Sample from all tokens, or from `WIDE_TOP_K` where the server refuses that.
+
+    Returns:
+        The answer, and whether its logprobs are processed; None if the server refused both.
+    """
+    for top_k in (-1, WIDE_TOP_K):
+        try:
+            full, _ = await _sample(backend, probe, top_k)
+        except BadRequestError as error:
+            error.with_traceback(None)
+            continue
+        wide = replace(probe, sampling=probe.sampling.model_copy(update={"top_k": top_k}))
+        return full, await _processed(backend, wide, full)
+    return None
 
 
 async def _processed(backend: Backend, probe: TokenRequest, full: TokenResponse) -> bool | None:
