@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from strands_tito.inspect.verify import rescore
+from support.keeping import ON_SGLANG
 from support.real import Served, serve
 from support.reference import reference
 from tito_conformance.agents import collect_answer
@@ -193,7 +194,7 @@ def routing_servers() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ON_SGLANG)
 async def test_routed_experts_are_those_that_transformers_computes(kind: str) -> None:
     with serve(kind, "qwen3-moe-tiny", **routing_servers()[kind]) as served:
         can = served.policy.info.capabilities
@@ -217,6 +218,7 @@ async def test_routed_experts_are_those_that_transformers_computes(kind: str) ->
             assert shaped.ledger[0].draft.extras["routed_experts"].shape[1:] == (2, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["vllm"])
 async def test_vllms_openai_endpoint_returns_the_same(kind: str) -> None:
     spec = find(kind)

@@ -59,6 +59,7 @@ def test_every_law_that_applies_holds(kind: str, name: str, keeper: Keeper, tmp_
     assert 2 * checks["rescored"]["passed"] > sum(checks["rescored"]["left_out"].values())
 
 
+@pytest.mark.long  # test_parity_real.py compares the engines in CI
 def test_the_two_servers_agree(keeper: Keeper, tmp_path: Path) -> None:
     against = ("--against-backend", "sglang", "--against-url", keeper.served("sglang").url)
     found = conformance("vllm", keeper.served("vllm").url, tmp_path, *against)

@@ -18,7 +18,7 @@ import tito_engines as engines
 from strands_tito.inspect.verify import rescore
 from support import gptoss
 from support.gptoss import ANSWER, ARGUMENTS, BEFORE_ANSWER, BEFORE_CALL, CALL, END, QUESTION, RETURN, THANKS, WELCOME
-from support.keeping import ONCE
+from support.keeping import ENGINES
 from support.multiplying import multiply
 from support.real import Served
 from tito_core import Policy, TITOModel
@@ -27,7 +27,7 @@ from tito_core.ledger import Provenance, VocabularyCheck, check_ledger
 from tito_engines import install
 from tito_engines.spec import find
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 ROLLOUTS = 8
 
 
@@ -51,7 +51,7 @@ def token(text: str) -> int:
     return int(gptoss.tokenizer().convert_tokens_to_ids(text))
 
 
-@pytest.fixture(scope="module", params=ONCE)
+@pytest.fixture(scope="module", params=ENGINES)
 def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     kind = request.param
     folder = gptoss.model_folder(install.ensure(find(kind)).python)
@@ -142,7 +142,6 @@ def _rescored(played: Played, backend: Any) -> Any:
     return asyncio.run(rescore(played.model.ledger, backend)).differences
 
 
-@pytest.mark.long
 def test_free_samples_have_a_status_and_re_scoring_confirms_them(played: Played) -> None:
     """At temperature 1 most calls are damaged, since a tiny model leaves much to the other 200,000 tokens."""
     policy, statuses, compared = played.served.policy, Counter[str](), 0

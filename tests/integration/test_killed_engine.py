@@ -11,14 +11,14 @@ from strands.types.exceptions import MaxTokensReachedException
 
 import tito_engines as engines
 from calculator import make_agent
-from support.keeping import ONCE
+from support.keeping import ENGINES
 from support.real import policy_at
 from tito_core import store
 from tito_core.backend import EngineConnectionError
 from tito_core.ledger import check_ledger
 from tito_engines import RunningEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]  # tests/model kills scripted servers
 
 
 def kill(server: RunningEngine) -> None:
@@ -28,7 +28,7 @@ def kill(server: RunningEngine) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("kind", ONCE)
+@pytest.mark.parametrize("kind", ENGINES)
 async def test_a_killed_engine_raises_and_a_restarted_one_is_used_again(kind: str) -> None:
     server = await asyncio.to_thread(engines.bring_up, kind, model="smollm2")
     try:

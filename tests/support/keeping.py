@@ -18,6 +18,7 @@ from support.real import Served, serve
 
 ENGINES = ("vllm", "sglang")
 ONCE = ("vllm", pytest.param("sglang", marks=pytest.mark.long))
+ON_SGLANG = (pytest.param("vllm", marks=pytest.mark.long), "sglang")
 """For tests of what the client does, and of minutes: .ci/run runs them on one engine. Conformance runs on both."""
 BOTH = "both"
 """Tests without an engine in their parameters need both."""
