@@ -69,6 +69,22 @@ def make_editing_agent(model: Any, row: Any) -> Agent:
     return agent
 
 
+def make_credited_agent(model: Any, row: Any) -> Agent:
+    """Return an editing agent whose call has the reward 0.25, its last turn 0.5, and the rollout 2."""
+    agent = make_editing_agent(model, row)
+
+    def credit(event: AfterToolCallEvent) -> None:
+        model.ledger.annotate("reward", 0.25, call=event.tool_use["toolUseId"])
+
+    def score(event: AfterInvocationEvent) -> None:
+        model.ledger.annotate("reward", 0.5, turn=model.ledger.last_turn())
+        model.ledger.annotate("reward", 2)
+
+    agent.hooks.add_callback(AfterToolCallEvent, credit)
+    agent.hooks.add_callback(AfterInvocationEvent, score)
+    return agent
+
+
 def make_failing_agent(model: Any, row: Any) -> Agent:
     """Return an agent whose hook fails after the first tool call."""
 
