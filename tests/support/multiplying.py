@@ -70,7 +70,7 @@ def make_editing_agent(model: Any, row: Any) -> Agent:
 
 
 def make_credited_agent(model: Any, row: Any) -> Agent:
-    """Return an editing agent whose call has the reward 0.25, its last turn 0.5, and the rollout 2."""
+    """Return an editing agent whose call also has a reward, 0.25, and its last turn one of 0.5."""
     agent = make_editing_agent(model, row)
 
     def credit(event: AfterToolCallEvent) -> None:
@@ -78,7 +78,6 @@ def make_credited_agent(model: Any, row: Any) -> Agent:
 
     def score(event: AfterInvocationEvent) -> None:
         model.ledger.annotate("reward", 0.5, turn=model.ledger.last_turn())
-        model.ledger.annotate("reward", 2)
 
     agent.hooks.add_callback(AfterToolCallEvent, credit)
     agent.hooks.add_callback(AfterInvocationEvent, score)
