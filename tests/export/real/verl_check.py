@@ -283,29 +283,30 @@ def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
             assert row["prompts"].tolist() + row["responses"].tolist() == sample.token_ids.tolist()
             assert sample.credit is not None
             expected = sample.credit[sample.prompt_length :].copy()
-            expected[-1] += 2.0
+            expected[-1] += sample.reward or 0.0
             assert row["rm_scores"].tolist() == expected.tolist()
+            assert row["rm_scores"].sum() == sample.total == (sample.reward or 0.0) + (0.25 if row is first else 0.5)
         assert first["response_mask"].sum() + last["response_mask"].sum() == len(SAMPLED)
-        assert (first["rm_scores"].sum(), last["rm_scores"].sum()) == (2.25, 2.5)
     padded = {
         name: torch.nn.utils.rnn.pad_sequence([row[name] for row in queue.rows.values()], batch_first=True)
         for name in ("rm_scores", "response_mask")
     }
-    scores = padded["rm_scores"]
+    scores, keys = padded["rm_scores"], list(queue.rows)
+    totals = dict(zip(keys, scores.sum(1).tolist(), strict=True))
+    assert abs(totals["u_0_1"] - totals["u_1_1"]) == 1.0, "the rollouts' own rewards are 0 and 1"
     for estimator in (AdvantageEstimator.GRPO, AdvantageEstimator.REINFORCE_PLUS_PLUS):
         data = DataProto.from_dict(
             tensors={"token_level_rewards": scores.clone(), "response_mask": padded["response_mask"]},
             non_tensors={"uid": np.array(["u"] * 4, dtype=object)},
         )
         options: dict[str, Any] = {"adv_estimator": estimator, "norm_adv_by_std_in_grpo": False}
-        found = trainer.compute_advantage_for_multi_trajectories(
-            data, list(queue.rows), config=worker.config, **options
-        )
-        returns = found.batch["returns"]
+        found = trainer.compute_advantage_for_multi_trajectories(data, keys, config=worker.config, **options)
+        returns = [row[0].item() for row in found.batch["returns"]]
         if estimator is AdvantageEstimator.GRPO:
-            assert not returns.any(), "two equal rollouts"
+            mean = (totals["u_0_1"] + totals["u_1_1"]) / 2
+            assert returns == [totals[f"{key[:3]}_1"] - mean for key in keys]
         else:
-            assert [row[0].item() for row in returns] == [2.25, 2.5, 2.25, 2.5]
+            assert returns == [totals[key] for key in keys]
 
 
 class RewardWorker:
