@@ -52,6 +52,7 @@ def test_samples_come_back_equal(ledgers: list[Ledger]) -> None:
         known = sampled_mask(sample)
         assert [value is not None for value in row["logprobs"]] == known.tolist()
         assert row["reward"] == sample.reward
+        assert row["credit"] == (None if sample.credit is None else sample.credit.tolist())
         assert row["termination"] == sample.termination
 
 
