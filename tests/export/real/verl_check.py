@@ -300,9 +300,8 @@ def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
             non_tensors={"uid": np.array(["u"] * 4, dtype=object)},
         )
         options: dict[str, Any] = {"adv_estimator": estimator, "norm_adv_by_std_in_grpo": False}
-        found = trainer.compute_advantage_for_multi_trajectories(
-            data, keys, config=OmegaConf.create({"gamma": 1.0}), **options
-        )
+        options["config"] = OmegaConf.create({"gamma": 1.0})
+        found = trainer.compute_advantage_for_multi_trajectories(data, keys, **options)
         returns = [row[0].item() for row in found.batch["returns"]]
         if estimator is AdvantageEstimator.GRPO:
             mean = (totals["u_0_1"] + totals["u_1_1"]) / 2
