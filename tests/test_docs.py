@@ -332,7 +332,7 @@ def test_each_section_on_trainers_runs_by_itself(
     packages["verifiers and prime-rl"] = "verifiers"
     rows = {"slime": SimpleNamespace(label="425"), "verl": {"reward_model": {"ground_truth": "425"}}}
     ran = []
-    with ScriptedServer(engine_of("vllm", Says("It is 425.", *ANSWERS))) as server:
+    with ScriptedServer(engine_of("vllm", Says("It is 425.", *ANSWERS, *ANSWERS))) as server:
         policy = Policy.connect(backend="vllm", base_url=server.base_url, tokenizer=folder)
         recorded = policy.model(ledger=policy.ledger(group_id="prompt-17"))
         Agent(model=recorded, callback_handler=None)("What is 25 * 17?")
@@ -353,8 +353,8 @@ def test_each_section_on_trainers_runs_by_itself(
                 names["make_agent"](scored, rows[section])("What is 25 * 17?")
                 assert scored.ledger.annotation("reward") == 1.0
             ran += [section] if names else []
-    assert capsys.readouterr().out == "True\ncompleted\n[0.5]\n1\n"
-    assert ran == ["In Python", "Batches", "slime", "verl", "TRL", *packages]
+    assert capsys.readouterr().out == "True\ncompleted\nsolver 1.0 0.6 1.6\n[0.5]\n1\n"
+    assert ran == ["In Python", "Rewards", "Batches", "slime", "verl", "TRL", *packages]
 
 
 def test_the_page_on_training_runs_and_its_examples_exist(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import math_agent
+import sub_agent
 from strands_tito.export import samples_of
 from support.scripted import Says, backend_of, call, engine_of, policy_of
 from tito_core import Policy
@@ -43,3 +44,14 @@ async def test_the_training_tasks_rollouts_are_exported(
     ledger = await attempt(scripted(kind, *answers), Problem("What is 25 * 17?", 425), "a")
     (sample,) = samples_of(ledger)
     assert sample.termination is ended
+
+
+async def test_both_agents_of_a_pair_are_trained_each_with_its_own_reward() -> None:
+    """The boss calls the worker, which calls the calculator and answers right; the boss repeats it wrong."""
+    ledger = await sub_agent.run_rollout(scripted("vllm", CALL, CALL, "It is 425.", "It is 426."), "What is 25 * 17?")
+    worker, boss = samples_of(ledger)
+    assert [(one.identity.agent, one.total, one.turns) for one in (worker, boss)] == [
+        ("worker", 1.0, 2),
+        ("boss", 0.0, 2),
+    ]
+    assert worker.loss_mask.sum() + boss.loss_mask.sum() == sum(len(turn.draft.output_ids) for turn in ledger)

@@ -174,8 +174,8 @@ def export(
         str, typer.Option(help="checked: refuse logprobs of another quantity than the trainer's; as-recorded; omit.")
     ] = "checked",
     branches: Annotated[
-        str, typer.Option(help="Branched rollouts, for trainers that take one sample per rollout: error or last.")
-    ] = "error",
+        str, typer.Option(help="Branched rollouts: list, a row a path; or one row a rollout, its last path, or error.")
+    ] = "list",
     agent: Annotated[
         str, typer.Option(help="Write this agent's paths only; default: all, or the first's with --branches last.")
     ] = "",
@@ -195,7 +195,7 @@ def export(
     """Write rollouts to a file that a trainer reads: Parquet, or JSON lines with the trainer's field names."""
     _one_of("--to", to, FORMATS)
     _one_of("--logprobs", logprobs, get_args(LogprobPolicy))
-    _one_of("--branches", branches, ("error", "last"))
+    _one_of("--branches", branches, ("list", "last", "error"))
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: the folder {out.absolute().parent} does not exist. Create it first.")
     loaded: dict[str | None, PreTrainedTokenizerBase] = {}

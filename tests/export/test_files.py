@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from typer.testing import CliRunner
 
 from strands_tito.cli import app
-from strands_tito.export import LogprobMismatchError, samples_of, trained_tokens
+from strands_tito.export import LogprobMismatchError, sample_of, samples_of, trained_tokens
 from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.parquet import read_parquet
 from strands_tito.export.slime import fan_out
@@ -65,7 +65,7 @@ def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger
     (row,) = lines(path)
     assert row["prompt_ids"] == columns["prompt_ids"][0]
     assert row["response_ids"] == columns["completion_ids"][0]
-    untrained = ledger.annotation("reward") is None
+    untrained = sample_of(ledger, branches="last").total is None
     assert row["response_mask"] == [0 if untrained else each for each in columns["env_mask"][0]]
     assert row["response_logprobs"] == columns["logprobs"][0]
 
@@ -179,7 +179,7 @@ def test_the_text_is_that_of_the_rollouts_own_tokenizer(path: Path, tmp_path: Pa
     [
         (["--to", "ppo"], ["'ppo'", *FORMATS]),
         (["--to", "trl", "--logprobs", "all"], ["'all'", "checked", "as-recorded", "omit"]),
-        (["--to", "trl", "--branches", "all"], ["'all'", "error", "last"]),
+        (["--to", "trl", "--branches", "all"], ["'all'", "list", "last", "error"]),
         (["--to", "trl", "--temperature", "0.5"], ["LogprobMismatchError", "0.5"]),
         (["--to", "slime", "--tokenizer", "./gone"], ["TokenizerError", "./gone"]),
     ],
@@ -192,11 +192,19 @@ def test_a_wrong_option_is_an_error_with_its_value(words: list[str], values: lis
     assert not path.with_name("out").exists()
 
 
-def test_a_branched_rollout_is_refused_or_its_last_path_is_taken(path: Path) -> None:
+def test_a_branched_rollout_has_a_row_a_path_or_its_last_path_or_is_refused(path: Path) -> None:
     branched = chain((2, 2), (1, 1))
     grow(branched, 0, 1, 1)
     store.append(path, [branched])
-    status, shown = tito(path, "--to", "trl", "--out", path.with_name("out"))
+    out = path.with_name("out")
+    for to in ("verl", "trl"):
+        assert tito(path, "--to", to, "--missing-reward", "1", "--out", out) == (
+            0,
+            f"Wrote 3 rows of 3 rollouts to {out}. 8 of 8 sampled tokens are trained.\n"
+            "Rollouts: 1 without turns (no row), 2 without a reward.\n",
+        )
+    assert [row["rollout_trajectory"] for row in lines(out)] == [0, 0, 1]
+    status, shown = tito(path, "--to", "trl", "--branches", "error", "--out", out)
     assert (status, "BranchedRolloutError" in shown, "--branches" in shown or "branches='last'" in shown) == (
         1,
         True,

@@ -88,11 +88,19 @@ def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
     samples = samples_of(ledger)
     assert found["is_last_step"] == [False] * (len(samples) - 1) + [True]
     assert found["trajectory_ids"] == ["a"] * len(samples)
+    is_by_token = any(sample.credit is not None for sample in samples)
     for row, sample in enumerate(samples):
         assert found["prompt_token_ids"][row] + found["response_ids"][row] == sample.token_ids.tolist()
         expected = [0] * sample.response_length if sample.ended_outside else sample.response_mask.tolist()
         assert found["loss_masks"][row] == expected
-        assert found["rewards"][row] == (0.0 if sample.ended_outside else 1.0)
+        rewards = found["rewards"][row]
+        assert isinstance(rewards, list) == is_by_token
+        if sample.ended_outside or not is_by_token:
+            assert np.sum(rewards) == (0.0 if sample.ended_outside else 1.0)
+        else:
+            credit = np.zeros(len(sample)) if sample.credit is None else sample.credit.copy()
+            credit[-1] += 1.0
+            assert rewards == credit[sample.prompt_length :].tolist()
     assert found["pixel_values"] is None  # type: ignore[typeddict-item]
 
 

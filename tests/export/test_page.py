@@ -31,6 +31,101 @@ def test_each_termination_has_its_row() -> None:
         assert (others == "masked") is samples_of(ledger)[0].ended_outside
 
 
+BACKED = {
+    "a branched rollout, by default": (
+        "test_samples:test_each_sampled_token_is_trained_once_over_all_samples_and_no_other",
+        "real/slime_check:samples_are_slimes",
+        "real/verl_check:the_v1_trainer_takes_every_path_with_its_own_rewards, what_verl_cannot_take_is_refused",
+        "real/trl_check:what_trl_cannot_take_is_refused; test_credit:test_what_one_row_cannot_hold_is_counted",
+        "test_generators:test_what_skyrl_cannot_be_told_is_refused",
+        "real/agent_lightning_check:events_become_triplets_and_a_batch",
+        "real/tinker_check:data_are_tinkers",
+        "real/verifiers_check:traces_are_verifiers",
+    ),
+    "rewards of turns, calls, branches": (
+        "test_credit:test_each_agent_has_its_own_reward_and_its_own_group; test_parquet:test_samples_come_back_equal",
+        "real/slime_check:samples_are_slimes",
+        "real/verl_check:the_v1_trainer_takes_every_path_with_its_own_rewards, outputs_are_verls",
+        "real/trl_check:a_group_without_those_that_do_not_count",
+        "real/skyrl_check:rows_are_trained_as_sampled; test_generators:test_every_trajectory_is_a_step",
+        "real/agent_lightning_check:events_become_triplets_and_a_batch",
+        "real/tinker_check:data_are_tinkers",
+        "real/verifiers_check:traces_are_verifiers",
+    ),
+    "groups": (
+        "test_credit:test_each_agent_has_its_own_reward_and_its_own_group",
+        "test_credit:test_slime_compares_rewards_of_one_agent_or_turn_where_it_is_told_to",
+        "real/verl_check:a_whole_group_keeps_its_rewards",
+        "real/trl_check:a_group_without_those_that_do_not_count",
+        "real/skyrl_check:a_whole_group_is_trained_without_its_bad_rows",
+        "",
+        "",
+        "",
+    ),
+    "no reward": (
+        "test_batches:test_a_batch_numbers_rollouts_and_groups; test_parquet:test_samples_come_back_equal",
+        "test_slime:test_slimes_own_sample_is_filled_with_the_fields_and_says_whose_it_is",
+        "real/verl_check:a_whole_group_keeps_its_rewards",
+        "real/trl_check:a_group_without_those_that_do_not_count",
+        "real/skyrl_check:a_whole_group_is_trained_without_its_bad_rows",
+        "real/agent_lightning_check:events_become_triplets_and_a_batch",
+        "",
+        "real/verifiers_check:traces_are_verifiers",
+    ),
+    "ended from outside": (
+        "test_page:test_each_termination_has_its_row",
+        "real/slime_check:what_ended_from_outside_is_not_trained, a_group_is_compared_with_itself",
+        "real/verl_check:a_whole_group_keeps_its_rewards",
+        "real/trl_check:a_group_without_those_that_do_not_count",
+        "real/skyrl_check:a_whole_group_is_trained_without_its_bad_rows",
+        "real/agent_lightning_check:events_become_triplets_and_a_batch",
+        "real/tinker_check:data_are_tinkers",
+        "test_generators:test_a_traces_nodes_are_the_turns",
+    ),
+    "[kept sets](#kept-sets)": (
+        "test_kept:test_a_trainer_that_replays_gets_the_sets_and_the_logprobs_that_were_sampled",
+        "real/slime_check:kept_sets_are_slimes",
+        *("test_kept:test_a_trainer_without_a_place_for_kept_sets_is_refused_although_they_are_recorded",) * 2,
+        "real/skyrl_check:kept_sets_are_skyrls",
+        *("test_kept:test_a_trainer_without_a_place_for_kept_sets_is_refused_although_they_are_recorded",) * 2,
+        "real/verifiers_check:kept_sets_are_verifiers",
+    ),
+    "[teachers](#teachers)": (*("../inspect/test_teacher:test_exports_hold_the_column",) * 2, *("",) * 6),
+    "[images](images.md)": (
+        "test_images:test_parquet_holds_the_files",
+        "test_images:test_slime_gets_pictures_and_the_processors_tensors",
+        "real/verl_check:verls_worker_makes_the_tensors_of_images",
+        *("test_images:test_trainers_that_would_drop_images_refuse_them",) * 4,
+        "real/verifiers_check:images_are_in_the_messages_and_their_tokens_are_marked",
+    ),
+    "routed experts": (
+        "test_parquet:test_samples_come_back_equal",
+        "real/slime_check:samples_are_slimes",
+        "real/verl_check:outputs_are_verls",
+        "",
+        "real/skyrl_check:rows_are_trained_as_sampled",
+        "real/agent_lightning_check:experts_are_the_proxys_bytes",
+        "",
+        "real/verifiers_check:experts_are_of_every_token",
+    ),
+}
+"""The tests behind each cell of the page's table of trainers, as "file:function, function; file:function"."""
+
+
+def test_each_cell_of_the_table_of_trainers_has_a_test_and_none_is_gone() -> None:
+    table = PAGE.split("## What each trainer takes")[1].split("\n\n")[1].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert {re.sub(r"^\[rewards\]\(#rewards\)", "rewards", row[0]) for row in rows[2:]} == BACKED.keys()
+    for row, tests in zip(rows[2:], BACKED.values(), strict=True):
+        assert len(rows[0]) == len(row) == 1 + len(tests)
+        for trainer, cell, named in zip(rows[0][1:], row[1:], tests, strict=True):
+            assert (cell in ("-", "yours", "its own")) is (named == ""), (row[0], trainer)
+            for file, names in (part.split(":") for part in named.split("; ") if part):
+                source = (Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8")
+                missing = [name for name in names.split(", ") if f"def {name}(" not in source]
+                assert not missing, (row[0], trainer, file)
+
+
 def test_each_version_on_the_page_is_locked_and_each_lock_is_on_the_page() -> None:
     table = PAGE.split("## The rules")[0]
     for name, versions in TRAINERS.items():

@@ -52,6 +52,7 @@ def test_samples_come_back_equal(ledgers: list[Ledger]) -> None:
         known = sampled_mask(sample)
         assert [value is not None for value in row["logprobs"]] == known.tolist()
         assert row["reward"] == sample.reward
+        assert row["credit"] == (None if sample.credit is None else sample.credit.tolist())
         assert row["termination"] == sample.termination
 
 
@@ -110,7 +111,7 @@ def test_a_file_can_be_written_from_its_own_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "values"),
     [
-        ({b"format": b"strands-tito/samples", b"schema": b"5"}, "schema 5.* up to 4.*upgrade"),
+        ({b"format": b"strands-tito/samples", b"schema": b"6"}, "schema 6.* up to 5.*upgrade"),
         ({b"format": b"strands-tito/samples"}, r"keys are \[b'format'\]"),
         ({b"schema": b"1"}, r"keys are \[b'schema'\]"),
         (None, r"keys are \[\]"),
@@ -131,7 +132,7 @@ def test_every_column_is_on_the_page_on_trainers() -> None:
 
 def test_types_are_arrows_own() -> None:
     assert schema().field("token_ids").type == pa.list_(pa.int32())
-    assert schema().metadata == {b"format": b"strands-tito/samples", b"schema": b"4"}
+    assert schema().metadata == {b"format": b"strands-tito/samples", b"schema": b"5"}
 
 
 @pytest.mark.trainers

@@ -130,7 +130,7 @@ def test_slimes_own_sample_is_filled_with_the_fields_and_says_whose_it_is(ledger
         assert {name: getattr(copy, name) for name in expected if expected[name] is not None or name != "reward"} == {
             name: value for name, value in expected.items() if value is not None or name != "reward"
         }
-        assert copy.reward == (sample.reward if sample.reward is not None else "asked of a model")
+        assert copy.reward == (sample.total if sample.total is not None else "asked of a model")
         assert copy.status is Filled.Status[STATUS[sample.termination]]
         assert copy.metadata == {
             "task": 1,
@@ -141,6 +141,7 @@ def test_slimes_own_sample_is_filled_with_the_fields_and_says_whose_it_is(ledger
                 "sample": None,
                 "agent": None,
                 "trajectory": sample.identity.trajectory,
+                "turn": sample.identity.turn,
                 "termination": sample.termination.value,
                 "logprobs": [str(semantics) for semantics in sample.semantics],
             },

@@ -85,7 +85,7 @@ def test_columns_hold_the_last_path_whole(ledger: Ledger) -> None:
     expected = [float(v) if m else 0.0 for v, m in zip(sample.logprobs[start:], sample.response_mask, strict=True)]
     assert found["logprobs"] == [expected]
     assert found["rollout_id"] == [ledger.uuid]
-    assert found["rollout_reward"] == [None if sample.ended_outside else sample.reward]
+    assert found["rollout_reward"] == [None if sample.ended_outside else sample.total]
 
 
 def test_a_rollout_without_a_turn_is_an_untrained_end() -> None:

@@ -69,6 +69,21 @@ def make_editing_agent(model: Any, row: Any) -> Agent:
     return agent
 
 
+def make_credited_agent(model: Any, row: Any) -> Agent:
+    """Return an editing agent whose call also has a reward, 0.25, and its last turn one of 0.5."""
+    agent = make_editing_agent(model, row)
+
+    def credit(event: AfterToolCallEvent) -> None:
+        model.ledger.annotate("reward", 0.25, call=event.tool_use["toolUseId"])
+
+    def score(event: AfterInvocationEvent) -> None:
+        model.ledger.annotate("reward", 0.5, turn=model.ledger.last_turn())
+
+    agent.hooks.add_callback(AfterToolCallEvent, credit)
+    agent.hooks.add_callback(AfterInvocationEvent, score)
+    return agent
+
+
 def make_failing_agent(model: Any, row: Any) -> Agent:
     """Return an agent whose hook fails after the first tool call."""
 

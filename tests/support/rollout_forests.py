@@ -18,7 +18,7 @@ CUT = Semantics(True, 1.0, True, "test")
 
 @st.composite
 def rollouts(draw: st.DrawFn, most_turns: int = 6, experts: bool | None = None) -> Ledger:
-    """Draw a ledger of one to `most_turns` turns, with branches, and perhaps a termination and a reward."""
+    """Draw a ledger of one to `most_turns` turns, with branches, and perhaps a termination and rewards of all kinds."""
     ledger = Ledger(group_id=draw(st.sampled_from([None, "g"])), task_id=draw(st.sampled_from([None, "t"])))
     routed = draw(st.booleans()) if experts is None else experts
     for index in range(draw(st.integers(1, most_turns))):
@@ -37,6 +37,10 @@ def rollouts(draw: st.DrawFn, most_turns: int = 6, experts: bool | None = None) 
         record_termination(ledger, draw(st.sampled_from(list(Termination))))
     if draw(st.booleans()):
         ledger.annotate("reward", draw(st.sampled_from([0, 1, -0.5, 0.25])))
+    for turn in draw(st.lists(st.sampled_from(list(ledger)), max_size=3)):
+        calls = [None, *range(len(turn.draft.calls))]
+        credit = draw(st.sampled_from([1, -0.5, 0.125, None]))
+        ledger.annotate("reward", credit, turn=turn.index, call=draw(st.sampled_from(calls)))
     return ledger
 
 

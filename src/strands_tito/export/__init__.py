@@ -19,12 +19,13 @@ To add an exporter for the trainer "acme":
    extra in `pyproject.toml` that installs it; leave it out if no extra does.
 3. Take logprobs from `logprobs_for(sample, temperature=..., trainer="acme", policy=...)`. It checks that they are the
    quantity that the trainer computes (law 11).
-4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. For a trainer
-   that takes one prompt and one response per rollout, `trainer.prompt_response_of` does steps 3 and 4.
+4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. Put
+   `sample.credit` where the trainer takes a reward a token, else give it `sample.total`. For a trainer that takes one
+   prompt and one response per rollout, `trainer.prompt_response_of` does steps 3 and 4.
    For images it needs `takes_images=True`, and puts `images` where the trainer takes them; an exporter for a trainer
    that does not calls `trainer.refuse_images`: tokens are never trained without their images.
 5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
-   `tests/export/real/`, and add a row to the table in `docs/trainers.md`, the module to
+   `tests/export/real/`, and add it to the tables in `docs/trainers.md`, the module to
    `docs/api/strands_tito.md`, and the trainer to `TRAINERS` in `tools/matrix.py`, which resolves its environment.
    Nothing has to be registered, but `_ROWS` in `files.py` lists what `tito export --to` writes.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strands_tito.export.sample import NO_EXPERT, routed_experts_of, sample_number, sample_of
+from strands_tito.export.sample import NO_EXPERT, routed_experts_of, sample_number, sample_of, total_of
 from strands_tito.export.trainer import LogprobPolicy, TrainedTurn, import_optional, trained_turns
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import assemble
@@ -45,7 +45,8 @@ def events_of(
 
     A trainer at level "trajectory" merges each request that extends the one before. Each path thus becomes one row,
     and each token is trained once. A rollout that ended from outside (engine error, abort, cancellation) has no
-    request events, because its reward does not measure the policy.
+    request events, because its reward does not measure the policy. Its trainer reads one reward a rollout: that of the
+    rollout plus those of its turns and calls.
 
     Args:
         rollout: The rollout.
@@ -71,8 +72,8 @@ def events_of(
             train_constrained=train_constrained,
         )
         events = [_event(schemas, rollout, turn, logprobs != "omit") for turn in turns]
-    if last.reward is not None:
-        reward = schemas.RewardData(value=last.reward, source="agent").model_dump(exclude_none=True)
+    if (total := total_of(rollout)) is not None:
+        reward = schemas.RewardData(value=total, source="agent").model_dump(exclude_none=True)
         events.append(schemas.EventCreate(event_type="reward", data=reward))
     return events
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strands_tito.export.sample import TrainingSample, sampled_mask
+from strands_tito.export.sample import GroupBy, TrainingSample, group_fields, sampled_mask
 from strands_tito.export.trainer import import_optional, refuse_images
 from tito_core.ledger.errors import TITOError
 
@@ -38,10 +38,12 @@ class Batch:
             `semantics` say what they mean.
         prompt_lengths: int64, shape (b,).
         lengths: int64, shape (b,).
-        rewards: float32, shape (b,), NaN if a rollout has no reward.
+        credit: float32, shape (b, l): rewards of turns and tool calls; see `TrainingSample.credit`.
+        rewards: float32, shape (b,), of the rollout, without `credit`; NaN if it has none.
         rollout_index: int64, shape (b,): number of the sample's rollout, from 0 in order of appearance. A rollout with
             several samples repeats its reward in each: count it once in a group's mean.
-        group_index: int64, shape (b,): number of its group in the same way, -1 for a rollout without a group.
+        group_index: int64, shape (b,): number of its group in the same way, -1 for a rollout without a group. See
+            `group_by` of `padded`.
     """
 
     input_ids: Ints
@@ -49,6 +51,7 @@ class Batch:
     position_ids: Ints
     loss_mask: Ints
     logprobs: npt.NDArray[np.float32]
+    credit: npt.NDArray[np.float32]
     prompt_lengths: Ints
     lengths: Ints
     rewards: npt.NDArray[np.float32]
@@ -68,6 +71,7 @@ def padded(
     side: Literal["left", "right"] = "right",
     length: int | None = None,
     multiple_of: int = 1,
+    group_by: GroupBy = "task",
 ) -> Batch:
     """Pad samples to one length.
 
@@ -77,11 +81,12 @@ def padded(
         side: The side of the padding.
         length: Length of a row; that of the longest sample when None.
         multiple_of: Round the length up to a multiple of this.
+        group_by: What `group_index` numbers; see `GroupBy`.
 
     Raises:
         ImagesNotSupportedError: A sample has images. Take them out first: `replace(sample, images=())`.
         TooLongError: A sample is longer than `length`. Samples are never truncated.
-        ValueError: `samples` is empty, or `side` or `multiple_of` is out of range.
+        ValueError: `samples` is empty, or `side`, `multiple_of` or `group_by` is out of range.
     """
     if not samples:
         raise ValueError("A batch needs at least one sample.")
@@ -96,7 +101,7 @@ def padded(
     shape = (len(samples), width)
     ids = np.full(shape, pad_id, np.int64)
     attention, positions, mask = (np.zeros(shape, np.int64) for _ in range(3))
-    logprobs = np.zeros(shape, np.float32)
+    logprobs, credit = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     for row, sample in enumerate(samples):
         size = len(sample)
         place = slice(0, size) if side == "right" else slice(width - size, width)
@@ -105,17 +110,19 @@ def padded(
         positions[row, place] = np.arange(size)
         mask[row, place] = sample.loss_mask
         logprobs[row, place] = known_logprobs(sample)
+        credit[row, place] = 0 if sample.credit is None else sample.credit
     return Batch(
         ids,
         attention,
         positions,
         mask,
         logprobs,
+        credit,
         np.array([sample.prompt_length for sample in samples], np.int64),
         np.array([len(sample) for sample in samples], np.int64),
         rewards_of(samples),
         numbers_of(sample.identity.rollout_id for sample in samples),
-        numbers_of(sample.identity.group_id for sample in samples),
+        groups_of(samples, group_by),
     )
 
 
@@ -140,8 +147,9 @@ class PackedBatch:
         loss_mask: int64, shape (r, l): 1 on trained tokens. Never 1 on a sample's first token, because the token
             before it belongs to another sample.
         logprobs: float32, shape (r, l): the engine's logprob of every sampled token, 0.0 elsewhere.
+        credit: float32, shape (r, l): rewards of turns and tool calls; see `TrainingSample.credit`.
         placed: The position of each sample, in the order of `samples`.
-        rewards: float32, shape (b,), in the samples' order, NaN if a rollout has no reward.
+        rewards: float32, shape (b,), in the samples' order, of the rollout, without `credit`; NaN if it has none.
         rollout_index: int64, shape (b,), in the samples' order, and `group_index`: see `Batch`.
     """
 
@@ -150,6 +158,7 @@ class PackedBatch:
     segment_ids: Ints
     loss_mask: Ints
     logprobs: npt.NDArray[np.float32]
+    credit: npt.NDArray[np.float32]
     placed: tuple[Placed, ...]
     rewards: npt.NDArray[np.float32]
     rollout_index: Ints
@@ -172,13 +181,14 @@ class PackedBatch:
         return {name: torch.from_numpy(getattr(self, name)) for name in named}
 
 
-def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> PackedBatch:
+def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int, group_by: GroupBy = "task") -> PackedBatch:
     """Pack samples into rows, the longest first, each into the first row that has room.
 
     Args:
         samples: At least one sample.
         pad_id: The id of padding tokens.
         length: Length of a row.
+        group_by: See `padded`.
 
     Raises:
         ImagesNotSupportedError: A sample has images. Take them out first: `replace(sample, images=())`.
@@ -193,7 +203,7 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> Pa
     shape = (max(place.row for place in placed) + 1, length)
     ids = np.full(shape, pad_id, np.int64)
     positions, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
-    logprobs = np.zeros(shape, np.float32)
+    logprobs, credit = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     seen = [0] * shape[0]
     for place, sample in sorted(zip(placed, samples, strict=True), key=lambda pair: pair[0]):
         at = (place.row, slice(place.start, place.stop))
@@ -203,10 +213,10 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int) -> Pa
         segments[at] = seen[place.row]
         mask[at] = sample.loss_mask
         logprobs[at] = known_logprobs(sample)
+        credit[at] = 0 if sample.credit is None else sample.credit
     rollouts = numbers_of(sample.identity.rollout_id for sample in samples)
-    groups = numbers_of(sample.identity.group_id for sample in samples)
-    rewards = rewards_of(samples)
-    return PackedBatch(ids, positions, segments, mask, logprobs, tuple(placed), rewards, rollouts, groups)
+    groups, rewards = groups_of(samples, group_by), rewards_of(samples)
+    return PackedBatch(ids, positions, segments, mask, logprobs, credit, tuple(placed), rewards, rollouts, groups)
 
 
 def _places(lengths: Sequence[int], length: int) -> list[Placed]:
@@ -229,9 +239,16 @@ def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
     return np.where(sampled_mask(sample), sample.logprobs, np.float32(0)).astype(np.float32)
 
 
-def numbers_of(names: Iterable[str | None]) -> Ints:
+def groups_of(samples: Iterable[TrainingSample], by: GroupBy) -> Ints:
+    """Return the number of each sample's group, shape (b,); see `padded`."""
+    names = ("group_id", *group_fields(by))
+    keys = [tuple(getattr(one.identity, name) for name in names) for one in samples]
+    return numbers_of(None if key[0] is None else key for key in keys)
+
+
+def numbers_of(names: Iterable[Hashable | None]) -> Ints:
     """Return the number of each name, from 0 in order of appearance, shape (b,); -1 for None."""
-    numbers: dict[str, int] = {}
+    numbers: dict[Hashable, int] = {}
     return np.array([-1 if name is None else numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 

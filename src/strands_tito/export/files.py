@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,11 +19,20 @@ from typing import Any, Literal
 from strands_tito.export import slime, trl, verl
 from strands_tito.export.output_file import replacing
 from strands_tito.export.parquet import write_parquet
-from strands_tito.export.sample import TrainingSample, exported_turns, sample_of, samples_of, trained_tokens
+from strands_tito.export.sample import (
+    TrainingSample,
+    by_agent,
+    credits_of,
+    exported_turns,
+    left_out,
+    sample_of,
+    samples_of,
+    total_of,
+    trained_tokens,
+)
 from strands_tito.export.trainer import Decode, LogprobPolicy, prompt_response_of, refuse_images
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
-from tito_core.ledger.turn import REWARD
 
 PARQUET = "parquet"
 
@@ -38,7 +48,8 @@ class ExportOptions:
     Attributes:
         temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
-        branches: What to do with several trajectories where the trainer takes one per rollout; see `sample_of`.
+        branches: "list" writes a row for each trajectory, Parquet and slime always; "last" and "error" write one row a
+            rollout, see `sample_of`.
         agent: The agent whose paths are written; see `samples_of` and `sample_of`.
         missing_reward: The reward of rollouts without one: a number; None writes null, for a trainer that computes
             rewards itself; "untrained" writes 0 and masks the row in the formats of slime and verl, whose own code
@@ -50,7 +61,7 @@ class ExportOptions:
     decoder: Decoder
     temperature: float = 1.0
     logprobs: LogprobPolicy = "checked"
-    branches: Literal["error", "last"] = "error"
+    branches: Literal["list", "last", "error"] = "list"
     agent: str | None = None
     missing_reward: float | Literal["untrained"] | None = "untrained"
     train_constrained: bool = False
@@ -72,6 +83,8 @@ class Written:
         constrained: Those that were sampled under a grammar and are not trained.
         masked: Those of rows that ended from outside, or have no reward, and are not trained.
         elsewhere: Those on paths that have no row, by agent.
+        credit: Rewards of turns and calls of all rollouts.
+        credited: Those that the trained rows have.
     """
 
     rows: int = 0
@@ -85,19 +98,22 @@ class Written:
     constrained: int = 0
     masked: int = 0
     elsewhere: Counter[str] = field(default_factory=Counter)
+    credit: int = 0
+    credited: int = 0
 
     def lines(self, where: str) -> Iterator[str]:
         """Yield sentences about the export: what was written to `where`, the tokens left out, and the rollouts."""
         trained = f"{self.trained:,} of {self.sampled:,} sampled tokens are trained"
         yield f"Wrote {count(self.rows, 'row')} of {count(self.rollouts, 'rollout')} to {where}. {trained}."
-        paths = ", ".join(f"{agent} {tokens:,}" for agent, tokens in self.elsewhere.most_common())
         tokens = {
-            f"of other paths and agents ({paths})": self.elsewhere.total(),
+            f"of other paths and agents ({by_agent(self.elsewhere)})": self.elsewhere.total(),
             "of rows that are not trained": self.masked,
             "sampled under a grammar": self.constrained,
         }
         if any(tokens.values()):
             yield f"Tokens left out: {', '.join(f'{number:,} {why}' for why, number in tokens.items() if number)}."
+        if self.credit:
+            yield f"Rewards of turns and tool calls: {self.credited:,} of {self.credit:,} are in rows that are trained."
         rollouts = {
             "without turns (no row)": self.without_turns,
             "without a turn of this agent (no row)": self.without_agent,
@@ -135,56 +151,63 @@ def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """The samples of one rollout, and whether its rows are trained."""
+    """The samples of one rollout, and of each whether its row is trained."""
 
     ledger: Ledger
     samples: list[TrainingSample]
-    trained: bool
+    trained: list[bool]
+
+    @property
+    def rows(self) -> Iterator[tuple[TrainingSample, bool]]:
+        """The samples, each with whether it is trained."""
+        return zip(self.samples, self.trained, strict=True)
 
 
 def _exports(ledgers: Iterable[Ledger], to: str, options: ExportOptions, written: Written) -> Iterator[_Export]:
     """Yield the rollouts that have rows, and count all."""
-    whole = to in (PARQUET, "slime")
+    whole = to in (PARQUET, "slime") or options.branches == "list"
     for ledger in ledgers:
         written.rollouts += 1
         written.sampled += sum(turn.draft.columns.output for turn in ledger)
+        written.credit += len(credits_of(ledger))
         if not len(ledger):
             written.without_turns += 1
         elif options.agent is not None and options.agent not in ledger.agents:
             written.without_agent += 1
-            _count_elsewhere(ledger, set(), written)
+            written.elsewhere += left_out(ledger, ())
         else:
             yield _counted(_export(ledger, to, options, whole=whole), options, written, last=not whole)
 
 
 def _export(ledger: Ledger, to: str, options: ExportOptions, *, whole: bool) -> _Export:
     chosen: Any = {"agent": options.agent, "train_constrained": options.train_constrained}
-    samples = samples_of(ledger, **chosen) if whole else [sample_of(ledger, branches=options.branches, **chosen)]
-    if samples[0].reward is None and isinstance(options.missing_reward, int | float):
-        samples = [replace(sample, reward=float(options.missing_reward)) for sample in samples]
-    untrained = to in ("slime", "verl") and samples[0].reward is None and options.missing_reward == "untrained"
-    if untrained:
-        samples = [replace(sample, reward=0.0) for sample in samples]
-    return _Export(ledger, samples, not untrained and (to == PARQUET or not samples[0].ended_outside))
+    branches: Any = options.branches
+    samples = samples_of(ledger, **chosen) if whole else [sample_of(ledger, branches=branches, **chosen)]
+    if isinstance(options.missing_reward, int | float):
+        value = float(options.missing_reward)
+        samples = [replace(sample, reward=value) if sample.total is None else sample for sample in samples]
+    needs_reward = to in ("slime", "verl") and options.missing_reward == "untrained"
+    trained = [
+        not (needs_reward and sample.total is None) and (to == PARQUET or not sample.ended_outside)
+        for sample in samples
+    ]
+    samples = [replace(sample, reward=0.0) if needs_reward and sample.total is None else sample for sample in samples]
+    return _Export(ledger, samples, trained)
 
 
 def _counted(export: _Export, options: ExportOptions, written: Written, *, last: bool) -> _Export:
     ledger, first = export.ledger, export.samples[0]
     turns = exported_turns(ledger, agent=options.agent, last=last)
-    trained = trained_tokens(export.samples)
-    written.trained += trained if export.trained else 0
-    written.masked += 0 if export.trained else trained
-    written.constrained += sum(ledger[turn].draft.columns.output for turn in turns) - trained
-    written.without_reward += ledger.annotation(REWARD) is None
+    whole, trained = (trained_tokens(each) for each in (export.samples, (one for one, is_in in export.rows if is_in)))
+    written.trained += trained
+    written.masked += whole - trained
+    written.constrained += sum(ledger[turn].draft.columns.output for turn in turns) - whole
+    written.without_reward += total_of(ledger) is None
     written.ended_outside += first.ended_outside
-    _count_elsewhere(ledger, turns, written)
+    written.elsewhere += left_out(ledger, turns)
+    if any(export.trained):
+        written.credited += sum(turn in turns for turn, _ in credits_of(ledger))
     return export
-
-
-def _count_elsewhere(ledger: Ledger, turns: set[int], written: Written) -> None:
-    for turn in ledger:
-        if turn.index not in turns:
-            written.elsewhere[turn.draft.agent or "no agent"] += turn.draft.columns.output
 
 
 def _write_lines(rows: Iterator[Row], path: Path) -> int:
@@ -201,10 +224,10 @@ def _slime_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[
     index, groups = 0, dict[str, int]()
     for rollout_id, export in enumerate(exports):
         decode = options.decoder(export.ledger)
-        for sample in export.samples:
+        for sample, trained in export.rows:
             refuse_images(sample.images, "a JSON line of slime", sample.identity.rollout_id)
             fields = slime.fields_of(sample, decode=decode, temperature=options.temperature, logprobs=options.logprobs)
-            fields["remove_sample"] |= not export.trained
+            fields["remove_sample"] |= not trained
             if fields["remove_sample"] and fields["reward"] is None:
                 fields["reward"] = 0.0
             status, metadata = slime.STATUS[sample.termination].lower(), slime.metadata_of(sample)
@@ -216,19 +239,18 @@ def _slime_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[
 
 
 def _verl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
-    for export in exports:
-        (sample,) = export.samples
+    for sample, trained in chain.from_iterable(export.rows for export in exports):
         refuse_images(sample.images, "a JSON line of verl", sample.identity.rollout_id)
         parts = prompt_response_of(sample, trainer="verl", temperature=options.temperature, logprobs=options.logprobs)
-        parts = parts if export.trained else parts.masked()
+        parts = parts if trained else parts.masked()
         experts = None if parts.experts is None else parts.experts.tolist()
         yield {**verl.fields_of(parts, sample), "routed_experts": experts}
 
 
 def _trl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:
+    chosen: Any = {"temperature": options.temperature, "end_id": 0, "logprobs": options.logprobs}
     for export in exports:
-        (sample,) = export.samples
-        yield trl.row_of(export.ledger, sample, temperature=options.temperature, end_id=0, logprobs=options.logprobs)
+        yield from (trl.row_of(export.ledger, sample, **chosen) for sample in export.samples)
 
 
 _ROWS: Mapping[str, Callable[[Iterable[_Export], ExportOptions], Iterator[Row]]] = MappingProxyType(

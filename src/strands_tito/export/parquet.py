@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = b"strands-tito/samples"
-SCHEMA = 4
-"""Schema 1 had no images and media_ids, schema 2 no sample and agent, schema 3 no kept and scores."""
-_LATER = ("sample", "agent", "images", "media_ids", "kept", "scores")
+SCHEMA = 5
+"""Schema 1 had no images and media_ids, schema 2 no sample and agent, 3 no kept and scores, 4 no turn and credit."""
+_LATER = ("sample", "agent", "images", "media_ids", "kept", "scores", "turn", "credit")
 """Columns that files of an older schema do not have."""
 _MASS = ("mass_low", "mass_high")
 ROWS_AT_ONCE = 256
@@ -116,6 +116,7 @@ def schema() -> pa.Schema:
             arrow.field("task_id", arrow.string()),
             arrow.field("sample", arrow.int32()),
             arrow.field("agent", arrow.string()),
+            arrow.field("turn", arrow.int32()),
             arrow.field("trajectory", arrow.int32(), nullable=False),
             arrow.field("trajectories", arrow.int32(), nullable=False),
             arrow.field("token_ids", arrow.list_(arrow.int32()), nullable=False),
@@ -129,6 +130,7 @@ def schema() -> pa.Schema:
             arrow.field("termination", arrow.string(), nullable=False),
             arrow.field("finish", arrow.string(), nullable=False),
             arrow.field("reward", arrow.float64()),
+            arrow.field("credit", arrow.list_(arrow.float64())),
             arrow.field("turns", arrow.int32(), nullable=False),
             arrow.field("images", arrow.list_(image), nullable=False),
             arrow.field("media_ids", arrow.list_(arrow.int32()), nullable=False),
@@ -203,10 +205,14 @@ def _array(arrow: Any, values: list[Any], field: Any) -> Any:
     """Build a column. Per-token columns are built from NumPy arrays, without a Python object for each token."""
     if not (arrow.types.is_list(field.type) and arrow.types.is_primitive(field.type.value_type)):
         return arrow.array(values, field.type)
-    offsets = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
-    whole = np.concatenate(values) if values else np.zeros(0)
+    lists = [np.zeros(0) if value is None else value for value in values]
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int32)
+    whole = np.concatenate(lists) if lists else np.zeros(0)
     missing = np.isnan(whole) if whole.dtype.kind == "f" else None
-    return arrow.ListArray.from_arrays(offsets, arrow.array(whole, field.type.value_type, mask=missing))
+    nulls = arrow.array([value is None for value in values], arrow.bool_()) if field.nullable else None
+    return arrow.ListArray.from_arrays(
+        arrow.array(offsets), arrow.array(whole, field.type.value_type, mask=missing), mask=nulls
+    )
 
 
 def _row(sample: TrainingSample) -> dict[str, Any]:
@@ -217,6 +223,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "task_id": identity.task_id,
         "sample": identity.sample,
         "agent": identity.agent,
+        "turn": identity.turn,
         "trajectory": identity.trajectory,
         "trajectories": identity.trajectories,
         "token_ids": sample.token_ids,
@@ -230,6 +237,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "termination": sample.termination.value,
         "finish": sample.finish.value,
         "reward": sample.reward,
+        "credit": sample.credit,
         "turns": sample.turns,
         "images": [
             {"offset": each.offset, "length": each.length}
@@ -305,6 +313,7 @@ def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
         media_ids=tuple(row.get("media_ids", ())),
         kept=_kept(row.get("kept")),
         scores={each["column"]: _scores(each) for each in row.get("scores", ())},
+        credit=None if row.get("credit") is None else np.array(row["credit"], np.float64),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +24,11 @@ from tito_core.termination import Termination, recorded_termination, termination
 OUTSIDE = (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
 """Terminations from outside: such a rollout's reward does not measure the policy."""
 
+Credit = npt.NDArray[np.float64]
+DESCRIBED = ("group_id", "task_id", "sample", "agent", "trajectory", "turn")
+"""Fields of `Identity` that exporters write where a trainer has room for more columns."""
+GroupBy = Literal["task", "agent", "turn"]
+"""With what a reward is compared: its group; the same agent in it; or of those the samples with the same `turn`."""
 NO_EXPERT = -1
 """Value in `routed_experts` of tokens for which the engine reported none."""
 
@@ -43,6 +49,8 @@ class Identity:
         trajectories: Number of the rollout's trajectories.
         agent: The agent of the path's last turn, as `Draft.agent` names it, or None.
         sample: Number of the rollout within its group, from 0, as `tito collect` writes it; None if there is none.
+        turn: Which of its agent's turns, from 0, is the first that is the sample's own. With group and agent it groups
+            samples that begin at the same turn. None in samples of older files.
     """
 
     rollout_id: str
@@ -52,6 +60,7 @@ class Identity:
     trajectories: int
     agent: str | None = None
     sample: int | None = None
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +107,8 @@ class TrainingSample:
         media_ids: Ids of the vocabulary's placeholders of images, videos and audio, where they are known.
         kept: The kept set of each token; None if nothing was truncated, and no set was recorded.
         scores: Logprobs of other models for the same ids, by the name of their column; see `Scores`.
+        credit: float64, shape (n,): the rewards of turns and tool calls, each on its last sampled token, in the one
+            sample whose own turn it is; 0 elsewhere. None if its turns have none.
     """
 
     identity: Identity
@@ -117,6 +128,7 @@ class TrainingSample:
     media_ids: tuple[int, ...] = ()
     kept: KeptSets | None = None
     scores: Mapping[str, Scores] = field(default_factory=dict)
+    credit: Credit | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -147,10 +159,16 @@ class TrainingSample:
         return self.termination in OUTSIDE
 
     @property
+    def total(self) -> float | None:
+        """The reward of the rollout plus the credit of this sample: what a trainer gets that takes one number a row."""
+        if self.credit is None:
+            return self.reward
+        return (self.reward or 0.0) + float(self.credit.sum())
+
+    @property
     def described(self) -> dict[str, Any]:
-        """What a trainer has no field for, as JSON: the group, the task, the number in the group, and the agent."""
-        names = ("group_id", "task_id", "sample", "agent")
-        return {name: getattr(self.identity, name) for name in names}
+        """What a trainer has no field for, as JSON: which rollout of which group, which agent, path and turn."""
+        return {name: getattr(self.identity, name) for name in DESCRIBED}
 
     @property
     def trained_versions(self) -> tuple[str | None, ...]:
@@ -212,9 +230,12 @@ def sample_of(
     if len(ends) > 1 and branches == "error":
         first = ledger[end].draft.agent
         of = f" of agent {first!r}" if first is not None else ""
+        left = left_out(ledger, exported_turns(ledger, agent=agent, last=True))
+        sampled = sum(turn.draft.columns.output for turn in ledger)
         raise BranchedRolloutError(
             f"Ledger {ledger.uuid} has {len(ends)} trajectories, but this trainer takes one per rollout. Pass "
-            f"branches='last' to train the last path{of} only, or use an exporter that returns a list. Its agents: "
+            f"branches='last' to train the last path{of} only, which leaves out {left.total():,} of {sampled:,} "
+            f"sampled tokens ({by_agent(left)}), or use an exporter that returns a list. Its agents: "
             f"{', '.join(ledger.agents) or 'none named'}.\n{ledger.tree()}"
         )
     path = ledger.path(end)
@@ -231,6 +252,32 @@ def exported_turns(ledger: Ledger, *, agent: str | None, last: bool) -> set[int]
     return {turn.index for path in paths for turn in path} - {
         turn for path in paths for turn in _turns_of_others(path, wanted)
     }
+
+
+def left_out(ledger: Ledger, turns: Collection[int]) -> Counter[str]:
+    """Return the number of sampled tokens of all turns but these, by agent."""
+    found: Counter[str] = Counter()
+    for turn in ledger:
+        if turn.index not in turns:
+            found[turn.draft.agent or "no agent"] += turn.draft.columns.output
+    return found
+
+
+def by_agent(tokens: Counter[str]) -> str:
+    """Format the numbers that `left_out` returned, the largest first."""
+    return ", ".join(f"{agent} {number:,}" for agent, number in tokens.most_common())
+
+
+def group_fields(by: GroupBy) -> tuple[str, ...]:
+    """Return the fields of `Identity` by which samples are grouped, besides the group.
+
+    Raises:
+        ValueError: It is another word.
+    """
+    fields = {"task": (), "agent": ("agent",), "turn": ("agent", "turn")}
+    if by not in fields:
+        raise ValueError(f"Samples are grouped by 'task', 'agent' or 'turn', not by {by!r}.")
+    return fields[by]
 
 
 def trained_tokens(samples: Iterable[TrainingSample]) -> int:
@@ -301,6 +348,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
             count,
             trajectory.agent,
             sample_number(ledger),
+            sum(turn.draft.agent == own.draft.agent for turn in list(ledger)[: own.index]),
         ),
         token_ids=trajectory.token_ids,
         prompt_length=prompt_length,
@@ -312,13 +360,39 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         routed_experts=routed_experts_of(trajectory),
         termination=recorded_termination(ledger) or termination_of(None, ledger),
         finish=trajectory.path[-1].draft.finish,
-        reward=_reward(ledger),
+        reward=_number(ledger.annotation(REWARD)),
         turns=len(trajectory.path),
         images=images_of(trajectory),
         media_ids=media_ids_of(ledger),
         kept=kept_sets_of(trajectory),
         scores=scores_of(ledger, trajectory.path),
+        credit=_credit_of(ledger, trajectory),
     )
+
+
+def _credit_of(ledger: Ledger, trajectory: Trajectory) -> Credit | None:
+    """Return the rewards of turns and calls as a column of a trajectory; see `TrainingSample.credit`."""
+    own = {turn.index: turn for turn in trajectory.path if turn.index not in trajectory.context_turns}
+    rewards = {place: reward for place, reward in credits_of(ledger).items() if place[0] in own}
+    credit = np.zeros(len(trajectory), np.float64)
+    for (index, call), reward in rewards.items():
+        turn = own[index]
+        length = turn.draft.columns.output if call is None else max(turn.draft.calls[call].stop, 1)
+        credit[turn.path_length - turn.draft.columns.output + length - 1] += reward
+    return credit if rewards else None
+
+
+def credits_of(ledger: Ledger) -> dict[tuple[int, int | None], float]:
+    """Return the rewards of turns and of tool calls, by turn and call; the call is None for a whole turn."""
+    found = {(note.turn, note.call): note.value for note in ledger.annotations if note.name == REWARD}
+    numbers = {place: _number(value) for place, value in found.items()}
+    return {(turn, call): value for (turn, call), value in numbers.items() if turn is not None and value is not None}
+
+
+def total_of(ledger: Ledger) -> float | None:
+    """Return the reward of a rollout plus those of all its turns and calls; None without any."""
+    reward, credit = _number(ledger.annotation(REWARD)), credits_of(ledger)
+    return (reward or 0.0) + sum(credit.values()) if credit else reward
 
 
 def _trained_semantics(trajectory: Trajectory) -> tuple[Semantics, ...]:
@@ -354,8 +428,7 @@ def routed_experts_of(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
     return rows
 
 
-def _reward(ledger: Ledger) -> float | None:
-    value = ledger.annotation(REWARD)
+def _number(value: Any) -> float | None:
     try:
         return None if value is None else as_reward(value)
     except ValueError:  # a file of an earlier version may hold anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -16,6 +17,7 @@ from strands_tito.export.trainer import (
     empty_response,
     import_optional,
     prompt_response_of,
+    warn_left_out,
 )
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
@@ -72,6 +74,7 @@ def generator_output_of(
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
         ValueError: No rollout has a reward, only some have experts, or "steps" has no trajectory ids.
 
+    `rewards` has one number for each row; where turns or calls have rewards, one for each token of the response.
     `rollout_sample_support`, where SkyRL has it, holds the kept sets for its `enable_sample_support_replay`.
     `env_metrics`, where SkyRL has it, names each row's rollout, group, task, sample and agent.
     """
@@ -83,10 +86,12 @@ def generator_output_of(
     replays = _SUPPORT in fields  # from 0.4 on
     options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs, "replays": replays}
     rows: list[_Row] = []
+    if branches == "last":
+        warn_left_out(rollouts, trainer="SkyRL", agent=agent)
     for rollout, name in zip(rollouts, ids, strict=True):
         found = list(_samples(rollout, branches, agent, train_constrained))
         for number, sample in enumerate(found, 1):
-            reward = 0.0 if sample.ended_outside else sample.reward
+            reward = 0.0 if sample.ended_outside else sample.total
             described = {"rollout_id": rollout.uuid, **sample.described}
             part, reason = prompt_response_of(sample, **options), STOP_REASON[sample.termination]
             rows.append(_Row(part, reward, reason, name, number == len(found), described, not sample.ended_outside))
@@ -100,7 +105,7 @@ def generator_output_of(
         **dict.fromkeys(fields),
         "prompt_token_ids": [part.prompt_ids for part in parts],
         "response_ids": [part.response_ids for part in parts],
-        "rewards": [row.reward for row in rows],
+        "rewards": _rewards(rows),
         "loss_masks": [part.mask for part in parts],
         "stop_reasons": [row.reason for row in rows],
         "rollout_logprobs": None if logprobs == "omit" else [part.logprobs for part in parts],
@@ -114,6 +119,15 @@ def generator_output_of(
 
 
 _SUPPORT = "rollout_sample_support"
+
+
+def _rewards(rows: Sequence[_Row]) -> list[float | None] | list[list[float]]:
+    """Return the reward of each row, or of each of its tokens where turns or calls have rewards."""
+    totals = [row.reward for row in rows]
+    if all(row.part.credit is None for row in rows):
+        return totals
+    parts = [row.part if row.is_judged else replace(row.part, credit=None) for row in rows]
+    return [part.rewards((total or 0.0) - sum(part.credit or ())) for part, total in zip(parts, totals, strict=True)]
 
 
 def _support(parts: Sequence[PromptResponse]) -> list[Any] | None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import numpy as np
 
 from strands_tito.export.kept import has_sets
-from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, group_fields, sample_of, samples_of
 from strands_tito.export.trainer import (
     Decode,
     LogprobPolicy,
@@ -28,6 +28,7 @@ from strands_tito.export.trainer import (
     processed,
     refuse_images,
     refuse_stray_placeholders,
+    warn_left_out,
 )
 from strands_tito.inspect.score import TEACHER
 from tito_core.ledger.ledger import Ledger
@@ -92,8 +93,9 @@ def fields_of(
     Returns:
         `tokens` of prompt and response; `response`, its text; `response_length`; `loss_mask` and `rollout_log_probs`
         of the response only, 0 and 0.0 on untrained tokens; `weight_versions` of the trained tokens, without unknown
-        ones; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `teacher_log_probs` of the
-        response, 0.0 on placeholders of images, or None if the path was not scored; `reward`; `remove_sample`; with
+        ones; `reward`, the rollout's plus those of the sample's own turns and calls, since slime reads one number a
+        sample; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `teacher_log_probs` of the
+        response, 0.0 on placeholders of images, or None if the path was not scored; `remove_sample`; with
         kept sets `rollout_top_p_token_ids`, flat, and `rollout_top_p_token_offsets`, response tokens + 1; with
         images `multimodal_inputs`, Pillow's pictures, and `multimodal_train_inputs`, the processor's tensors.
 
@@ -122,7 +124,7 @@ def fields_of(
         "rollout_top_p_token_offsets": None if kept is None else kept.offsets.tolist(),
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "teacher_log_probs": None if scores is None else np.nan_to_num(scores.logprobs[response]).tolist(),
-        "reward": sample.reward,
+        "reward": sample.total,
         "remove_sample": sample.ended_outside,
         **(_image_fields(sample, processor) if images else {}),
     }
@@ -157,7 +159,9 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
     if not len(rollout):
         return _with_status(sample, "ABORTED")
     chosen = {name: options.pop(name) for name in ("agent", "train_constrained") if name in options}
-    return _filled(sample, sample_of(rollout, branches=branches, **chosen), options)
+    filled = _filled(sample, sample_of(rollout, branches=branches, **chosen), options)
+    warn_left_out([rollout], trainer="slime", agent=chosen.get("agent"))
+    return filled
 
 
 def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
@@ -230,36 +234,40 @@ def rewards_by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], li
 
     slime's own function counts on `--n-samples-per-prompt` samples for each prompt. Where a rollout has several samples
     or none, it compares the rewards of the whole batch with each other. This one compares within `group_index`, counts
-    each rollout once, and leaves out samples that are not trained (`remove_sample`) or have no reward: their normalized
-    reward is 0.
+    each rollout once, with the mean of its samples' rewards, and leaves out samples that are not trained
+    (`remove_sample`) or have no reward: their normalized reward is 0.
 
     Args:
-        args: slime's arguments.
+        args: slime's arguments. `tito_group_by` in `--custom-config-path` is "task", "agent" or "turn"; see `GroupBy`.
         samples: slime's samples, in any order.
 
     Returns:
         Two lists, one entry for each sample; a missing raw reward is 0.
 
     Raises:
-        ValueError: A sample has no `group_index`.
+        ValueError: A sample has no `group_index`, or `tito_group_by` is another word.
     """
+    by = group_fields(getattr(args, "tito_group_by", "task"))
     found = [None if sample.reward is None else sample.get_reward_value(args) for sample in samples]
     raw = [0.0 if value is None else float(value) for value in found]
     if not normalizes(args):
         return raw, list(raw)
     counted = [value is not None and not sample.remove_sample for value, sample in zip(found, samples, strict=True)]
-    groups: dict[int, dict[int, float]] = {}
+    groups: dict[tuple[Any, ...], dict[int, list[float]]] = {}
+    keys: list[tuple[Any, ...]] = []
     for number, sample in enumerate(samples):
         if sample.group_index is None:
             raise ValueError(f"Sample {sample.index} has no group_index, so its reward cannot be compared.")
+        ours = (sample.metadata or {}).get("tito", {}) if by else {}
+        keys.append((sample.group_index, *(ours.get(name) for name in by)))
         if counted[number]:
             rollout = sample.index if sample.rollout_id is None else sample.rollout_id
-            groups.setdefault(sample.group_index, {}).setdefault(rollout, raw[number])
+            groups.setdefault(keys[number], {}).setdefault(rollout, []).append(raw[number])
     scaled = getattr(args, "grpo_std_normalization", True) and args.advantage_estimator in _BY_GROUP - {_BASELINE}
     normalized = [0.0] * len(samples)
-    for number, sample in enumerate(samples):
+    for number in range(len(samples)):
         if counted[number]:
-            rewards = np.array(list(groups[sample.group_index].values()))
+            rewards = np.array([np.mean(each) for each in groups[keys[number]].values()])
             spread = rewards.std(ddof=1) + 1e-6 if scaled and len(rewards) > 1 else 1.0
             normalized[number] = float((raw[number] - rewards.mean()) / spread)
     return raw, normalized
@@ -306,7 +314,6 @@ def metadata_of(trajectory: TrainingSample) -> dict[str, Any]:
         "tito": {
             "rollout": trajectory.identity.rollout_id,
             **trajectory.described,
-            "trajectory": trajectory.identity.trajectory,
             "termination": trajectory.termination.value,
             "logprobs": [str(semantics) for semantics in trajectory.semantics],
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from strands_tito.export.sample import TrainingSample
 from strands_tito.export.trainer import LogprobPolicy, import_optional, logprobs_for, refuse_images
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
 
 
 def datum_of(
-    sample: TrainingSample, *, advantage: float, temperature: float = 1.0, logprobs: LogprobPolicy = "checked"
+    sample: TrainingSample,
+    *,
+    advantage: float | npt.ArrayLike,
+    temperature: float = 1.0,
+    logprobs: LogprobPolicy = "checked",
 ) -> Datum:
     """Return a sample as the input of Tinker's "importance_sampling" and "ppo" losses.
 
     Args:
         sample: One trajectory of at least two tokens. If it ended from outside, the advantage is 0 everywhere.
-        advantage: The rollout's advantage. It is 0 on untrained tokens, because these losses read no mask.
+        advantage: The rollout's advantage, or one for each token, shape (n,), such as those that you compute of
+            `sample.credit`. It is 0 on untrained tokens, because these losses read no mask.
         temperature: Tinker's logit temperature, always 1.
         logprobs: See `LogprobPolicy`. These losses need logprobs, so that "omit" serves other losses only.
 
@@ -28,12 +34,14 @@ def datum_of(
         ImagesNotSupportedError: The sample has images.
         MissingPackageError: tinker is not installed.
         LogprobMismatchError: The logprobs are not the quantity that Tinker computes.
+        ValueError: The advantages are neither one number nor one for each token.
     """
     refuse_images(sample.images, "Tinker", sample.identity.rollout_id)
     tinker = import_optional("tinker", "tinker")
     values = logprobs_for(sample, temperature=temperature, trainer="Tinker", policy=logprobs)
     trained = np.zeros(len(sample), np.float32) if sample.ended_outside else sample.loss_mask.astype(np.float32)
-    inputs = {"target_tokens": sample.token_ids[1:].astype(np.int64), "advantages": trained[1:] * np.float32(advantage)}
+    advantages = trained * np.broadcast_to(np.asarray(advantage, np.float32), len(sample))
+    inputs = {"target_tokens": sample.token_ids[1:].astype(np.int64), "advantages": advantages[1:]}
     if values is not None:
         inputs["logprobs"] = values[1:]
     tensors = {name: tinker.TensorData.from_numpy(column) for name, column in inputs.items()}

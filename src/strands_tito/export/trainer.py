@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_tito.export.kept import EXACT, KeptSets, has_sets, kept_sets
-from strands_tito.export.sample import NO_EXPERT, SampleImage, TrainingSample
+from strands_tito.export.sample import NO_EXPERT, SampleImage, TrainingSample, by_agent, exported_turns, left_out
 from tito_core.backend.images import stray_placeholders
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import TITOError, how_to_install
@@ -230,6 +231,8 @@ class PromptResponse:
         truncated: Number of tokens cut from the end of the response.
         images: The images of prompt and response, in order.
         kept: The kept sets of the response, or None.
+        credit: The rewards of turns and calls, one entry for each token of the response; None without any. Those of
+            tokens that were cut are on the last token that is left.
     """
 
     prompt_ids: list[int]
@@ -240,6 +243,13 @@ class PromptResponse:
     truncated: int
     images: tuple[SampleImage, ...] = ()
     kept: KeptSets | None = None
+    credit: list[float] | None = None
+
+    def rewards(self, reward: float | None) -> list[float]:
+        """Return a reward for each token of the response: its credit, and the rollout's reward on the last one."""
+        found = list(self.credit or [0.0] * len(self.mask))
+        found[-1] += reward or 0.0
+        return found
 
     def masked(self) -> PromptResponse:
         """Return it without any trained token."""
@@ -304,6 +314,9 @@ def prompt_response_of(
         )  # fmt: skip
     experts = experts_of(sample)
     mask = np.zeros(stop - start, np.int64) if sample.ended_outside else sample.loss_mask[start:stop]
+    credit = None if sample.credit is None else sample.credit[start:stop].copy()
+    if credit is not None and sample.credit is not None:
+        credit[-1] += sample.credit[stop:].sum()
     return PromptResponse(
         sample.token_ids[:start].tolist(),
         sample.token_ids[start:stop].tolist(),
@@ -313,7 +326,19 @@ def prompt_response_of(
         truncated,
         images,
         None if sample.kept is None else sample.kept.part(start, stop),
+        None if credit is None else credit.tolist(),
     )
+
+
+def warn_left_out(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:
+    """Log how many sampled tokens rows of last paths leave out, if any; see `branches` of `sample_of`."""
+    rollouts = [rollout for rollout in rollouts if len(rollout)]
+    found = [left_out(rollout, exported_turns(rollout, agent=agent, last=True)) for rollout in rollouts]
+    if left := sum(found, Counter[str]()):
+        logger.warning(
+            "rollouts=<%d>, branched=<%d>, left_out=<%d> | not trained: %s gets last paths only. Tokens by agent: %s",
+            len(rollouts), sum(map(bool, found)), left.total(), trainer, by_agent(left),
+        )  # fmt: skip
 
 
 def empty_response(end_id: int, *, logprobs: bool = True) -> PromptResponse:

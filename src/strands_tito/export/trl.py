@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from strands_tito.export.sample import TrainingSample, sample_number, sample_of
-from strands_tito.export.trainer import LogprobPolicy, empty_response, prompt_response_of
+from strands_tito.export.sample import DESCRIBED, TrainingSample, sample_number, sample_of
+from strands_tito.export.trainer import LogprobPolicy, empty_response, prompt_response_of, warn_left_out
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import ANNOTATION
 
@@ -34,9 +34,11 @@ def columns_of(
 
     Returns:
         `prompt_ids`, `completion_ids`, `logprobs` (None with "omit"), `env_mask`, 1 on trained tokens; and for reward
-        functions `termination`, `rollout_id`, `rollout_group`, `rollout_task`, `rollout_sample`, `rollout_agent`, and
-        `rollout_reward`: the ledger's annotation "reward"; None without one, and for a rollout that ended from outside,
-        so that TRL (from 1.6 on) leaves it out of its group's baseline.
+        functions `termination`, `rollout_id`, `rollout_group`, `rollout_task`, `rollout_sample`, `rollout_agent`,
+        `rollout_trajectory`, `rollout_turn`; `rollout_reward`: the reward of the rollout plus those of the row's turns
+        and calls, None without any, and for a rollout that ended from outside, so that TRL (from 1.6 on) leaves it out
+        of its group's baseline; and `rollout_credit`: the rewards of turns and calls alone, one entry for each token of
+        the completion, or None.
 
     Raises:
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
@@ -44,6 +46,7 @@ def columns_of(
     chosen: dict[str, Any] = {"branches": branches, "agent": agent, "train_constrained": train_constrained}
     samples = [sample_of(rollout, **chosen) if len(rollout) else None for rollout in rollouts]
     options: dict[str, Any] = {"temperature": temperature, "end_id": end_id, "logprobs": logprobs}
+    warn_left_out(rollouts, trainer="TRL", agent=agent)
     rows = [row_of(rollout, sample, **options) for rollout, sample in zip(rollouts, samples, strict=True)]
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _COLUMNS}
     return columns | ({"logprobs": None} if logprobs == "omit" else {})
@@ -54,18 +57,20 @@ def row_of(
 ) -> dict[str, Any]:
     """Return one entry of each column of `columns_of`, for a rollout and its sample; None for one without turns."""
     if sample is None:
-        part, termination, agent, reward = empty_response(end_id), rollout.annotation(ANNOTATION), None, None
+        part, termination, reward, header = empty_response(end_id), rollout.annotation(ANNOTATION), None, rollout.header
+        known = {"group_id": header.group_id, "task_id": header.task_id, "sample": sample_number(rollout)}
+        described = {**dict.fromkeys(DESCRIBED), **known}
     else:
         part = prompt_response_of(sample, trainer="TRL", temperature=temperature, logprobs=logprobs)
-        termination, agent = sample.termination.value, sample.identity.agent
-        reward = None if sample.ended_outside else sample.reward
-    header = rollout.header
-    whose = (header.uuid, header.group_id, header.task_id, sample_number(rollout), agent)
-    values = (part.prompt_ids, part.response_ids, part.logprobs, part.mask, termination, *whose, reward)
-    return dict(zip(_COLUMNS, values, strict=True))
+        termination, described = sample.termination.value, sample.described
+        reward = None if sample.ended_outside else sample.total
+    credit = None if reward is None else part.credit
+    values = (part.prompt_ids, part.response_ids, part.logprobs, part.mask, termination, rollout.uuid, reward, credit)
+    return dict(zip(_COLUMNS, (*values, *described.values()), strict=True))
 
 
 _COLUMNS = (
     *("prompt_ids", "completion_ids", "logprobs", "env_mask", "termination"),
-    *("rollout_id", "rollout_group", "rollout_task", "rollout_sample", "rollout_agent", "rollout_reward"),
+    *("rollout_id", "rollout_reward", "rollout_credit"),
+    *(f"rollout_{name.removesuffix('_id')}" for name in DESCRIBED),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from strands_tito.export.kept import kept_sets
-from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of
+from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of, total_of
 from strands_tito.export.trainer import (
     Decode,
     checked_turn,
@@ -58,7 +58,8 @@ def trace_of(
     """Return a rollout as a trace: for each turn, its delta as a user node and its answer as an assistant node.
 
     Branches share the nodes of the turns that their paths share; prime-rl trains such a node in the first branch only.
-    The trace of a rollout that ended from outside, or has no turns, is not `ok` and not trained.
+    The trace of a rollout that ended from outside, or has no turns, is not `ok` and not trained. Its one reward is that
+    of the rollout plus those of its turns and calls.
 
     Args:
         rollout: The rollout.
@@ -106,7 +107,7 @@ def trace_of(
             if tensors:
                 nodes[-2]["multi_modal_data"] = found
     last = sample_of(rollout, branches="last") if len(rollout) else None
-    reward = None if last is None else last.reward
+    reward = None if last is None else total_of(rollout)
     trace = {
         "id": rollout.uuid,
         "task": {"type": "Task", "data": {"id": rollout.header.task_id, **(task or {})}},

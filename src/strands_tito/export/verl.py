@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from pydantic import PrivateAttr
+
+from strands_tito.export.sample import DESCRIBED, TrainingSample, sample_of, samples_of
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
@@ -13,6 +16,7 @@ from strands_tito.export.trainer import (
     pictures_of,
     processed,
     prompt_response_of,
+    warn_left_out,
 )
 from tito_core.ledger.ledger import Ledger
 
@@ -43,6 +47,9 @@ def output_of(
             `messages`, the number of messages, and `generating_s`, seconds of generation, for verl's metrics;
             `processor`, verl's own, with which the number of tokens of each image is checked.
 
+    `reward_score` is the rollout's reward plus those of the row's turns and calls. verl's v1 trainer calls `as_dict`,
+    which has each on its own token in `rm_scores`; other trainers of verl put the sum on the last token.
+
     Images are in `multi_modal_data["images"]`, as Pillow's pictures; verl computes their tensors itself.
 
     Raises:
@@ -54,6 +61,7 @@ def output_of(
     if not len(rollout):
         return _output(empty_response(end_id, logprobs=options.get("logprobs") != "omit"), None, **options)
     sample = sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
+    warn_left_out([rollout], trainer="verl", agent=agent)
     return _of(sample, temperature, options)
 
 
@@ -66,11 +74,20 @@ def outputs_of(
     train_constrained: bool = False,
     **options: Any,
 ) -> list[AgentLoopOutput]:
-    """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of`."""
+    """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of`.
+
+    Its GRPO takes the score and the mask of the last output for all outputs of a rollout. So one that trains tokens and
+    has a reward comes last: where there are several, the last path of the agent, or of the first one.
+    """
     samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]
-    return [_of(sample, temperature, options) for sample in samples]
+    main = sample_of(rollout, branches="last", agent=agent).identity.trajectory
+    samples.sort(key=lambda one: (one.loss_mask.any(), one.total is not None, one.identity.trajectory == main))
+    outputs = [_of(sample, temperature, options) for sample in samples]
+    for output in outputs if len(outputs) > 1 else ():
+        output.extra_fields["reward_extra_info"] = {}  # verl copies it from the last output to the others
+    return outputs
 
 
 def _of(sample: TrainingSample, temperature: float, options: dict[str, Any]) -> AgentLoopOutput:
@@ -101,8 +118,35 @@ def _output(
         processed(parts.images, processor)
     fields = fields_of(parts, sample, messages=messages, generating_s=generating_s)
     fields["metrics"] = loops.AgentLoopMetrics(**fields["metrics"])
-    output: AgentLoopOutput = loops.AgentLoopOutput(**fields)
+    output: AgentLoopOutput = _output_class()(**fields)
+    if sample is not None and fields["reward_score"] is not None and not sample.ended_outside:
+        output._rewards = parts.rewards(sample.reward)
     return output
+
+
+@cache
+def _output_class() -> type[AgentLoopOutput]:
+    loops = import_optional("verl.experimental.agent_loop.agent_loop", "verl")
+
+    class Output(loops.AgentLoopOutput):  # type: ignore[name-defined, misc]  # verl has no types
+        """verl's output with a reward for each token, from which its v1 trainer makes `rm_scores`.
+
+        verl's own puts `reward_score` on the last token, and the last output's score into all outputs of a rollout.
+        """
+
+        _rewards: list[float] | None = PrivateAttr(None)
+
+        def as_dict(self) -> dict[str, Any]:
+            fields: dict[str, Any] = super().as_dict()
+            if self._rewards is not None and "rm_scores" in fields:
+                fields["rm_scores"] = fields["rm_scores"].new_tensor(self._rewards)
+            return fields
+
+        def leave_reward(self, score: float | None) -> None:
+            """Drop the recorded rewards: `score` is the row's, or verl computes one."""
+            self.reward_score, self._rewards = score, None
+
+    return Output
 
 
 def fields_of(
@@ -119,8 +163,8 @@ def fields_of(
         messages: Number of messages.
         generating_s: Seconds of generation.
     """
-    names = ("termination", "rollout_id", "group_id", "task_id", "sample", "agent")
-    extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": [], **dict.fromkeys(names)}
+    extra: dict[str, Any] = {"turn_scores": [], "tool_rewards": []}
+    extra |= dict.fromkeys(("termination", "rollout_id", *DESCRIBED))
     if sample is not None:
         extra |= {"termination": sample.termination.value, "rollout_id": sample.identity.rollout_id, **sample.described}
         steps = [int(each) for each in sample.trained_versions if each is not None and each.isdigit()]
@@ -133,7 +177,7 @@ def fields_of(
         "response_logprobs": parts.logprobs,
         "routed_experts": parts.experts,
         "multi_modal_data": {"images": pictures_of(parts.images)} if parts.images else None,
-        "reward_score": 0.0 if sample is None or sample.ended_outside else sample.reward,
+        "reward_score": 0.0 if sample is None or sample.ended_outside else sample.total,
         "num_turns": messages,
         "metrics": {"generate_sequences": generating_s},
         "extra_fields": {**extra, "cut": parts.truncated},

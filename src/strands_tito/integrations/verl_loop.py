@@ -38,7 +38,8 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
     Args:
         *args: Arguments of verl's base class.
         agent: "module:function" of a `MakeAgent`; its row is the dataset's row, as a dict.
-        branches: "error" or "last", see `sample_of`; or "list", one output per trajectory, for verl's v1 trainer.
+        branches: "list", one output per trajectory, for verl's v1 trainer; "error" or "last", see `sample_of`.
+            None means "list" where verl's worker takes one, and "error" where a rollout must be one row.
         trained_agent: The agent whose paths are trained; see `agent` of `samples_of` and `sample_of`.
         reward: "recorded" takes the ledger's rewards; a rollout without one is masked and has reward 0, with a
             warning. "verl" leaves all rewards to verl's own function. A batch of verl's cannot mix them: its scores
@@ -53,7 +54,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         self,
         *args: Any,
         agent: str,
-        branches: Literal["error", "last", "list"] = "error",
+        branches: Literal["error", "last", "list"] | None = None,
         trained_agent: str | None = None,
         reward: Literal["recorded", "verl"] | None = None,
         parser: str = AUTO,
@@ -101,9 +102,12 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             "generating_s": sum(turn.draft.engine.latency_s for turn in result.ledger),
             "agent": self._trained_agent,
         }
-        if self._branches == "list":
-            return [self._rewarded(output) for output in outputs_of(result.ledger, **options)]
-        return self._rewarded(output_of(result.ledger, branches=self._branches, **options))
+        # Only the workers that take a list, those of the v1 trainer (in 0.8 main_ppo_sync), number their sessions.
+        branches = self._branches or ("list" if isinstance(kwargs.get("session_id"), int) else "error")
+        if branches == "list":
+            outputs = [self._rewarded(output) for output in outputs_of(result.ledger, **options)]
+            return outputs if len(outputs) > 1 else outputs[0]  # which workers of every version take
+        return self._rewarded(output_of(result.ledger, branches=branches, **options))
 
     def _rewarded(self, output: AgentLoopOutput) -> AgentLoopOutput:
         """Return an output with the reward that verl should see.
@@ -119,13 +123,14 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
                 "has a reward function or model too. Set reward: recorded or reward: verl in the loop's configuration."
             )
         if self._reward == "verl" or (self._reward is None and self._has_verls_reward):
-            output.reward_score = None
+            output.leave_reward(None)
         elif output.reward_score is None:
             logger.warning(
                 "rollout=<%s> | not trained: it has no reward. Record one, or set reward: verl in the loop's "
                 "configuration to let verl compute all rewards.", fields["rollout_id"],
             )  # fmt: skip
-            output.reward_score, output.response_mask = 0.0, [0] * len(output.response_mask)
+            output.leave_reward(0.0)
+            output.response_mask = [0] * len(output.response_mask)
         return output
 
 

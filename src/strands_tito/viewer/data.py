@@ -58,7 +58,11 @@ class Evidence:
 
 def ledger_data(ledger: Ledger, evidence: Evidence) -> Data:
     """Return a ledger as the data of a page."""
-    notes = [{"name": note.name, "value": as_text(note.value), "turn": note.turn} for note in latest(ledger)]
+    notes = [
+        {"name": note.name if note.call is None else f"{note.name} (call {note.call})", "value": as_text(note.value)}
+        | {"turn": note.turn}
+        for note in latest(ledger)
+    ]
     try:
         check_ledger(ledger)
         laws = ""
@@ -76,9 +80,9 @@ def trajectory_data(trajectory: Trajectory, evidence: Evidence) -> Data:
 
 
 def latest(ledger: Ledger) -> Iterable[Any]:
-    """Return the last annotation of each (name, turn), in order of first use, without columns of scores."""
+    """Return the last annotation of each (name, turn, call), in order of first use, without columns of scores."""
     notes = [note for note in ledger.annotations if not note.name.startswith(PREFIX)]
-    return {(note.name, note.turn): note for note in notes}.values()
+    return {(note.name, note.turn, note.call): note for note in notes}.values()
 
 
 def as_text(value: Any) -> str:

@@ -61,6 +61,11 @@ def check_ledger(ledger: Ledger) -> None:
             raise LawViolationError(
                 8, f"annotation {note.name!r} refers to turn {note.turn}, but the ledger has {len(turns)} turns."
             )
+        calls = () if note.turn is None else turns[note.turn].draft.calls
+        if note.call is not None and not 0 <= note.call < len(calls):
+            raise LawViolationError(
+                8, f"annotation {note.name!r} refers to call {note.call} of turn {note.turn}, which has {len(calls)}."
+            )
 
 
 def _tails(ledger: Ledger) -> Iterator[tuple[list[Turn], set[int]]]:

@@ -246,24 +246,35 @@ class Ledger:
                 sink.append(self)
             self.sink = sink
 
-    def annotate(self, name: str, value: Any, *, turn: int | None = None) -> Annotation:
+    def annotate(self, name: str, value: Any, *, turn: int | None = None, call: int | str | None = None) -> Annotation:
         """Add an annotation, such as a reward or the termination reason.
 
         Args:
             name: Its name.
             value: A JSON value. A "reward" is a finite number, also of NumPy, or a bool; it is kept as a float.
             turn: The turn that it describes, or None for the whole rollout.
+            call: The tool call that it describes: its number in `Draft.calls` of `turn`, or Strands' `toolUseId`, which
+                names the turn too. None for the whole turn or rollout.
 
         Raises:
-            IndexError: `turn` is not a turn of this ledger.
-            TypeError, ValueError: The name is not a string, the value is not JSON, or the reward is not a number.
+            IndexError: `turn` is not a turn of this ledger, or `call` is not a call of it.
+            LookupError: No turn has a call of this `toolUseId`, or the messages are gone; see `seal`.
+            TypeError, ValueError: The name is not a string, the value is not JSON, or the reward is not a number, or of
+                a turn without sampled tokens.
         """
         if name == REWARD and value is not None:
             value = as_reward(value)
         with self._lock:
+            if isinstance(call, str):
+                turn, call = self._call_of(call)
             if turn is not None and not 0 <= turn < len(self._turns):
                 raise IndexError(f"Cannot annotate turn {turn}: the ledger holds {len(self._turns)} turns.")
-            annotation = Annotation(name, value, turn)
+            calls = () if turn is None else self._turns[turn].draft.calls
+            if call is not None and not 0 <= call < len(calls):
+                raise IndexError(f"Cannot annotate call {call} of turn {turn}: it has {len(calls)} calls.")
+            if name == REWARD and turn is not None and not self._turns[turn].draft.columns.output:
+                raise ValueError(f"Turn {turn} sampled no token, so that no token can have its reward.")
+            annotation = Annotation(name, value, turn, call)
             if self.sink is not None:
                 self.sink.annotation(self.header, len(self._annotations), annotation)
             self._annotations.append(annotation)
@@ -283,12 +294,26 @@ class Ledger:
         """All annotations, in the order they were added."""
         return tuple(self._annotations)
 
-    def annotation(self, name: str, *, turn: int | None = None, default: Any = None) -> Any:
+    def annotation(self, name: str, *, turn: int | None = None, call: int | None = None, default: Any = None) -> Any:
         """Return the latest value of an annotation, or `default`."""
         for annotation in reversed(self._annotations):
-            if (annotation.name, annotation.turn) == (name, turn):
+            if (annotation.name, annotation.turn, annotation.call) == (name, turn, call):
                 return annotation.value
         return default
+
+    def _call_of(self, tool_use_id: str) -> tuple[int, int]:
+        """Return the latest turn whose message has a tool call, and the call's number in `Draft.calls`."""
+        for turn in reversed(self._turns):
+            node = self._histories.node_of(turn.index)
+            blocks = node.message["content"] if node is not None and turn.draft.calls else ()
+            uses = [block["toolUse"]["toolUseId"] for block in blocks if "toolUse" in block]
+            if tool_use_id in uses:
+                ran = [number for number, call in enumerate(turn.draft.calls) if call.status != "suspect"]
+                return turn.index, ran[uses.index(tool_use_id)]
+        raise LookupError(
+            f"No turn of ledger {self.uuid} has a tool call {tool_use_id!r}. Name it by turn=... and call=..., its "
+            "number in turn.draft.calls: a ledger that was sealed or loaded holds no messages."
+        )
 
     def path(self, index: int | None) -> list[Turn]:
         """Return the turns from the root to `index`, both included; empty for None."""

@@ -439,6 +439,7 @@ class Annotation:
         name: For example "reward" or "termination".
         value: JSON: a number, a string, a list, a mapping.
         turn: The turn that it describes, or None for the whole rollout.
+        call: The number of the tool call in `Draft.calls` of the turn that it describes, or None for the whole turn.
 
     Raises:
         TypeError: The name is not a string, or the value is not JSON.
@@ -448,6 +449,7 @@ class Annotation:
     name: str
     value: Any
     turn: int | None = None
+    call: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -457,7 +459,7 @@ class Annotation:
 
 
 REWARD = "reward"
-"""Name of the annotation that holds a rollout's reward."""
+"""Name of the annotation that holds the reward of a rollout, of a turn, or of a tool call."""
 
 
 def as_reward(value: Any) -> float:

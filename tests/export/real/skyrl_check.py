@@ -45,10 +45,13 @@ def rewarded(ledger: Ledger) -> Ledger:
 
 
 def at_the_end(output: Any) -> list[torch.Tensor]:
-    """Assign each row's reward to its last token, as SkyRL's trainer does."""
+    """Return the rewards of each row's tokens, as SkyRL's trainer does: one number a row is that of the last token."""
     found = [torch.zeros(len(ids)) for ids in output["response_ids"]]
     for row, value in zip(found, output["rewards"], strict=True):
-        row[-1] = value
+        if isinstance(value, list):
+            row[:] = torch.tensor(value)
+        else:
+            row[-1] = value
     return found
 
 
@@ -86,7 +89,9 @@ def rows_are_trained_as_sampled(ledgers: list[Ledger]) -> None:
         assert int(masks[row].sum()) == mask.sum()
         recorded = logprobs[row, logprobs.shape[1] - size :].numpy()[mask]
         np.testing.assert_array_equal(recorded, sample.logprobs[sample.prompt_length :][mask])
-        assert float(rewards[row, -1]) == (0.0 if sample.ended_outside else np.float32(sample.reward or 0.0))
+        expected = np.zeros(size) if sample.credit is None else sample.credit[sample.prompt_length :].copy()
+        expected[-1] += sample.reward or 0.0
+        assert rewards[row, -size:].tolist() == (0 * expected if sample.ended_outside else expected).tolist()
         assert output["stop_reasons"][row] == STOP_REASON[sample.termination]  # type: ignore[index]
         routes = output["rollout_expert_indices"][row]  # type: ignore[index]
         if len(sample) > 1:

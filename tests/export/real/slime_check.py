@@ -61,7 +61,7 @@ def samples_are_slimes(ledger: Ledger) -> None:
         assert sample.status is Sample.Status[STATUS[ours.termination]]
         assert sample.effective_response_length == ours.loss_mask.sum()
         assert (sample.rollout_id, sample.index, sample.metadata["own"]) == (3, 3, 1)
-        assert sample.reward == ours.reward
+        assert sample.reward == ours.total
         args = Namespace(num_layers=2, moe_router_topk=2)
         if len(sample.tokens) > 1:
             validate_rollout_routed_experts_for_replay([torch.as_tensor(sample.rollout_routed_experts)], args)

@@ -39,6 +39,9 @@ def data_are_tinkers(ledger: Ledger) -> None:
         advantages = values(datum.loss_fn_inputs["advantages"])
         trained = np.zeros(len(ids) - 1) if sample.ended_outside else sample.loss_mask[1:]
         assert advantages == (2.0 * trained).tolist()
+        each = np.arange(len(ids), dtype=np.float32)
+        by_token = datum_of(sample, advantage=each, logprobs="as-recorded").loss_fn_inputs["advantages"]
+        assert values(by_token) == (each[1:] * trained).tolist()
         given_back = values(datum.loss_fn_inputs["logprobs"])
         mask = sample.loss_mask[1:].astype(bool)
         assert [one for one, kept in zip(given_back, mask, strict=True) if kept] == sample.logprobs[1:][mask].tolist()

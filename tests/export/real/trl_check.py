@@ -153,7 +153,10 @@ def recorded_logprobs_are_read_in_server_mode(folder: str) -> None:
 
 def a_group_without_those_that_do_not_count() -> None:
     def columns(prompts: Any, trainer: Any) -> dict[str, Any]:
-        return columns_of(group_of_one_prompt(), temperature=1.0, end_id=2, branches="last", logprobs="as-recorded")
+        group = group_of_one_prompt()
+        group[0].annotate("reward", REWARDS[0] - 0.25)
+        group[0].annotate("reward", 0.25, turn=0)
+        return columns_of(group, temperature=1.0, end_id=2, branches="last", logprobs="as-recorded")
 
     with tempfile.TemporaryDirectory() as folder:
         trainer_of(columns, folder, size=6).train()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from verifiers.v1 import Trace, WireTrace
 
 from strands_tito.export import ImagesNotSupportedError, LogprobMismatchError, samples_of
+from strands_tito.export.sample import total_of
 from strands_tito.export.verifiers import STOP, trace_of
 from support.kept_sets import sampled
 from support.picture_ledgers import PAD, Patches, two_images
@@ -76,8 +77,8 @@ def traces_are_verifiers(ledger: Ledger) -> None:
         assert trace.task.data.id == ledger.header.task_id
         assert trace.task.data.answer == "425"
         last = samples_of(ledger)[0]
-        assert trace.reward == (last.reward or 0.0)
-        assert (trace.rewards == {}) is (last.reward is None)
+        assert trace.reward == (total_of(ledger) or 0.0)
+        assert (trace.rewards == {}) is (total_of(ledger) is None)
         assert trace.has_error is last.ended_outside
         assert trace.stop_condition == STOP[last.termination]
         assert trace.usage.completion_tokens == sum(len(turn.draft.output_ids) for turn in ledger)

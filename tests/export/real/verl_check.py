@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from transformers import BatchFeature
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.trainer.ppo.core_algos import AdvantageEstimator, compute_grpo_outcome_advantage
 from verl.trainer.ppo.reward import extract_reward
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
@@ -61,7 +63,9 @@ class Servers:
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=steps)
 
 
-def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **more: Any) -> tuple[Any, Servers]:
+def worker_of(
+    agent: str, temperature: float = 1.0, response: int = RESPONSE, of: type = AgentLoopWorker, **more: Any
+) -> tuple[Any, Servers]:
     """Return verl's worker, without the model, the processor and the reward model that it would load."""
     loaded, servers = tokenizer(), Servers()
     loaded.pad_token = loaded.pad_token or loaded.eos_token
@@ -83,7 +87,7 @@ def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **
     config = OmegaConf.create(
         {"actor_rollout_ref": {"rollout": rollout, "model": {}}, "data": {"apply_chat_template_kwargs": {}}}
     )
-    worker = AgentLoopWorker.__new__(AgentLoopWorker)
+    worker = of.__new__(of)
     for name, value in {
         "config": config,
         "llm_client": servers,
@@ -238,6 +242,74 @@ def a_whole_group_keeps_its_rewards() -> None:
     assert torch.allclose(advantages, expected[:, None] * mask)
 
 
+class Queue:
+    """Stands in for TransferQueue, between verl's workers and its trainer."""
+
+    KVBatchMeta = BatchMeta = object
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Any] = {}
+        self.tags: dict[str, Any] = {}
+
+    async def async_kv_put(self, key: str, partition_id: str, tag: Any) -> None:
+        self.tags[key] = tag
+
+    async def async_kv_batch_put(self, keys: list[str], fields: Any, tags: Any, partition_id: str) -> None:
+        self.rows |= {key: fields[number] for number, key in enumerate(keys)}
+
+
+def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
+    """Its worker copies the last score to all outputs, and its GRPO the last advantage; other estimators read rows."""
+    queue = Queue()
+    sys.modules["transfer_queue"] = queue  # type: ignore[assignment]  # verl 0.9 imports it, 0.8 looked for it before
+    v1 = verl.__version__.startswith("0.9")
+    trainer = import_module("verl.trainer.ppo.v1.utils" if v1 else "verl.trainer.main_ppo_sync")
+    workers = import_module("verl.trainer.ppo.v1.agent_loop_tq") if v1 else trainer
+    workers.tq = queue  # type: ignore[attr-defined]
+    workers.list_of_dict_to_tensordict = list  # type: ignore[attr-defined]  # verl's needs a newer tensordict
+    multiplying.ledgers.clear()
+    worker, _ = worker_of("make_credited_agent", of=workers.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    worker.config.actor_rollout_ref.rollout.n = 2
+    prompt = {"raw_prompt": [{"role": "user", "content": QUESTION}], "index": 0, "agent_name": "strands"}
+    where: dict[str, Any] = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    asyncio.run(worker._run_prompt({**prompt, "uid": "u", "global_steps": 7}, sampling, trajectory=where))
+    assert queue.tags["u"] == {"status": "finished"}
+    assert sorted(queue.rows) == ["u_0_0", "u_0_1", "u_1_0", "u_1_1"]
+    for session in "01":
+        first, last = (queue.rows[f"u_{session}_{number}"] for number in (0, 1))
+        (ledger,) = [each for each in multiplying.ledgers if each.uuid == last["extra_fields"]["rollout_id"]]
+        for row, sample in zip((first, last), samples_of(ledger), strict=True):
+            assert row["prompts"].tolist() + row["responses"].tolist() == sample.token_ids.tolist()
+            assert sample.credit is not None
+            expected = sample.credit[sample.prompt_length :].copy()
+            expected[-1] += sample.reward or 0.0
+            assert row["rm_scores"].tolist() == expected.tolist()
+            assert row["rm_scores"].sum() == sample.total == (sample.reward or 0.0) + (0.25 if row is first else 0.5)
+        assert first["response_mask"].sum() + last["response_mask"].sum() == len(SAMPLED)
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in queue.rows.values()], batch_first=True)
+        for name in ("rm_scores", "response_mask")
+    }
+    scores, keys = padded["rm_scores"], list(queue.rows)
+    totals = dict(zip(keys, scores.sum(1).tolist(), strict=True))
+    assert abs(totals["u_0_1"] - totals["u_1_1"]) == 1.0, "the rollouts' own rewards are 0 and 1"
+    for estimator in (AdvantageEstimator.GRPO, AdvantageEstimator.REINFORCE_PLUS_PLUS):
+        data = DataProto.from_dict(
+            tensors={"token_level_rewards": scores.clone(), "response_mask": padded["response_mask"]},
+            non_tensors={"uid": np.array(["u"] * 4, dtype=object)},
+        )
+        options: dict[str, Any] = {"adv_estimator": estimator, "norm_adv_by_std_in_grpo": False}
+        options["config"] = OmegaConf.create({"gamma": 1.0})
+        found = trainer.compute_advantage_for_multi_trajectories(data, keys, **options)
+        returns = [row[0].item() for row in found.batch["returns"]]
+        if estimator is AdvantageEstimator.GRPO:
+            mean = (totals["u_0_1"] + totals["u_1_1"]) / 2
+            assert returns == [totals[f"{key[:3]}_1"] - mean for key in keys]
+        else:
+            assert returns == [totals[key] for key in keys]
+
+
 class RewardWorker:
     """Stands in for verl's reward worker: its answer has a field besides the score, as verl's own managers give."""
 
@@ -290,10 +362,20 @@ def the_templates_arguments_are_verls() -> None:
 @given(rollouts())
 def outputs_are_verls(ledger: Ledger) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "as-recorded", "messages": 4}
-    total = 0
-    for output, sample in zip(outputs_of(ledger, **options), samples_of(ledger), strict=True):
+    total, samples, outputs = 0, samples_of(ledger), outputs_of(ledger, **options)
+    assert sorted(output.extra_fields["trajectory"] for output in outputs) == list(range(len(samples)))
+    last = samples[outputs[-1].extra_fields["trajectory"]]
+    assert last.loss_mask.any() == any(sample.loss_mask.any() for sample in samples), "GRPO reads the last one's mask"
+    for output in outputs:
         assert isinstance(output, AgentLoopOutput)
-        fields = output.as_dict()
+        sample, fields = samples[output.extra_fields["trajectory"]], output.as_dict()
+        assert output.reward_score == (0.0 if sample.ended_outside else sample.total)
+        if sample.total is not None:
+            rewards = fields["rm_scores"].double()
+            rewards[-1] -= 0.0 if sample.ended_outside else (sample.reward or 0.0)
+            credit = None if sample.ended_outside else sample.credit
+            found = np.zeros(sample.response_length) if credit is None else credit[sample.prompt_length :]
+            assert rewards.tolist() == found.tolist()
         assert torch.cat([fields["prompts"], fields["responses"]]).tolist() == sample.token_ids.tolist()
         sizes = {len(fields[name]) for name in ("responses", "response_mask", "rollout_log_probs")}
         assert sizes == {sample.response_length}
@@ -359,6 +441,7 @@ if __name__ == "__main__":
     a_validation_is_sampled_as_it_likes()
     what_verls_client_raises_is_an_engines_error()
     a_whole_group_keeps_its_rewards()
+    the_v1_trainer_takes_every_path_with_its_own_rewards()
     verls_own_reward_scores_whole_batches()
     the_templates_arguments_are_verls()
     print(f"verl: ok, {verl.__version__}")
