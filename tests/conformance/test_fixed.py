@@ -35,7 +35,7 @@ def answer(*tokens: tuple[int, float]) -> Any:
 def compare(one: Any, other: Any, tolerance: float) -> Tally:
     tally = Tally()
     connected: Any = SimpleNamespace(tolerance_nats=tolerance)
-    fixed.compare(connected, tally, "alone", one, other, "Count.")
+    fixed.compare(connected, tally, "repeatable", one, other, "Count.")
     return tally
 
 
@@ -62,7 +62,7 @@ def test_tokens_may_differ_only_at_a_near_tie(apart: float, tolerance: float, ho
 def test_equal_tokens_have_equal_logprobs_and_equal_lengths(tolerance: float) -> None:
     near = max(NEAR_TIE_NATS, 2 * tolerance)
     one = answer((5, -0.5), (7, -1.0))
-    assert compare(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["alone"] == 2
+    assert compare(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["repeatable"] == 2
     with pytest.raises(BrokenLawError, match=f"{1.1 * near:.3g} nats apart"):
         compare(one, answer((5, -0.5), (7, -1.0 - 1.1 * near)), tolerance)
     with pytest.raises(BrokenLawError, match="2 and 1 tokens"):
