@@ -72,6 +72,12 @@ class View:
         for table in self.tables:
             del table[at]
 
+
+class _Rows(View):
+    """A response with one table of rows, whose logprob and id have keys."""
+
+    keys: tuple[Any, Any]
+
     def _column(self, key: Any) -> list[Any]:
         return [row[key] for row in self.tables[0]]
 
