@@ -100,7 +100,6 @@ _ALL = (
     Check("live", 10, "After a weight update, new answers report the new version alone."),
     Check("fresh", 10, "After a weight update, pictures that the server saw before are read by the new weights."),
     Check("semantics", 11, "The meaning of the logprobs was measured."),
-    Check("saved", 12, "A ledger that is written to JSON or a file and read again is unchanged."),
     Check("ledgers", 13, "Two servers give equal ledgers, except the engine's record and the logprobs' last digits."),
     Check("greedy", 13, "Two servers give the same greedy ids, up to a near-tie."),
     Check("agreed", 13, "Two servers give equal tokens the same logprobs, within the tolerance."),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
 from tito_conformance.target import ConnectedServer
 from tito_conformance.wire import WireGeneration
-from tito_core import store
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.sampling import SamplingParams
@@ -70,7 +67,6 @@ async def close(player: Player) -> None:
         problems = oracle.check_trajectories(turns, list(_oracle_trajectories(ledger)))
         _require_all(player, TRAINING_CHECKS, problems, len(turns))
         _check_control_tokens(player)
-        _check_round_trip(ledger, tally)
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
             await _check_second_read(ledger, player.optional_outputs, server, tally)
@@ -170,18 +166,6 @@ def _check_control_tokens(player: Player) -> None:
         found = sorted(controls.intersection(ids[provenance == Provenance.PROMPT].tolist()))
         problem = f"the control ids {found} come from message content."
         player.tally.require("inert", not found, problem, where=player.where(turn.index))
-
-
-def _check_round_trip(ledger: Ledger, tally: Tally) -> None:
-    as_json = store.to_json(ledger)
-    same = store.to_json(store.from_json(as_json)) == as_json
-    tally.require("saved", same, "the ledger changed when it was written to JSON and read again.")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rollout.tito"
-        store.append(path, [ledger])
-        [again] = store.read(path)
-    same = store.to_json(again) == as_json
-    tally.require("saved", same, "the ledger changed when it was written to a file and read again.")
 
 
 async def _check_scores(player: Player) -> None:
