@@ -69,6 +69,17 @@ def test_equal_tokens_have_equal_logprobs_and_equal_lengths(tolerance: float) ->
         compare(one, answer((5, -0.5)), tolerance)
 
 
+def test_a_score_differs_where_it_is_off_or_no_number() -> None:
+    tally, connected = Tally(), SimpleNamespace(tolerance_nats=0.1)
+    own = np.array([-1.0, -2.0, -3.0], np.float32)
+    fixed.require_scores(connected, tally, "rescored", own, np.array([0.0, 0.05, -0.09]))  # type: ignore[arg-type]
+    assert (tally.passed["rescored"], tally.scored_nats) == (3, 0.09)
+    for off in (0.2, np.nan):
+        with pytest.raises(BrokenLawError, match=r"offset 6 of 3; all others agree") as raised:
+            fixed.require_scores(connected, tally, "long", own, np.array([0.0, off, 0.0]), places=[5, 6, 7])  # type: ignore[arg-type]
+        assert raised.value.where.position == 6
+
+
 def end() -> int:
     return int(tokenizer().eos_token_id)
 
