@@ -313,14 +313,14 @@ OTHER_REQUESTS = 176
 WEIGHT_REQUESTS = 40
 """Of weight updates between fixed prompts."""
 PRODUCTION = "production"
-"""Name of the profile for a server that others use: of the size of "quick", and refused together with weights."""
+"""Name of the profile for a server that others use: small, and refused together with weights."""
 PROFILES = {
     profile.name: profile
     for profile in (
         Profile("quick", 8, 6, 2),
         Profile("standard", 40, 10, 4),
         Profile("deep", 400, 16, 8),
-        Profile(PRODUCTION, 8, 6, 2),
+        Profile(PRODUCTION, 4, 6, 1),
     )
 }
 """The profiles by name."""
