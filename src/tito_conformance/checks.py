@@ -72,14 +72,17 @@ _ALL = (
     Check("refused", 4, "The client refuses no response of the server."),
     Check("stopped", 4, "An answer that ends with a stop string contains it once, at its end."),
     Check("seeded", 4, "The same seed gives the same tokens, up to a near-tie."),
-    Check("obeyed", 4, "The server obeys top_k, ignore_eos, min_new_tokens and stop ids."),
+    Check(
+        "obeyed",
+        4,
+        "The server obeys each parameter, also in a batch: answers are what follows from a plain one.",
+    ),
     Check("sampler", 4, "Sampled tokens follow the reported distribution, also under sampling parameters."),
     Check("rescored", 4, "The server's score of the sampled tokens equals the reported logprobs."),
     Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
     Check("adapted", 4, "Answers of LoRA adapters at the same time have their own adapter's scores, and no other's."),
     Check("paused", 5, "A paused server answers nothing, and after it resumes what waited."),
-    Check("alone", 4, "A greedy answer is the same alone and among other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
     Check("cancelled", 5, "A cancelled turn leaves no trace, and the next one is complete."),
     Check("aborted", 5, "An abort ends the request that it names, and no other."),
@@ -97,7 +100,6 @@ _ALL = (
     Check("live", 10, "After a weight update, new answers report the new version alone."),
     Check("fresh", 10, "After a weight update, pictures that the server saw before are read by the new weights."),
     Check("semantics", 11, "The meaning of the logprobs was measured."),
-    Check("saved", 12, "A ledger that is written to JSON or a file and read again is unchanged."),
     Check("ledgers", 13, "Two servers give equal ledgers, except the engine's record and the logprobs' last digits."),
     Check("greedy", 13, "Two servers give the same greedy ids, up to a near-tie."),
     Check("agreed", 13, "Two servers give equal tokens the same logprobs, within the tolerance."),
@@ -116,7 +118,7 @@ COLUMN_CHECKS = {
 }
 """Checks of optional outputs, each with the output that it needs."""
 SINGLE_SERVER_CHECKS = (
-    *("semantics", "looked", "sampler", "long", "aborted", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
+    *("semantics", "looked", "sampler", "long", "aborted", "obeyed", "seeded", "repeatable", "cancelled"),
     *COLUMN_CHECKS,
     *WEIGHT_CHECKS,
     "adapted",
@@ -228,6 +230,7 @@ class Tally:
         not_applicable: Cases that could not be checked, by check and reason.
         turns: Turns that were played.
         apart_nats: Largest difference between two servers' logprobs of one token, in nats.
+        scored_nats: Largest difference between a reported logprob and the server's own score, in nats.
         notes: Sentences for the report's reader, such as near-ties.
         power: The smallest defect of the sampler that the run would have seen, by kind; empty if it was not judged.
     """
@@ -237,6 +240,7 @@ class Tally:
     not_applicable: dict[str, Counter[str]] = field(default_factory=dict)
     turns: int = 0
     apart_nats: float = 0.0
+    scored_nats: float = 0.0
     notes: list[str] = field(default_factory=list)
     power: dict[str, str] = field(default_factory=dict)
 
@@ -304,16 +308,19 @@ REQUESTS_OF_A_MOVE = 2
 """Generations and scores of a move: the mean is 1.3, so no run of dozens of moves has more."""
 REQUESTS_OF_A_REPEAT = 170
 """Of a fixed prompt in all its ways, and of the samples that are judged."""
-OTHER_REQUESTS = 192
+OTHER_REQUESTS = 176
 """Of the connection and of the checks that no profile repeats. Answers that end early need fewer."""
 WEIGHT_REQUESTS = 40
 """Of weight updates between fixed prompts."""
+PRODUCTION = "production"
+"""Name of the profile for a server that others use: small, and refused together with weights."""
 PROFILES = {
     profile.name: profile
     for profile in (
         Profile("quick", 8, 6, 2),
         Profile("standard", 40, 10, 4),
         Profile("deep", 400, 16, 8),
+        Profile(PRODUCTION, 4, 6, 1),
     )
 }
 """The profiles by name."""

@@ -42,7 +42,7 @@ def conformance(
     backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
     base_url: Annotated[str, typer.Option(help="Address of the server.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
-    profile: Annotated[str, typer.Option(help="quick, standard or deep.")] = "standard",
+    profile: Annotated[str, typer.Option(help="quick, standard, deep or production.")] = "standard",
     seed: Annotated[int, typer.Option(help="Seed of the random conversations.")] = 0,
     report: Annotated[
         Path | None, typer.Option(help="Write an HTML and a JSON report to this folder.", file_okay=False)
@@ -110,12 +110,14 @@ def conformance(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
-        from tito_conformance.checks import PROFILES, REQUIRED
+        from tito_conformance.checks import PRODUCTION, PROFILES, REQUIRED
         from tito_conformance.report import print_report, write_files
         from tito_conformance.target import AUTO, TOLERANCES, Target
 
         if profile not in PROFILES:
             raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
+        if profile == PRODUCTION and folders:
+            raise typer.BadParameter(f"--profile {PRODUCTION} changes nothing on the server. Omit --weights.")
         if dtype not in (AUTO, *TOLERANCES):
             raise typer.BadParameter(f"--dtype must be one of {', '.join((AUTO, *TOLERANCES))}, not {dtype!r}.")
         if report is not None:

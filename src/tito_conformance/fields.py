@@ -234,14 +234,10 @@ async def _check_batch(
         kinds[tuple(each)] += 1
     asked = zip([*cases, *free], numbers, strict=True)
     found = await together(_one(server, tally, prompt, each, order) for each, order in asked)
-    for at, (sampling, other) in enumerate(zip(cases, found, strict=False)):
-        if other is None:
-            continue
-        if at == 0:
-            compare(server, tally, "alone", answer, other, "The plain request in a batch")
-            continue
-        place = Where(sampling=sampling, streamed=_streams(server, numbers[at]), request_id=other.request_id)
-        _require_expected(tally, plain, sampling, other, place)
+    for sampling, order, other in zip(cases, numbers, found, strict=False):
+        if other is not None:
+            place = Where(sampling=sampling, streamed=_streams(server, order), request_id=other.request_id)
+            _require_expected(tally, plain, sampling, other, place)
     on, *repetitive = found[len(cases) :]
     if on is not None:
         count = len(on.output_ids)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +12,11 @@ from strands_tito.inspect.verify import rescore
 from tito_conformance import oracle
 from tito_conformance.bets import center
 from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
-from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn, offsets
+from tito_conformance.fixed import require_scores
+from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
 from tito_conformance.target import ConnectedServer
 from tito_conformance.wire import WireGeneration
-from tito_core import store
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.sampling import SamplingParams
@@ -70,7 +67,6 @@ async def close(player: Player) -> None:
         problems = oracle.check_trajectories(turns, list(_oracle_trajectories(ledger)))
         _require_all(player, TRAINING_CHECKS, problems, len(turns))
         _check_control_tokens(player)
-        _check_round_trip(ledger, tally)
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
             await _check_second_read(ledger, player.optional_outputs, server, tally)
@@ -172,18 +168,6 @@ def _check_control_tokens(player: Player) -> None:
         player.tally.require("inert", not found, problem, where=player.where(turn.index))
 
 
-def _check_round_trip(ledger: Ledger, tally: Tally) -> None:
-    as_json = store.to_json(ledger)
-    same = store.to_json(store.from_json(as_json)) == as_json
-    tally.require("saved", same, "the ledger changed when it was written to JSON and read again.")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rollout.tito"
-        store.append(path, [ledger])
-        [again] = store.read(path)
-    same = store.to_json(again) == as_json
-    tally.require("saved", same, "the ledger changed when it was written to a file and read again.")
-
-
 async def _check_scores(player: Player) -> None:
     ledger, server, tally = player.model.ledger, player.server, player.tally
     result = await rescore(ledger, server.policy.backend, version=server.live_version)
@@ -191,18 +175,9 @@ async def _check_scores(player: Player) -> None:
     for index, positions, signed in result.by_turn:
         if not len(signed):
             continue
-        at = int(np.argmax(np.abs(signed)))
-        worst, middle = float(np.abs(signed[at])), center(signed)
-        own = ledger[index].draft.logprobs
-        apart = [int(place) for place, off in zip(positions, np.abs(signed), strict=True) if off > tolerance]
-        problem = (
-            f"the logprob differs by {worst:.4g} nats from the server's own score, more than {tolerance:g}, at "
-            f"{offsets(apart, len(signed))}."
-        )
-        values = zip(positions.tolist(), signed.tolist(), strict=True)
-        differences = tuple((at, float(own[at]) - off, float(own[at])) for at, off in values if at in apart)
-        where = replace(player.where(index, int(positions[at])), differences=differences)
-        tally.require("rescored", worst <= tolerance, problem, len(signed), where)
+        middle, at = center(signed), int(positions[int(np.argmax(np.abs(signed)))])
+        own, where = ledger[index].draft.logprobs[positions], player.where(index, at)
+        require_scores(server, tally, "rescored", own, signed, where, places=positions.tolist())
         problem = (
             f"the logprobs of {len(signed)} tokens are {middle:+.4g} nats from the server's own scores in the mean or "
             f"median, more than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."

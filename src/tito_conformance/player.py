@@ -234,7 +234,7 @@ class Player:
         sampling = {"max_new_tokens": MAX_TOKENS, **self.sampling, **changes, **self.fixed_sampling}
         if self.optional_outputs.sampling_mask and sampling.get("top_k", -1) < 1:
             sampling["top_k"] = FINITE_TOP_K
-        return self.server.accepted(sampling)
+        return self.server.accepted({name: sampling[name] for name in sampling if name not in self.server.refused})
 
     def _check_parent(self, turn: Turn, expected: list[int]) -> None:
         """Compare a turn's parent with the turns that may be it: `expected`, or none where that is empty."""

@@ -92,6 +92,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "seed": target.seed,
         "tolerance_nats": server.tolerance_nats,
         "dtype": server.dtype,
+        "scored_nats": outcome.tally.scored_nats,
         "weights": list(target.weights),
         "against": None if outcome.against is None else _server(outcome.against) | {"apart_nats": apart},
         "notes": outcome.tally.notes,
@@ -211,10 +212,24 @@ def tables(outcome: Outcome) -> list[tuple[str, tuple[str, str], dict[str, str]]
     """Return the further tables: title, heads, and lines."""
     failed = {what: f"{count:,}" for what, count in retried(outcome).items()}
     return [
+        ("Logprobs of this server", ("what was measured", "value"), measured(outcome)),
         ("Sampling parameters that were sent", ("parameter", "values, and how often"), sent_values(outcome)),
         ("The sampler would have shown", ("a defect of this kind", "of at least this size"), outcome.tally.power),
         ("Requests that failed, and were sent again", ("what came", "how often"), failed),
     ]
+
+
+def measured(outcome: Outcome) -> dict[str, str]:
+    """Return what the server's settings do to logprobs, as this run measured it; no API reports it."""
+    server, info, tally = outcome.server, outcome.server.policy.info, outcome.tally
+    words = {None: "unknown", True: "yes", False: "no"}
+    count = tally.passed["rescored"] + tally.passed["long"]
+    return {
+        "dtype of the logits": server.dtype,
+        "at the temperature of the request": words[info.processed_logprobs],
+        "over the tokens that a truncation leaves": words[info.truncated_logprobs],
+        "largest difference from the server's own score": f"{tally.scored_nats:.2g} nats, of {count:,} tokens",
+    }
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
@@ -241,11 +256,6 @@ def headline(missing: Sequence[str]) -> str:
 def did_not_apply(table: list[Row]) -> list[str]:
     """Return the checks that could not run on this server."""
     return [row.check for row in table if row.verdict == "not applicable"]
-
-
-def verdicts(table: list[Row]) -> dict[str, str]:
-    """Return each check's verdict by its name."""
-    return {row.check: row.verdict for row in table}
 
 
 _PAGE = jinja2.Environment(autoescape=True).from_string(

@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,13 +211,6 @@ def prompt_of(server: ConnectedServer, question: str) -> TokenIds:
     return server.policy.template.first_prompt(messages, None, None).ids
 
 
-class Offsets(Protocol):
-    """Whatever knows what penalties add to logits."""
-
-    def offsets(self, output: Sequence[int]) -> dict[int, float]:
-        """Return what they add after some output tokens, by id."""
-
-
 @dataclass(frozen=True)
 class Draw:
     """One sampled answer with the likeliest tokens in each place.
@@ -238,7 +231,7 @@ class Draw:
     mass: Floats
     streamed: bool = False
 
-    def moved(self, logs: Floats, penalties: Offsets) -> Floats:
+    def moved(self, logs: Floats, penalties: Question) -> Floats:
         """Return the logarithms with penalties on the tokens before each place."""
         found, output = logs.copy(), self.ids.tolist()
         for at in range(len(output)):

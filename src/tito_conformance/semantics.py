@@ -1,9 +1,9 @@
-"""What reported logprobs mean: at a temperature, under truncations and penalties, after long prompts.
+"""What reported logprobs mean under penalties and after long prompts.
 
-Logprobs at other parameters follow from those at temperature 1. Only differences of two likely tokens' logprobs are
-compared, so no normaliser is needed: they scale by 1 / T, a truncation leaves the tokens that it should, and a penalty
-moves the tokens that the answer holds. A greedy answer needs no statistics: each of its tokens must be the likeliest of
-those that the server lists, after penalties on the tokens before it.
+Only differences of two likely tokens' logprobs are compared, so no normaliser is needed: a penalty moves the tokens
+that the answer holds. `sampler` judges logprobs at other temperatures and under truncations. A greedy answer needs no
+statistics: each of its tokens must be the likeliest of those that the server lists, after penalties on the tokens
+before it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,22 @@ from typing import Any
 import numpy as np
 
 from tito_conformance.bets import center
-from tito_conformance.checks import Tally, Where, together
-from tito_conformance.fixed import NEAR_TIE_NATS, same_prefix
-from tito_conformance.oracle import offsets
+from tito_conformance.checks import Tally, Where, set_place, together
+from tito_conformance.fixed import NEAR_TIE_NATS, compare_scores, same_prefix
 from tito_conformance.sampler import (
     LEAST_TOP,
     PENALISED,
     QUESTIONS,
-    RESTRICTED,
     Draw,
     Question,
     draw_of,
-    drawn_questions,
-    left,
     prompt_of,
-    tempered,
     top_of,
 )
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.generate import score
-from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
 
 LONG_PROMPTS = (640, 1_089, 2_032)
@@ -76,22 +70,6 @@ GREEDY_TOKENS = 80
 EVERY = 8
 """Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
 GREEDY = Question("temperature 0", {"temperature": 0.0})
-
-
-async def check_transforms(server: ConnectedServer, tally: Tally) -> None:
-    """Compare reported logprobs with those at temperature 1."""
-    info = server.policy.info
-    if top_of(server) < LEAST_TOP or server.needs_top_k or info.processed_logprobs is None:
-        tally.skip("semantics", "Top logprobs, or what they are of, are not known.")
-        return
-    random = np.random.default_rng(server.target.seed + 1)
-    for streamed, text in zip((False, can_stream(server.backend)), QUESTIONS, strict=False):
-        prompt = prompt_of(server, text)
-        plain = await ask(server, prompt, {"temperature": 1.0})
-        for question in (*RESTRICTED, *drawn_questions(random, 2)):
-            found = await _ask_if_accepted(server, tally, "semantics", question, prompt, streamed=streamed)
-            if found is not None:
-                _compare_transform(server, tally, question, plain, found)
 
 
 async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
@@ -215,37 +193,6 @@ def row(draw: Draw, at: int = 0) -> dict[int, float]:
     return {token: value for token, value in pairs if value > -math.inf}
 
 
-def _compare_transform(server: ConnectedServer, tally: Tally, question: Question, plain: Draw, found: Draw) -> None:
-    info = server.policy.info
-    raw, reported = row(plain), row(found)
-    scale = 1 / question.temperature if info.processed_logprobs else 1.0
-    shared = [token for token in reported if token in raw]
-    near = 2 * server.tolerance_nats
-    if shared:
-        differences = [reported[token] - raw[token] * scale for token in shared]
-        apart = max(differences) - min(differences)
-        at = shared[int(np.argmax(np.abs(np.array(differences) - np.median(differences))))]
-        problem = (
-            f"At {question.name}, the logprobs of {len(shared)} likely tokens are not those at temperature 1"
-            f"{f' divided by {question.temperature:g}' if info.processed_logprobs else ''}: token {at} is "
-            f"{apart:.3g} nats off, more than {near * max(scale, 1):.3g}."
-        )
-        where = Where(None, 0, at, question.sampling, found.streamed)
-        tally.require("semantics", apart <= near * max(scale, 1), problem, len(shared), where)
-    if question.cuts and info.truncated_logprobs:
-        vocabulary = info.vocab_size or len(server.policy.tokenizer)
-        weights = tempered(plain.top_logprobs[:1], question.temperature, vocabulary)
-        may, must = (
-            {token for token, kept in zip(plain.top_ids[0].tolist(), table[0].tolist(), strict=True) if kept}
-            for table in left(question.sampling, weights, near)
-        )
-        wrong = [token for token in shared if token not in may]
-        lost = [token for token in must if token not in reported] if len(must) < len(raw) else []
-        problem = f"At {question.name}, the reported logprobs {{}} tokens {{}}, which {question.name} {{}}."
-        tally.require("semantics", not wrong, problem.format("hold", wrong[:4], "leaves out"))
-        tally.require("semantics", not lost, problem.format("lack", lost[:4], "keeps"))
-
-
 def _drawn_penalties(server: ConnectedServer, number: int) -> Question:
     random = np.random.default_rng([server.target.seed, number])
     presence, frequency = (round(float(random.uniform(0.2, 0.9)), 2) for _ in range(2))
@@ -346,22 +293,13 @@ async def _scored(server: ConnectedServer, tally: Tally, length: int, answer: in
     prompt = long_prompt(server, length)
     sampling = server.sampling(max_new_tokens=answer, temperature=1.0, ignore_eos=True)
     response = await server.answer(prompt, sampling)
-    if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
+    set_place(sampling={"temperature": 1.0}, streamed=False)
+    ids, own = np.concatenate([prompt, response.output_ids]), response.logprobs
+    scores = await compare_scores(server, tally, "long", ids, own, sampling, f"after a prompt of {length} tokens")
+    if scores is None:
         tally.skip("long", "The server's logprobs and its scores mean different things.")
         return np.zeros(0), np.zeros(0)
-    scores = await score(server.policy.backend, np.concatenate([prompt, response.output_ids]))
-    signed = response.logprobs.astype(np.float64) - scores[length:]
-    worst, apart = float(np.max(np.abs(signed), initial=0.0)), np.abs(signed) > server.tolerance_nats
-    at = int(np.argmax(np.abs(signed))) if len(signed) else 0
-    problem = (
-        f"after a prompt of {length} tokens, the logprob is {worst:.4g} nats from the server's own score, more than "
-        f"{server.tolerance_nats:g}, at {offsets(np.flatnonzero(apart).tolist(), len(signed))}."
-    )
-    pairs = zip(scores[length:].tolist(), response.logprobs.tolist(), strict=True)
-    differences = tuple((at, *pair) for at, pair in enumerate(pairs) if apart[at])
-    where = Where(None, at, int(response.output_ids[at]), {"temperature": 1.0}, differences=differences)
-    tally.require("long", not apart.any(), problem, len(signed), where)
-    return scores[:length], signed
+    return scores[:length], own.astype(np.float64) - scores[length:]
 
 
 _WORDS = "The ship sails past the island while the crew counts gulls, barrels, ropes and stars until morning. "

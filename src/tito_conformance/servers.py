@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,18 +26,8 @@ from tito_core.parsing.grammar import NoCallGrammarError
 from tito_core.store.records import turn_record
 
 
-class Conversation(Protocol):
-    """A conversation in progress."""
-
-    async def play(self, move: Move) -> None:
-        """Play a move, and check its result."""
-
-    async def close(self) -> None:
-        """Run the checks of a finished conversation."""
-
-
-class Servers(Protocol):
-    """The server or servers under test.
+class SingleServer:
+    """One server.
 
     Attributes:
         server: The server whose tokenizer and template the moves are drawn for.
@@ -46,22 +36,6 @@ class Servers(Protocol):
         can_stream: Whether answers may be streamed.
         takes_images: Whether messages and tool results may have pictures.
     """
-
-    server: ConnectedServer
-    nondeterministic: bool
-    updates_weights: bool
-    can_stream: bool
-    takes_images: bool
-
-    def available_outputs(self) -> Want:
-        """Return all optional outputs that a conversation may request."""
-
-    def begin(self, opening: Sequence[Opening]) -> Conversation:
-        """Begin a conversation with the given opening moves."""
-
-
-class SingleServer:
-    """One server."""
 
     nondeterministic = True
 
@@ -93,18 +67,13 @@ class SingleServer:
 
     def begin(self, opening: Sequence[Opening]) -> Conversation:
         """Begin a conversation with the given opening moves."""
-        return _SingleConversation(Player(self.server, self._tally, opening))
+        return _SingleConversation(self.server, self._tally, opening)
 
 
-class _SingleConversation:
-    def __init__(self, player: Player) -> None:
-        self._player = player
-
-    async def play(self, move: Move) -> None:
-        await self._player.play(move)
-
+class _SingleConversation(Player):
     async def close(self) -> None:
-        await final_checks.close(self._player)
+        """Run the checks of a finished conversation."""
+        await final_checks.close(self)
 
 
 def takes_images(server: ConnectedServer) -> bool:
@@ -281,6 +250,12 @@ class _PairedConversation:
         problem = f"{where}, more than a near-tie of {near:g} nats."
         self._tally.require("greedy", max(margins) <= near, problem, max(at, 1))
         self._tally.notes.append(f"Near-tie: {where}.")
+
+
+Conversation = _SingleConversation | _PairedConversation
+"""A conversation in progress."""
+Servers = SingleServer | ServerPair
+"""The server or servers under test."""
 
 
 def comparable_record(turn: Turn) -> dict[str, Any]:

@@ -289,7 +289,6 @@ def _last_checks(outcome: Outcome) -> list[Checks]:
         lambda: weights.load_first_again(server),
         lengths,
         lambda: fixed.check_abort(server, tally),
-        lambda: semantics.check_transforms(server, tally),
         penalties,
         samples,
     ]

@@ -121,6 +121,7 @@ async def connect(target: Target) -> ConnectedServer:
         await generate(recording, TokenRequest(prompt, server.sampling(max_new_tokens=1), uuid.uuid4().hex))
     except BadRequestError:
         server.needs_top_k = True
+    await _find_refused(server, prompt)
     limit = policy.info.max_model_len
     with_tools = policy.template.first_prompt(question, None, TOOLS).ids
     if limit is not None and len(with_tools) + LEAST_ROOM > limit:
@@ -128,6 +129,24 @@ async def connect(target: Target) -> ConnectedServer:
     server.dtype = target.dtype if target.dtype != AUTO else await _measured_dtype(server, prompt)
     server.truncate_logs(start)
     return server
+
+
+async def _find_refused(server: ConnectedServer, prompt: TokenIds) -> None:
+    """Find which parameters of conversations the server refuses: all are sent at once, and alone if that is refused."""
+    for names in (tuple(MOVED), *((name,) for name in MOVED)):
+        sampling = server.sampling(max_new_tokens=1, **{name: MOVED[name] for name in names})
+        try:
+            await generate(server.recorder, TokenRequest(prompt, sampling, uuid.uuid4().hex))
+            if len(names) > 1:
+                return
+        except BadRequestError as error:
+            if len(names) == 1:
+                server.refused |= set(names)
+                server.tally.skip("requested", f"The server refuses {names[0]}: {str(error).partition(chr(10))[0]}")
+
+
+MOVED = {"top_p": 0.9, "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "seed": 1}
+"""Parameters that conversations change, and that a server may refuse, as vLLM does `min_p` where it speculates."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +172,7 @@ class ConnectedServer:
         reports_versions: Whether answers report weight versions; False after one that did not.
         needs_top_k: Whether every request needs a temperature and a finite `top_k`, as with vLLM's
             `--return-sampling-mask`.
+        refused: Sampling parameters that the server refuses; conversations leave them out.
         tools: Specs of the agents' tools.
         dtype: Dtype of the server's logits, as given or measured.
         tally: Counts the checks of the run.
@@ -168,6 +188,7 @@ class ConnectedServer:
     weight_updates: int = 0
     reports_versions: bool = True
     needs_top_k: bool = False
+    refused: set[str] = field(default_factory=set)
     tools: list[Any] = field(default_factory=lambda: TOOLS)
     dtype: str = UNKNOWN
     _read: WeakKeyDictionary[Exchange, list[WireGeneration]] = field(default_factory=WeakKeyDictionary, repr=False)

@@ -153,6 +153,7 @@ def test_an_error_of_the_server_ends_the_run_with_the_results_so_far(
     ("more", "values"),
     [
         (("--profile", "all"), ("--profile", "quick, standard, deep", "'all'")),
+        (("--profile", "production", "--weights", "/w"), ("--profile production", "--weights")),
         (("--tolerance", "nan"), ("--tolerance", "nan")),
         (("--tolerance", "inf"), ("--tolerance", "inf")),
         (("--tolerance", "-1"), ("--tolerance", "-1.0")),
@@ -347,6 +348,8 @@ def test_a_run_can_keep_going_after_a_broken_law(tokenizer_folder: str, here: Pa
     assert len(report["findings"]) > 1
     assert {check["check"] for check in report["checks"] if check["verdict"] == "broken"} >= {"rescored"}
     assert report["sent"]["top_k"]
+    assert report["scored_nats"] > report["tolerance_nats"]
+    assert f"{report['scored_nats']:.2g} nats" in words(done)
     assert "Sampling parameters that were sent" in done.output
 
 

@@ -35,7 +35,7 @@ def answer(*tokens: tuple[int, float]) -> Any:
 def compare(one: Any, other: Any, tolerance: float) -> Tally:
     tally = Tally()
     connected: Any = SimpleNamespace(tolerance_nats=tolerance)
-    fixed.compare(connected, tally, "alone", one, other, "Count.")
+    fixed.compare(connected, tally, "repeatable", one, other, "Count.")
     return tally
 
 
@@ -62,11 +62,22 @@ def test_tokens_may_differ_only_at_a_near_tie(apart: float, tolerance: float, ho
 def test_equal_tokens_have_equal_logprobs_and_equal_lengths(tolerance: float) -> None:
     near = max(NEAR_TIE_NATS, 2 * tolerance)
     one = answer((5, -0.5), (7, -1.0))
-    assert compare(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["alone"] == 2
+    assert compare(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["repeatable"] == 2
     with pytest.raises(BrokenLawError, match=f"{1.1 * near:.3g} nats apart"):
         compare(one, answer((5, -0.5), (7, -1.0 - 1.1 * near)), tolerance)
     with pytest.raises(BrokenLawError, match="2 and 1 tokens"):
         compare(one, answer((5, -0.5)), tolerance)
+
+
+def test_a_score_differs_where_it_is_off_or_no_number() -> None:
+    tally, connected = Tally(), SimpleNamespace(tolerance_nats=0.1)
+    own = np.array([-1.0, -2.0, -3.0], np.float32)
+    fixed.require_scores(connected, tally, "rescored", own, np.array([0.0, 0.05, -0.09]))  # type: ignore[arg-type]
+    assert (tally.passed["rescored"], tally.scored_nats) == (3, 0.09)
+    for off in (0.2, np.nan):
+        with pytest.raises(BrokenLawError, match=r"offset 6 of 3; all others agree") as raised:
+            fixed.require_scores(connected, tally, "long", own, np.array([0.0, off, 0.0]), places=[5, 6, 7])  # type: ignore[arg-type]
+        assert raised.value.where.position == 6
 
 
 def end() -> int:

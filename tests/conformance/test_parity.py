@@ -135,7 +135,7 @@ def test_other_weights_are_noticed_though_each_server_alone_passes(name: str) ->
 PLANTED = {
     "length-called-stop": ("ledgers",),
     "logprobs-of-another-token": ("agreed",),
-    "stop-token-doubled": ("refused", "ledgers"),
+    "stop-token-dropped": ("refused", "ledgers"),
     "text-of-others": ("text",),
 }
 

@@ -26,6 +26,7 @@ from tito_conformance.testing.wire import (
     WireResponse,
     json_response,
     random_id,
+    scripted_request,
 )
 
 _MAX_NEW_TOKENS = 128  # the server's default
@@ -220,35 +221,25 @@ def _max_new_tokens(params: Mapping[str, Any], default: int) -> int:
 def _scripted(
     state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any], ids: Sequence[int], rid: str, sample: int
 ) -> ScriptedRequest:
-    temperature = 1.0 if params.get("temperature") is None else params["temperature"]
-    stop = params.get("stop") or ()
     seed = params.get("sampling_seed")
     grammar = {name: params[name] for name in GRAMMARS if params.get(name) is not None}
     limit = _max_new_tokens(params, min(_MAX_NEW_TOKENS, state.max_model_len - len(ids)))
-    return ScriptedRequest(
-        prompt_ids=tuple(ids),
+    return scripted_request(
+        state,
+        body,
+        params,
+        ids,
+        wire="sglang",
         max_new_tokens=limit,
-        temperature=temperature,
-        top_p=1.0 if params.get("top_p") is None else params["top_p"],
-        top_k=max(0, params.get("top_k") or 0),
-        min_p=params.get("min_p") or 0.0,
         seed=None if seed is None else seed + sample,
-        stop_token_ids=tuple(params.get("stop_token_ids") or ()),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_regex=_patterns(params),
-        eos_ids=state.eos_ids,
-        ignore_eos=bool(params.get("ignore_eos")),
         min_new_tokens=params.get("min_new_tokens") or 0,
         grammar=grammar or None,
-        reported_temperature=1.0 if state.raw_logprobs is True else temperature or 1.0,
-        reported_truncated=state.truncated_logprobs,
+        reported_temperature=1.0 if state.raw_logprobs is True else params.get("temperature") or 1.0,
         reported_offsets=True,
-        vocab_size=state.vocab_size,
         scoring=bool(body.get("return_logprob")) and (body.get("logprob_start_len") or -1) >= 0 and limit <= 1,
         request_id=rid,
         server_id=rid,
-        wire="sglang",
-        body=body,
         adapter=body.get("lora_path"),
     )
 

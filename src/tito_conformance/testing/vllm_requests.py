@@ -25,6 +25,7 @@ from tito_conformance.testing.wire import (
     WireResponse,
     json_response,
     random_id,
+    scripted_request,
 )
 
 _COMPLETIONS_MAX_TOKENS = 16  # the server's default on /v1/completions; /inference/v1/generate fills the context
@@ -163,32 +164,23 @@ def _scripted(
     prompt_logprobs: int | None,
 ) -> ScriptedRequest:
     """Return the engine-neutral request; `max_tokens` is clamped to the context, as on the server."""
-    temperature = _or(params.get("temperature"), 1.0)
     room = state.max_model_len - len(ids)
-    stop = params.get("stop") or ()
     limit = room if max_tokens is None else min(max_tokens, room)
-    return ScriptedRequest(
-        prompt_ids=ids,
+    temperature = params.get("temperature")
+    return scripted_request(
+        state,
+        body,
+        params,
+        ids,
+        wire="vllm",
         max_new_tokens=limit,
-        temperature=temperature,
-        top_p=_or(params.get("top_p"), 1.0),
-        top_k=max(0, params.get("top_k") or 0),
-        min_p=params.get("min_p") or 0.0,
         seed=params.get("seed"),
-        stop_token_ids=tuple(params.get("stop_token_ids") or ()),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        eos_ids=state.eos_ids,
-        ignore_eos=bool(params.get("ignore_eos")),
         min_new_tokens=params.get("min_tokens") or 0,
         grammar=params.get("structured_outputs") if _constrains(state, body, ids) else None,
         reported_temperature=temperature or 1.0 if state.raw_logprobs is False else 1.0,
-        reported_truncated=state.truncated_logprobs,
         reported_offsets=state.raw_logprobs is False,
-        vocab_size=state.vocab_size,
         scoring=prompt_logprobs is not None and limit <= 1,
         server_id=server_id,
-        wire="vllm",
-        body=body,
         adapter=body.get("model") if body.get("model") in state.adapters else None,
     )
 
@@ -202,10 +194,6 @@ def _constrains(state: EngineState, body: Mapping[str, Any], ids: Sequence[int])
     if state.reasoning is None or ("token_ids" in body and body.get("reasoning_ended")):
         return True
     return next((token for token in reversed(ids) if token in state.reasoning), None) == state.reasoning[1]
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _samples(one: ScriptedRequest, path: str, headers: Mapping[str, str], n: int) -> list[ScriptedRequest]:

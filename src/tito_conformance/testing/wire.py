@@ -384,6 +384,28 @@ def sse_text(events: Sequence[bytes]) -> tuple[bytes, ...]:
     return (*(b"data: " + event + b"\n\n" for event in events), b"data: [DONE]\n\n")
 
 
+def scripted_request(
+    state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any], ids: Sequence[int], **own: Any
+) -> ScriptedRequest:
+    """Return a request with the sampling fields that all engines name alike; `own` are its other fields."""
+    stop = params.get("stop") or ()
+    floats = {name: params[name] for name in ("temperature", "top_p") if params.get(name) is not None}
+    return ScriptedRequest(
+        prompt_ids=tuple(ids),
+        top_k=max(0, params.get("top_k") or 0),
+        min_p=params.get("min_p") or 0.0,
+        stop_token_ids=tuple(params.get("stop_token_ids") or ()),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        eos_ids=state.eos_ids,
+        ignore_eos=bool(params.get("ignore_eos")),
+        reported_truncated=state.truncated_logprobs,
+        vocab_size=state.vocab_size,
+        body=body,
+        **floats,
+        **own,
+    )
+
+
 def cached_tokens(state: EngineState, answer: Settled, salt: str = "", limit: int | None = None) -> int:
     """Return the cached prompt tokens, at most `limit`, and cache the finished sequence."""
     request = replace(answer.request, weights=0)  # a cache does not know which weights filled it, but which adapter

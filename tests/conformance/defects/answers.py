@@ -34,14 +34,6 @@ def _one(value: Any) -> Edit:
     return change
 
 
-def _short(view: View, request: ScriptedRequest) -> None:
-    view.drop_row(-1)
-
-
-def _other_rows(view: View, request: ScriptedRequest) -> None:
-    view.row_ids = [(token + 1) % request.vocab_size for token in view.row_ids]
-
-
 def _of_request(view: View, request: ScriptedRequest) -> None:
     """What a proxy's cache does to the rollouts of a group; all but the id can be right."""
     holder = view.answer.get("meta_info", view.answer)
@@ -56,32 +48,8 @@ def _no_stop(view: View, request: ScriptedRequest) -> None:
         view.completion_tokens -= 1
 
 
-def _stop_twice(view: View, request: ScriptedRequest) -> None:
-    if view.finish == "stop" and view.ids:
-        view.repeat_row(-1)
-        view.ids = [*view.ids, view.ids[-1]]
-        view.completion_tokens += 1
-
-
-def _stop_in_ids_only(view: View, request: ScriptedRequest) -> None:
-    if view.finish == "stop":
-        view.drop_row(-1)
-
-
 def _echo_edited(view: View, request: ScriptedRequest) -> None:
     view.echo = [*view.echo[:-1], (view.echo[-1] + 1) % request.vocab_size]
-
-
-def _echo_short(view: View, request: ScriptedRequest) -> None:
-    view.echo = view.echo[:-1]
-
-
-def _echo_long(view: View, request: ScriptedRequest) -> None:
-    view.echo = [view.echo[0], *view.echo]
-
-
-def _echo_missing(view: View, request: ScriptedRequest) -> None:
-    view.echo = None
 
 
 def _half_text(view: View, request: ScriptedRequest) -> None:
@@ -142,86 +110,30 @@ def _cached(by: Callable[[int], int]) -> Edit:
     return change
 
 
-def _too_long(view: View, request: ScriptedRequest) -> None:
-    if view.finish == "length":
-        view.repeat_row(-1)
-        view.ids = [*view.ids, view.ids[-1]]
-        view.completion_tokens += 1
-
-
-def _nothing(view: View, request: ScriptedRequest) -> None:
-    view.ids, view.completion_tokens = [], 0
-    while view.row_ids:
-        view.drop_row(-1)
-
-
-def _stopped_by_another(view: View, request: ScriptedRequest) -> None:
-    if isinstance(view.part.get("stop_reason"), str):
-        view.part["stop_reason"] = "\N{SNOWMAN}"
-
-
 ANSWERS = (
     Defect("logprobs-shifted", 4, "Logprobs are shifted by one token.", _shifted),
     Defect("logprobs-of-another-token", 4, "Logprobs are those of another token.", _of_another),
     Defect("logprobs-scaled-later", 11, "Logprobs are scaled, after some requests.", _late(_scaled)),
     Defect("logprobs-shifted-later", 4, "Logprobs are shifted by one token, after some requests.", _late(_shifted)),
     Defect("logprob-zero", 4, "A missing logprob is 0.0.", _one(0.0)),
-    Defect("logprob-sentinel", 4, "A missing logprob is -9999.", _one(-9999.0)),
     Defect("logprob-null", 4, "A missing logprob is null.", _one(None)),
-    Defect("logprob-nan", 4, "A logprob is NaN.", _one(float("nan"))),
-    Defect("logprob-positive", 4, "A logprob is above 0.", _one(0.5)),
-    Defect("logprob-minus-infinity", 4, "A logprob is minus infinity.", _one(float("-inf"))),
-    Defect("logprobs-short", 2, "The last logprob is missing.", _short),
-    Defect("logprobs-named-wrong", 4, "Logprobs have other token ids than the output.", _other_rows),
     Defect("answer-of-another-request", 4, "An answer is that of another request with the same prompt.", _of_request),
     Defect("stop-token-dropped", 4, "The stop token is missing.", _no_stop),
-    Defect("stop-token-doubled", 4, "The stop token is repeated.", _stop_twice),
-    Defect("stop-token-without-logprob", 2, "The stop token has no logprob.", _stop_in_ids_only),
     Defect("echo-edited", 4, "The echoed prompt has another last token.", _echo_edited),
-    Defect("echo-short", 4, "The echoed prompt lacks its last token.", _echo_short),
-    Defect("echo-with-bos", 4, "The echoed prompt has an additional first token.", _echo_long),
-    Defect("echo-missing", 4, "The prompt is not echoed.", _echo_missing),
     Defect("text-halved", 4, "The text is half of what the ids say.", _half_text, wires=("vllm-completions", "sglang")),
     Defect("text-of-others", 4, "The text does not match the ids.", _other_text, wires=("vllm-completions", "sglang")),
     Defect("token-changed", 4, "A reported token differs from the sampled one.", _other_ids),
     Defect("answer-halved", 4, "Half an answer is reported as complete.", _halved),
-    Defect("answer-empty", 4, "An answer has no tokens.", _nothing),
     Defect("length-called-stop", 4, "A truncated answer is reported as stopped.", _finish("length", "stop")),
-    Defect("stop-called-length", 4, "A stopped answer is reported as truncated.", _finish("stop", "length")),
-    Defect(
-        "stop-string-not-there",
-        4,
-        "The reported stop string is not in the answer.",
-        _stopped_by_another,
-        wires=("vllm", "vllm-completions"),
-    ),
     Defect("finish-unknown", 4, "The finish reason is unknown.", _finish("stop", "tired")),
     Defect("usage-prompt", 4, "The prompt token count is one too high.", _usage(prompt=1)),
-    Defect("usage-prompt-less", 4, "The prompt token count is one too low.", _usage(prompt=-1)),
-    Defect("usage-completion", 4, "The completion token count is one too high.", _usage(completion=1)),
     Defect("cached-too-many", 4, "The cached token count exceeds the prompt.", _cached(lambda n: n + 1)),
     Defect("cached-whole", 4, "All tokens of the prompt are reported as cached.", _cached(lambda n: n)),
-    Defect("cached-negative", 4, "The cached token count is negative.", _cached(lambda n: -1)),
-    Defect("longer-than-asked", 4, "An answer exceeds max_new_tokens.", _too_long),
     Defect(
         "versions-with-a-gap",
         10,
         "Version spans skip a token.",
         _spans(lambda n: [("a", 0, 1), ("b", 2, n)]),
-        wires=("vllm", "sglang"),
-    ),
-    Defect(
-        "versions-overlap",
-        10,
-        "Version spans overlap.",
-        _spans(lambda n: [("a", 0, 2), ("b", 1, n)]),
-        wires=("vllm", "sglang"),
-    ),
-    Defect(
-        "versions-short",
-        10,
-        "Version spans end early.",
-        _spans(lambda n: [("a", 0, n - 1)]),
         wires=("vllm", "sglang"),
     ),
     Defect(
@@ -231,23 +143,12 @@ ANSWERS = (
         _spans(lambda n: [("a", 0, n)]),
         wires=("sglang",),
     ),
-    Defect(
-        "versions-long", 10, "Version spans end late.", _spans(lambda n: [("a", 0, n + 1)]), wires=("vllm", "sglang")
-    ),
 )
 """Defects of responses."""
 
 
-def _repeated(events: list[Any]) -> None:
-    events.insert(2, events[1])
-
-
 def _lost(events: list[Any]) -> None:
     del events[1]
-
-
-def _swapped(events: list[Any]) -> None:
-    events[1], events[2] = events[2], events[1]
 
 
 def _cut_off(events: list[Any]) -> None:
@@ -257,9 +158,7 @@ def _cut_off(events: list[Any]) -> None:
 OF_EVENTS = ("vllm", "vllm-completions")
 """Wires whose events hold new tokens only. SGLang's repeat all tokens, so a lost or repeated event changes nothing."""
 STREAMS = (
-    Defect("event-repeated", 4, "A stream event is repeated.", events=_repeated, wires=OF_EVENTS),
     Defect("event-lost", 4, "A stream event is lost.", events=_lost, wires=OF_EVENTS),
-    Defect("events-swapped", 4, "Two stream events are swapped.", events=_swapped, wires=OF_EVENTS),
     Defect("stream-cut-off", 4, "A stream ends early without an error.", events=_cut_off),
 )
 """Defects of streamed responses."""

@@ -20,15 +20,6 @@ def _top(change: Callable[[list[Pairs], View, ScriptedRequest], list[Pairs]]) ->
     return edit
 
 
-def _without_chosen(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
-    """Replace the sampled id by another one."""
-    size = request.vocab_size
-    return [
-        [((token + size // 2) % size if token == chosen else token, value) for token, value in row]
-        for chosen, row in zip(view.ids, rows, strict=True)
-    ]
-
-
 def _lowered(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
     """Lower the logprob of the most likely id that was not sampled."""
     found = []
@@ -78,10 +69,8 @@ def _mask(change: Callable[[list[int], int], list[int]]) -> Edit:
 
 
 COLUMNS = (
-    Defect("top-without-the-chosen", 4, "Top logprobs lack the sampled token.", _top(_without_chosen)),
     Defect("top-of-the-neighbour", 4, "Top logprobs are those of the next token.",
            _top(lambda rows, view, request: rows[1:] + rows[:1])),
-    Defect("top-short", 2, "The last token has no top logprobs.", _top(lambda rows, view, request: [*rows[:-1], []])),
     Defect("top-scaled", 4, "Top logprobs are at another temperature.",
            _top(lambda rows, view, request: [[(token, value * 0.5) for token, value in row] for row in rows])),
     Defect("top-too-unlikely", 4, "A likely token has a low top logprob.", _top(_lowered)),
@@ -94,9 +83,6 @@ COLUMNS = (
            _experts(lambda array: np.roll(array, 1, axis=0))),
     Defect("experts-early", 4, "Routed experts are shifted by one row, to the front.",
            _experts(lambda array: np.roll(array, -1, axis=0))),
-    Defect("experts-short", 2, "The last row of experts is missing.", _experts(lambda array: array[:-1])),
-    Defect("experts-of-fewer-layers", 2, "Experts cover one layer only.",
-           _experts(lambda array: array[:, :1])),
     Defect("experts-of-the-last-token", 4, "Every token has the last token's experts.",
            _experts(lambda array: np.broadcast_to(array[-1:], array.shape))),
     Defect("mask-without-the-chosen", 4, "A sampling mask lacks the sampled token.",

@@ -14,9 +14,7 @@ from tito_conformance.testing import (
     ImageSettings,
     PlacedImage,
     pictures,
-    sglang_answers,
     sglang_requests,
-    vllm_answers,
     vllm_requests,
 )
 from tito_conformance.testing.pictures import picture
@@ -62,25 +60,6 @@ def _not_seen(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSett
     expanded, placed = _ORIGINAL(ids, pictures, settings)
     if len(placed) > 1:
         placed = (*placed[:-1], placed[-1]._replace(digest=bytes(32)))
-    return expanded, placed
-
-
-def _twice(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
-    """Expand the placeholders that an expansion made."""
-    expanded, placed = _ORIGINAL(ids, pictures, settings)
-    if placed:
-        first = placed[0]
-        expanded = (*expanded[: first.offset], *[settings.placeholder] * (first.length - 1), *expanded[first.offset :])
-        moved = [each._replace(offset=each.offset + first.length - 1) for each in placed[1:]]
-        placed = (first, *moved)
-    return expanded, placed
-
-
-def _one_more(ids: Sequence[int], pictures: Sequence[bytes], settings: ImageSettings) -> Placed:
-    """Expand the last picture to one token more than its span says."""
-    expanded, placed = _ORIGINAL(ids, pictures, settings)
-    if placed:
-        expanded = (*expanded[: placed[-1].offset], settings.placeholder, *expanded[placed[-1].offset :])
     return expanded, placed
 
 
@@ -137,26 +116,6 @@ def _stale() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _wrong_offsets() -> Iterator[None]:
-    """Report spans that begin one token late, and counts that are one too high."""
-    placeholders = vllm_answers.placeholders
-    meta = sglang_answers.GenerateAnswer._meta
-
-    def moved(images: Sequence[PlacedImage]) -> Any:
-        return placeholders([each._replace(offset=each.offset + 1) for each in images])
-
-    def counted(self: Any, *arguments: Any) -> Any:
-        found = meta(self, *arguments)
-        return {**found, "image_tokens": found["image_tokens"] + 1} if "image_tokens" in found else found
-
-    with (
-        mock.patch.object(vllm_answers, "placeholders", moved),
-        mock.patch.object(sglang_answers.GenerateAnswer, "_meta", counted),
-    ):
-        yield
-
-
 Sent = Callable[[Sequence[Image]], Sequence[Image]]
 
 
@@ -179,10 +138,6 @@ def _changed(original: Callable[[Sequence[Image]], Any], change: Sent, images: S
 
 def _backwards(images: Sequence[Image]) -> Sequence[Image]:
     return images[::-1]
-
-
-def _without_the_last(images: Sequence[Image]) -> Sequence[Image]:
-    return images[:-1] if len(images) > 1 else images
 
 
 def _all_lost() -> AbstractContextManager[Any]:
@@ -233,10 +188,6 @@ IMAGES = (
            client=_placing(_all_dropped), wires=BOTH, images=True),
     Defect("image-not-seen", 4, "The server expands the last of several pictures, and does not look at it.",
            client=_placing(_not_seen), wires=BOTH, images=True),
-    Defect("image-expanded-twice", 4, "The placeholders of the first picture are expanded again.",
-           client=_placing(_twice), wires=BOTH, images=True),
-    Defect("image-one-more", 4, "The last picture has one placeholder more than reported.",
-           client=_placing(_one_more), wires=BOTH, images=True),
     Defect("image-always-the-same", 4, "The server reads one picture in place of all.",
            client=_placing(_always_the_same), wires=BOTH, images=True),
     Defect("image-cached-by-size", 4, "The server serves the first picture of this size from a cache.",
@@ -245,12 +196,8 @@ IMAGES = (
            client=_of_the_request_before, wires=BOTH, images=True),
     Defect("image-stale", 10, "After a weight update, pictures that were seen before have old features.",
            client=_stale, wires=BOTH, images=True, weights=1),
-    Defect("image-offsets-wrong", 4, "The reported spans begin one token late; the count is one too high.",
-           client=_wrong_offsets, wires=BOTH, images=True),
     Defect("client-images-backwards", 4, "The client sends pictures in the reverse order.",
            client=_sending(_backwards), wires=BOTH, images=True),
-    Defect("client-image-dropped", 4, "The client leaves the last of several pictures out.",
-           client=_sending(_without_the_last), wires=("vllm",), images=True),
     Defect("images-lost-on-the-way", 4, "The client, or a proxy, removes the field with all pictures.",
            client=_all_lost, wires=BOTH, images=True),
     Defect("client-image-another", 4, "The client sends another picture of the same size.",

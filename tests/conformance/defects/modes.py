@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 from conformance.defects.defect import Defect
+from tito_conformance.testing import Fault, ScriptedRequest
 
 VLLM = ("vllm", "vllm-completions")
 _PROCESSED = {"raw_logprobs": False, "truncated_logprobs": True}
 
+
+def _speculating(number: int, request: ScriptedRequest) -> Fault | None:
+    """Refuse what vLLM refuses with --speculative-config."""
+    if not request.min_p and not request.body.get("sampling_params", request.body).get("logit_bias"):
+        return None
+    message = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+    return Fault(status=400, content_type="application/json", body=json.dumps({"error": error}).encode())
+
+
 MODES = (
+    Defect("speculating", 0, "vLLM with --speculative-config.", options={"fault": _speculating}, wires=VLLM),
     Defect("processed", 0, "vLLM with --logprobs-mode processed_logprobs.", options=_PROCESSED, wires=VLLM),
     Defect(
         "masks",

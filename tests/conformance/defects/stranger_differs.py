@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.defects.defect import SOUND, WATCHED_TOKENS, Defect, plant
+from conformance.defects.defect import SOUND, Defect, plant
 from conformance.defects.stranger_hooks import TOUCHED
+from tito_conformance.fixed import ABORTED_TOKENS
 from tito_conformance.testing import ScriptedEngine
 
 _VOLATILE = ("id", "request_id", "created", "response_sent_to_client_ts", "e2e_latency", "seconds")
@@ -128,7 +129,7 @@ async def _answers(engine: ScriptedEngine, wire: str, tokenizer: Any) -> list[An
     for path, body, _ in _bodies(wire, tokenizer):
         found.append(await _send(engine, path, body))
     found.append(await _send(engine, "/tokenize", {"prompt": "ﬁne ①"}))
-    path, body, _ = _body(wire, [5, 6, 7, 8], {"max": WATCHED_TOKENS, "ignore_eos": True}, [], stream=False)
+    path, body, _ = _body(wire, [5, 6, 7, 8], {"max": ABORTED_TOKENS, "ignore_eos": True}, [], stream=False)
     many = [asyncio.create_task(_send(engine, path, body)) for _ in range(8)]
     await asyncio.sleep(0.1)
     await _send(engine, "/update_weight_version", {"new_version": "two", "abort_all_requests": False})

@@ -72,11 +72,6 @@ class View:
         for table in self.tables:
             del table[at]
 
-    def repeat_row(self, at: int) -> None:
-        for table in self.tables:
-            row = table[at]
-            table.append(row.copy() if isinstance(row, dict | list) else row)
-
 
 class _Rows(View):
     """A response with one table of rows, whose logprob and id have keys."""

@@ -86,11 +86,6 @@ def _late(spans: Spans) -> Spans:
     return [(old, start, end - 1), (new, end - 1, end)]
 
 
-def _gap(spans: Spans) -> Spans:
-    (old, start, end), *rest = spans
-    return [(old, start, end - 1), *rest]
-
-
 def _exchanged(spans: Spans) -> Spans:
     names = [name for name, _, _ in spans][::-1]
     return [(name, start, end) for name, (_, start, end) in zip(names, spans, strict=True)]
@@ -142,8 +137,6 @@ WEIGHTS = (
            client=_changed_spans(_early), wires=VERSIONED, weights=1),
     Defect("weights-boundary-late", 10, "The span of the new version starts too late.",
            client=_changed_spans(_late), wires=VERSIONED, weights=1),
-    Defect("weights-gap", 10, "A token at the update has no version.",
-           client=_changed_spans(_gap), wires=VERSIONED, weights=1),
     Defect("weights-exchanged", 10, "The two versions are swapped.",
            client=_changed_spans(_exchanged), wires=VERSIONED, weights=1),
     Defect("weights-version-alone", 10, "A reload changes the version and no weights.",
