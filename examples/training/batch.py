@@ -18,7 +18,7 @@ PARTS = ("by_turn", "by_position")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One sequence as index-aligned columns of shape (n,). `positions` count from the start of a prompt or an answer."""
+    """One sequence as index-aligned columns of shape (n,). `positions` count from the start of each segment."""
 
     ids: np.ndarray
     mask: np.ndarray
