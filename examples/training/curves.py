@@ -106,7 +106,7 @@ def _summary(run: Mapping[str, Any]) -> dict[str, str]:
     ratio = max(abs(edge - 1) for update in updates for edge in update["passes"][0]["ratio"])
     ours, theirs = proof["ours"], proof["retokenized"]
     taught = {}
-    if run["reverse_kl"]:
+    if run.get("reverse_kl"):
         started, ended = (f"{value:.3f}" for value in ends(updates, "reverse_kl"))
         taught = {
             "reverse KL to the teacher, first and last three updates": f"{started}, **{ended}**",
@@ -125,22 +125,24 @@ def _summary(run: Mapping[str, Any]) -> dict[str, str]:
         "\\|recorded - recomputed\\|, our ids, first update, max": f"{ours['max']:.1e}",
         "the same over all updates, max": f"{max(update['apart'][0] for update in updates):.1e}",
         "importance ratio, our ids, furthest from 1": f"{ratio:.1e}",
-        **{f"mismatch, {what}": _mismatches(updates, name) for name, what in MEASURED.items()},
+        **(_mismatches(updates) if "mismatch" in updates[0] else {}),
         "\\|recorded - recomputed\\|, re-tokenized text, max": f"{theirs['max']:.1f}",
         "importance ratio, re-tokenized text": f"{theirs['ratio'][0]:.1e} to {theirs['ratio'][2]:.1e}",
         "samples that re-tokenizing would have changed": f"{changed} of {samples} ({changed / samples:.0%})",
     }
 
 
-def _mismatches(updates: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Return the worst of the updates' figures."""
-    found = [update["mismatch"][name] for update in updates]
-    kl, reverse, far = (max(each[what] for each in found) for what in ("kl", "reverse_kl", "far"))
-    size = min(each["effective"] for each in found)
-    return f"KL {kl:.1e}, reverse {reverse:.1e}, effective sample {size:.1%}, {far:.1%} of ratios outside 0.5 to 2"
+def _mismatches(updates: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    rows = {}
+    for name, what in (("ours", "our ids"), ("retokenized", "re-tokenized text")):
+        found = [update["mismatch"][name] for update in updates]
+        for figure, label in (("kl", "KL(engine \\|\\| learner)"), ("reverse_kl", "KL(learner \\|\\| engine)")):
+            rows[f"{label}, {what}, worst update"] = f"{max(each[figure] for each in found):.1e}"
+        rows[f"effective sample size, {what}, worst update"] = f"{min(each['effective'] for each in found):.1%}"
+        rows[f"ratios outside 0.5 to 2, {what}, worst update"] = f"{max(each['far'] for each in found):.1%}"
+    return rows
 
 
-MEASURED = {"ours": "our ids, the worst update", "retokenized": "re-tokenized text, the worst update"}
 COLOURS = {
     "vllm": "#2a78d6",
     "sglang": "#eb6834",
@@ -193,7 +195,7 @@ def _draw(run: Mapping[str, Any], colour: str, reward: Any, kl: Any, ratio: Any,
     first, last = ([update["passes"][at]["ratio"] for update in updates] for at in (0, -1))
     ratio.fill_between(steps, [low for low, _, _ in last], [high for *_, high in last], color=colour, alpha=0.2, lw=0)
     ratio.plot(steps, [mean for _, mean, _ in first], color=colour, lw=1.5)
-    for name, style in (("ours", "-"), ("retokenized", "--")):
+    for name, style in (("ours", "-"), ("retokenized", "--")) if "mismatch" in updates[0] else ():
         mismatch.plot(steps, [update["mismatch"][name]["kl"] for update in updates], style, color=colour)
-    if run["reverse_kl"]:
+    if run.get("reverse_kl"):
         taught.plot(steps, [update["reverse_kl"] for update in updates], color=colour)
