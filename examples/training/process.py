@@ -32,7 +32,7 @@ def peft_folder(python: Path) -> Path:
     """
 
     def build(folder: Path) -> None:
-        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PEFT]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PEFT]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise InstallFailed(f"pip could not install {' '.join(PEFT)} (status {done.returncode}): {done.stderr}")
