@@ -21,14 +21,13 @@ BEGIN, END = "<!-- figures: written by make train-tiny -->", "<!-- end of figure
 
 def line(figures: Mapping[str, Any]) -> str:
     """Return the figures of an update in one line."""
-    first, last = figures["passes"][0]["ratio"], figures["passes"][-1]["ratio"]
+    low, _, high = figures["passes"][-1]["ratio"]
     ours, theirs = (figures["mismatch"][name]["kl"] for name in ("ours", "retokenized"))
     taught = f"reverse kl {figures['reverse_kl']:.3f}  " if "reverse_kl" in figures else ""
     return (
         f"update {figures['update']:2}  reward {figures['reward']:.3f}  {taught}kl {figures['kl']:.4f}  "
-        f"ratio {first[0]:.5f}..{first[2]:.5f}, then {last[0]:.2f}..{last[2]:.2f}  apart {figures['apart'][0]:.1e}  "
-        f"mismatch {ours:.1e}, re-tokenized {theirs:.1e}  "
-        f"{figures['version']}  {figures['sampled']} tokens  {figures['seconds']:.0f} s"
+        f"ratio {low:.2f}..{high:.2f}  mismatch {ours:.0e}, re-tokenized {theirs:.0e}  "
+        f"{figures['version']}  {figures['seconds']:.0f} s"
     )
 
 
