@@ -91,7 +91,7 @@ def _mismatches(ledger: Ledger, rescored: Rescored | None) -> list[Data]:
     for column in recorded(ledger):
         try:
             scores = mismatch_with(ledger, column)
-            found.append(_mismatch(f"the column {column}", scores.model, scores.mismatches, scores.left_out))
+            found.append(_mismatch(f"the column {column}", as_text(scores.model), scores.mismatches, scores.left_out))
         except (LawViolationError, InvalidValueError) as error:
             found.append({"name": f"the column {column}", "problem": str(error)})
     if rescored is not None:
