@@ -231,7 +231,7 @@ def sampled_by(ledgers: Sequence[Ledger]) -> list[str | None]:
 
 
 GRPO = Settings()
-LORA = replace(GRPO, rank=8, lr=1e-3)
+LORA = replace(GRPO, rank=8, lr=5e-4)
 DISTIL = replace(GRPO, dropped=(4, 5, 7, 25), layers=12)
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -257,7 +257,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.set_defaults(base=GRPO)
     arguments = parser.parse_args()
     if arguments.base.rank and arguments.backend != "vllm":
-        parser.error(f"--lora trains on vLLM only, and --backend is {arguments.backend}: SGLang's LoRA needs a GPU.")
+        parser.error(f"--lora needs --backend vllm, not {arguments.backend}: LoRA on SGLang has not run on a CPU.")
     return arguments
 
 
