@@ -142,7 +142,7 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     assert run.updates[0]["kl"] < 1e-6 < run.updates[-1]["kl"]
     curves.keep(run, tmp_path / "page.md")
     assert (tmp_path / "page.svg").read_text().startswith("<?xml")
-    assert json.loads((tmp_path / "page.json").read_text())[run.backend]["updates"] == run.updates
+    assert json.loads((tmp_path / "page.json").read_text())[run.name]["updates"] == run.updates
     assert run.engine in (tmp_path / "page.md").read_text()
 
 
