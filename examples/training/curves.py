@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CAPTION = """Dots are batches of rollouts, the line through them the mean of three. The ratio's line is its mean before
 the first step on a batch, where the rollouts are exactly on-policy; the band is its range before the last step. The
-mismatch is KL(engine || learner), k3, before the first step: on the recorded ids, and dashed on re-tokenized text."""
+mismatch is KL(engine, learner), k3, before the first step: on the recorded ids, and dashed on re-tokenized text."""
 BEGIN, END = "<!-- figures: written by make train-tiny -->", "<!-- end of figures -->"
 
 
@@ -135,10 +135,10 @@ def _mismatches(updates: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     rows = {}
     for name, what in (("ours", "our ids"), ("retokenized", "re-tokenized text")):
         found = [update["mismatch"][name] for update in updates]
-        for figure, label in (("kl", "KL(engine \\|\\| learner)"), ("reverse_kl", "KL(learner \\|\\| engine)")):
-            rows[f"{label}, {what}, worst update"] = f"{max(each[figure] for each in found):.1e}"
-        rows[f"effective sample size, {what}, worst update"] = f"{min(each['effective'] for each in found):.1%}"
-        rows[f"ratios outside 0.5 to 2, {what}, worst update"] = f"{max(each['far'] for each in found):.1%}"
+        kl, reverse = (max(each[figure] for each in found) for figure in ("kl", "reverse_kl"))
+        rows[f"KL(engine, learner) and KL(learner, engine), {what}, worst update"] = f"{kl:.1e}, {reverse:.1e}"
+        size, far = min(each["effective"] for each in found), max(each["far"] for each in found)
+        rows[f"effective sample size, ratios outside 0.5 to 2, {what}, worst update"] = f"{size:.1%}, {far:.1%}"
     return rows
 
 
@@ -166,8 +166,8 @@ def plot(runs: Mapping[str, Any], path: Path) -> None:
     mpl.rcParams.update({**LOOKS, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = pyplot.subplots(2, 3, figsize=(10, 6), layout="constrained")
     *panels, last = axes.flat
-    for name, run in runs.items():
-        _draw(run, COLOURS[name], *panels)
+    for name in (name for name in COLOURS if name in runs):
+        _draw(runs[name], COLOURS[name], *panels)
     titles = ("reward", "KL from the start, nats a token", "importance ratio", "mismatch, nats a token")
     for each, title in zip(panels, (*titles, "reverse KL to the teacher, nats a token"), strict=True):
         each.set(title=title, xlabel="update")
