@@ -276,12 +276,12 @@ def prepare(arguments: argparse.Namespace, settings: Settings, stack: contextlib
     with engines.on_console() as progress:
         spec = engines.find(arguments.backend)
         python = install.ensure(spec, torch_index=arguments.torch_index, progress=progress).python
-        model = served = models.ensure("smollm2", python, progress=progress)
+        model, served = models.ensure("smollm2", python, progress=progress), "smollm2"
         path = peft_folder(python) if settings.rank else ""
         learner = stack.enter_context(LearnerProcess(python, model, settings.learner(), folder / "learner.log", path))
         if settings.dropped:
-            served = shutil.copytree(models.ensure_tokenizer("smollm2"), folder / "student")
-            learner.ask("save", folder=str(served))
+            served = str(shutil.copytree(models.ensure_tokenizer("smollm2"), folder / "student"))
+            learner.ask("save", folder=served)
         options = {"torch_index": arguments.torch_index, "on_progress": progress}
         url = stack.enter_context(serve(arguments.backend, settings, model=served, **options))
         tokenizer, teacher = models.load_tokenizer("smollm2"), None
