@@ -114,7 +114,7 @@ def rescored_page(folder: Path) -> str:
     rescored = Rescored(np.concatenate(list(differences.values())), 0, by_turn=turns)
     with real("vllm") as rollouts:
         data = ledger_data(rollouts.load(3), Evidence(TokenText(tokenizer()), rescored))
-    without = {"mismatches": []}  # the file holds differences without their signs
+    without: dict[str, Any] = {"mismatches": []}  # the file holds differences without their signs
     return written_page(folder, make_page("rollout", data | without | {"title": "Rollout 3, vllm.tito"}))
 
 
