@@ -265,7 +265,11 @@ def serve(backend: str, settings: Settings, **options: Any) -> contextlib.Abstra
     """Start an engine whose weights can be changed, or that takes the adapters of a run."""
     spec = engines.find(backend)
     if settings.rank:
-        env, options["server_args"] = spec.env, ("--enable-lora", "--max-loras", "2", "--lora-target-modules", *LINEAR)
+        env, slots = (
+            spec.env,
+            str(settings.updates + 1),
+        )  # vLLM keeps unloaded adapters; in its last slot one did nothing
+        options["server_args"] = ("--enable-lora", "--max-loras", slots, "--lora-target-modules", *LINEAR)
         spec = replace(spec, env=lambda launch: {**env(launch), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"})
     return engines.running_sync(spec, dev_mode=True, timeout_s=900.0, **options)
 
