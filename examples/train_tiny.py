@@ -265,10 +265,8 @@ def serve(backend: str, settings: Settings, **options: Any) -> contextlib.Abstra
     """Start an engine whose weights can be changed, or that takes the adapters of a run."""
     spec = engines.find(backend)
     if settings.rank:
-        env, slots = (
-            spec.env,
-            str(settings.updates + 1),
-        )  # vLLM keeps unloaded adapters; in its last slot one did nothing
+        # vLLM keeps unloaded adapters in its slots, and on a CPU treats the last one as that of requests without any.
+        env, slots = spec.env, str(settings.updates + 1)
         options["server_args"] = ("--enable-lora", "--max-loras", slots, "--lora-target-modules", *LINEAR)
         spec = replace(spec, env=lambda launch: {**env(launch), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"})
     return engines.running_sync(spec, dev_mode=True, timeout_s=900.0, **options)
