@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from rich.progress import Progress
 
 from calculator import evaluate
-from support.scripted import BACKENDS, Says, backend_of, call, engine_of, ids_of, policy_of
+from strands_tito.inspect.teacher import Teacher
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, ids_of, policy_of, tokenizer
+from tito_conformance.testing import HashPolicy
 from tito_core import Ledger, Policy
 from tito_core.ledger import check_ledger
-from train_tiny import Settings, Training
+from train_tiny import DISTIL, LORA, Settings, Training, parse_arguments
 from training import batch, curves
 from training.process import LearnerProcess
 from training.task import Problem, attempt, problems, reward_of
@@ -101,9 +103,10 @@ async def test_rows_are_the_ledgers_and_retokenizing_changes_other_spellings(kin
     assert len(rows[1].ids) == len(again[1].ids) + 1
     assert rows[1].mask.sum() == again[1].mask.sum() + 1
     with np.load(batch.write(rows, tmp_path / "batch.npz")) as file:
-        assert np.array_equal(file["logprobs"][file["mask"]], batch.recorded(rows))
+        assert np.array_equal(file["logprobs"][file["mask"]], batch.trained(rows, "logprobs"))
         assert file["tokens"].shape == file["mask"].shape == (3, max(len(row.ids) for row in rows))
-        assert file["advantages"].tolist() == pytest.approx(batch.advantages(ledgers), abs=1e-5)
+        advantages = np.array(batch.advantages(ledgers), np.float32)[:, None]
+        assert np.allclose(file["advantages"], np.where(file["mask"], advantages, 0))
 
 
 class Noted:
@@ -114,7 +117,7 @@ class Noted:
 
     def ask(self, do: str, **order: str) -> dict[str, Any]:
         self.done.append(" ".join([do, *(Path(value).name for value in order.values())]))
-        if do == "score":
+        if "into" in order:
             with np.load(order["batch"]) as file:
                 np.save(order["into"], file["logprobs"][file["mask"]])
         return {"passes": [{"ratio": [1.0, 1.0, 1.0], "clipped": 0.0}], "kl": 0.0, "apart": [0.0] * 3, "norm": 0.0}
@@ -136,12 +139,12 @@ async def test_an_update_samples_learns_saves_and_then_loads(
     with Progress(disable=True) as progress:
         run = await training.train(progress)
     assert done == [
-        "score proof.npz scores.npy",
-        "score proof.npz scores.npy",
-        "update batch.npz",
+        *["score batch.npz scores.npy"] * 3,
+        "update batch.npz scores.npy",
         "save weights-0",
         "load weights-0 step-1",
-        "update batch.npz",
+        "score batch.npz scores.npy",
+        "update batch.npz scores.npy",
         "save weights-1",
         "load weights-1 step-2",
     ]
@@ -149,6 +152,69 @@ async def test_an_update_samples_learns_saves_and_then_loads(
     assert run.proof["ours"] == {"tokens": run.updates[0]["sampled"], "max": 0.0, "p99": 0.0, "ratio": [1.0] * 3}
     assert json.loads(json.dumps(run.updates)) == run.updates
     assert "0 of 4 (0%)" in curves.table({kind: {**vars_of(run), "before": 0.0, "after": 0.0}})
+
+
+async def test_each_lora_update_is_an_adapter_of_a_new_name_that_samples_next(tmp_path: Path) -> None:
+    done: list[str] = []
+    engine = engine_of("vllm", Says(*GOOD), adapters=())
+    policy = replace(policy_of("vllm"), backend=backend_of(engine, "vllm"))
+    training = Training(policy, Noted(done), tmp_path, replace(LORA, updates=3, questions=1, copies=2, held_out=1))  # type: ignore[arg-type]
+    with Progress(disable=True) as progress:
+        run = await training.train(progress)
+    adapters = [version.partition("+")[2] for update in run.updates for version in update["sampled_by"]]
+    assert adapters == ["", "step-1", "step-2"]
+    assert engine.state.adapters == {"step-3": str(tmp_path / "weights-0")}
+    assert [order for order in done if order.startswith("save")] == [
+        "save weights-0",
+        "save weights-1",
+        "save weights-0",
+    ]
+    assert (run.name, run.engine.endswith(", LoRA")) == ("vllm, LoRA", True)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_teachers_scores_of_the_recorded_ids_are_what_is_learned(kind: str, tmp_path: Path) -> None:
+    """The teacher is another distribution on the other engine; its own logprobs need no server."""
+    other = next(name for name in BACKENDS if name != kind)
+    words = HashPolicy(len(tokenizer()), alphabet=range(40, 2000), eos_ids=[int(tokenizer().eos_token_id)])
+    teacher = await Teacher.connect(backend=backend_of(engine_of(other, words), other), tokenizer=tokenizer())
+    done: list[str] = []
+    settings = replace(DISTIL, updates=1, questions=1, copies=1, held_out=2)
+    training = Training(scripted(kind, *GOOD), Noted(done), tmp_path, settings, teacher)  # type: ignore[arg-type]
+    ledgers = [await attempt(scripted(kind, *GOOD), SUM, "a") for _ in range(2)]
+    rows = await training._rows(ledgers)
+    for row in rows:
+        expected = np.array(words.score(row.ids.tolist(), 0, 1.0)[1:], np.float64)
+        assert np.allclose((row.advantages + row.logprobs)[1:][row.mask[1:]], expected[row.mask[1:]], atol=1e-4)
+    apart = np.concatenate([-row.advantages[row.mask] for row in rows])
+    assert batch.reverse_kl(rows) == pytest.approx(float(apart.mean()))
+    run = training.run
+    assert run.engine == f"{kind} {training.policy.info.version}, taught by {other} {teacher.info.version}"
+
+
+async def test_a_distillation_records_the_reverse_kl_of_batches_and_of_held_out_questions(tmp_path: Path) -> None:
+    policy = scripted("vllm", *GOOD)
+    same = await Teacher.connect(backend=backend_of(engine_of("vllm", Says(*GOOD)), "vllm"), tokenizer=tokenizer())
+    settings = replace(DISTIL, updates=2, questions=1, copies=1, held_out=1)
+    training = Training(policy, Noted([]), tmp_path, settings, same)  # type: ignore[arg-type]
+    with Progress(disable=True) as progress:
+        run = await training.train(progress)
+    figures = [update["reverse_kl"] for update in run.updates]
+    assert len(figures) == len(run.reverse_kl) == 2
+    mean = f"{sum(figures) / 2:.3f}"
+    shown = curves.table({run.name: vars_of(run)})
+    assert f"| reverse KL to the teacher, first and last three updates | {mean}, **{mean}** |" in shown
+
+
+@pytest.mark.parametrize("flags", [["--lora", "--backend", "sglang"], ["--lora", "--distil"]])
+def test_kinds_of_runs_that_do_not_exist_are_refused_before_anything_starts(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_tiny.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments()
+    assert ended.value.code == 2
+    assert "--lora" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_error_of_a_learner_that_ended_has_its_last_lines(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from strands import Agent  # noqa: E402
 
 from shapes import draw_shapes  # noqa: E402
 from strands_tito import TITOModel  # noqa: E402
+from strands_tito.inspect.verify import Rescored  # noqa: E402
 from strands_tito.viewer.data import (  # noqa: E402
     Evidence,
     TokenText,
@@ -109,9 +110,12 @@ def rescored_page(folder: Path) -> str:
     """Write the page of a rollout with its differences, and return its address."""
     found = json.loads((REAL / "rescored.json").read_text(encoding="utf-8"))
     differences = {int(turn): np.array(values, np.float32) for turn, values in found["differences"].items()}
+    turns = tuple((turn, np.arange(len(values)), values) for turn, values in differences.items())
+    rescored = Rescored(np.concatenate(list(differences.values())), 0, by_turn=turns)
     with real("vllm") as rollouts:
-        data = ledger_data(rollouts.load(3), Evidence(TokenText(tokenizer()), differences))
-    return written_page(folder, make_page("rollout", data | {"title": "Rollout 3, vllm.tito"}))
+        data = ledger_data(rollouts.load(3), Evidence(TokenText(tokenizer()), rescored))
+    without: dict[str, Any] = {"mismatches": []}  # the file holds differences without their signs
+    return written_page(folder, make_page("rollout", data | without | {"title": "Rollout 3, vllm.tito"}))
 
 
 async def pictures_page(folder: Path) -> str:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from strands_tito import Ledger, Trajectory
+from strands_tito.inspect.mismatch import mismatch_of
+
+PARTS = ("by_turn", "by_position")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One sequence: `ids`, `mask` and `logprobs`, index-aligned, shape (n,), and the advantage of its rollout."""
+    """One sequence as index-aligned columns of shape (n,). `positions` count from the start of each segment."""
 
     ids: np.ndarray
     mask: np.ndarray
     logprobs: np.ndarray
-    advantage: float
+    advantages: np.ndarray
+    turns: np.ndarray
+    positions: np.ndarray
 
 
 def advantages(ledgers: Sequence[Ledger]) -> list[float]:
@@ -35,13 +40,22 @@ def advantages(ledgers: Sequence[Ledger]) -> list[float]:
     ]
 
 
-def rows_of(ledgers: Sequence[Ledger]) -> list[Row]:
-    """Return one row for each trajectory, with the ids, loss mask and logprobs of the ledger."""
-    return [
-        Row(trajectory.token_ids, trajectory.loss_mask == 1, trajectory.logprobs, advantage)
-        for ledger, advantage in zip(ledgers, advantages(ledgers), strict=True)
-        for trajectory in ledger.trajectories
-    ]
+def rows_of(ledgers: Sequence[Ledger], teacher: Sequence[np.ndarray] | None = None) -> list[Row]:
+    """Return one row for each trajectory, with the ids, loss mask and logprobs of the ledger.
+
+    With a teacher's logprobs of each trajectory, a token's advantage is teacher - student: minus its share of the
+    reverse KL, KL(student || teacher).
+    """
+    pairs = zip(ledgers, advantages(ledgers), strict=True)
+    paths = [(trajectory, advantage) for ledger, advantage in pairs for trajectory in ledger.trajectories]
+    rows = []
+    for number, (trajectory, advantage) in enumerate(paths):
+        ids, mask, logprobs = trajectory.token_ids, trajectory.loss_mask == 1, trajectory.logprobs
+        each = np.full(len(ids), advantage) if teacher is None else teacher[number] - logprobs
+        lengths = [segment.stop - segment.start for segment in trajectory.segments]
+        turns = np.repeat([segment.turn for segment in trajectory.segments], lengths)
+        rows.append(Row(ids, mask, logprobs, each, turns, np.concatenate([np.arange(length) for length in lengths])))
+    return rows
 
 
 def retokenized(ledgers: Sequence[Ledger], tokenizer: Any) -> list[Row]:
@@ -51,7 +65,8 @@ def retokenized(ledgers: Sequence[Ledger], tokenizer: Any) -> list[Row]:
         for trajectory in ledger.trajectories:
             pieces = [_piece(trajectory, segment, tokenizer) for segment in trajectory.segments]
             ids, mask, logprobs = map(np.concatenate, zip(*pieces, strict=True))
-            found.append(Row(ids, mask, logprobs, 0.0))
+            nothing = np.zeros(len(ids), int)
+            found.append(Row(ids, mask, logprobs, nothing, nothing, nothing))
     return found
 
 
@@ -73,20 +88,34 @@ def changed(ours: Sequence[Row], theirs: Sequence[Row]) -> int:
     return sum(not np.array_equal(one.ids, other.ids) for one, other in zip(ours, theirs, strict=True))
 
 
-def recorded(rows: Sequence[Row]) -> np.ndarray:
-    """Return the recorded logprobs of the trained tokens, in the learner's order."""
-    return np.concatenate([row.logprobs[row.mask] for row in rows])
+def trained(rows: Sequence[Row], column: str) -> np.ndarray:
+    """Return a column's values of the trained tokens, in the learner's order."""
+    return np.concatenate([getattr(row, column)[row.mask] for row in rows])
+
+
+def reverse_kl(rows: Sequence[Row]) -> float:
+    """Return KL(student || teacher) in nats a token, estimated by the mean of student - teacher over sampled tokens."""
+    return -float(trained(rows, "advantages").mean())
+
+
+def mismatch(rows: Sequence[Row], scores: Path) -> dict[str, Any]:
+    """Return the figures of `mismatch_of` for the learner's logprobs in a file: of all tokens, by turn, by position."""
+    turns, positions = trained(rows, "turns"), trained(rows, "positions")
+    found = mismatch_of(trained(rows, "logprobs"), np.load(scores), turns=turns, positions=positions)
+    parts = {name: {str(key): asdict(value) for key, value in getattr(found, name).items()} for name in PARTS}
+    return {**(asdict(found.whole) if found.whole else {}), **parts}
 
 
 def write(rows: Sequence[Row], path: Path) -> str:
     """Write the rows, right-padded, as `learner.load` reads them."""
     width = max(len(row.ids) for row in rows)
     shape = (len(rows), width)
-    tokens, mask, logprobs = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
+    tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    logprobs, advantages = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     for number, row in enumerate(rows):
         tokens[number, : len(row.ids)] = row.ids
         mask[number, : len(row.ids)] = row.mask
         logprobs[number, : len(row.ids)] = np.where(row.mask, row.logprobs, 0)
-    advantage = np.array([row.advantage for row in rows], np.float32)
-    np.savez(path, tokens=tokens, mask=mask, logprobs=logprobs, advantages=advantage)
+        advantages[number, : len(row.ids)] = np.where(row.mask, row.advantages, 0)
+    np.savez(path, tokens=tokens, mask=mask, logprobs=logprobs, advantages=advantages)
     return str(path)

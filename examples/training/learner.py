@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Half(nn.Module):
 
 
 class Learner:
-    """A policy with trainable last layers and the GRPO loss on the sampled ids.
+    """A policy with trainable last layers, or a LoRA adapter of them, and the clipped loss on the sampled ids.
 
     Args:
         folder: The model's configuration, weights and tokenizer.
@@ -54,28 +55,44 @@ class Learner:
         lr: AdamW's learning rate.
         passes: Optimizer steps on each batch. The rollouts are exactly on-policy only before the first.
         clip: Clipping range of the ratio below and above 1.
+        rank: Rank of the adapter that PEFT trains instead of these layers' weights; 0 for none.
+        dropped: Layers to leave out of the model, which makes a smaller one with the same vocabulary.
     """
 
-    def __init__(self, folder: str, layers: int, lr: float, passes: int, clip: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        layers: int,
+        lr: float,
+        passes: int,
+        clip: tuple[float, float],
+        rank: int = 0,
+        dropped: Sequence[int] = (),
+    ) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(
             int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
         )  # the engine is idle meanwhile
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.requires_grad_(False)
-        body = self.model.model
+        body, config = self.model.model, self.model.config
+        body.layers = nn.ModuleList(layer for number, layer in enumerate(body.layers) if number not in dropped)
+        config.num_hidden_layers = len(body.layers)
+        self.saved = adapted(self.model, rank, range(len(body.layers))[-layers:]) if rank else self.model
         self.frozen = Half(body, body.layers[:-layers], nn.Identity())
         self.learning = Half(body, body.layers[-layers:], body.norm)
-        self.weights = {k: v for k, v in self.learning.named_parameters() if ".layers." in k or ".norm." in k}
+        learning = ("lora_",) if rank else (".layers.", ".norm.")
+        self.weights = {k: v for k, v in self.learning.named_parameters() if any(part in k for part in learning)}
         for weight in self.weights.values():
             weight.requires_grad_(True)
         self.at_start = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizer = torch.optim.AdamW(self.weights.values(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.passes, self.clip = passes, clip
 
-    def update(self, batch: str) -> dict[str, Any]:
+    def update(self, batch: str, into: str) -> dict[str, Any]:
         """Take optimizer steps on a batch; return the ratio before each, and the distance from the initial policy.
 
+        The logprobs before the first step are written as `score` does.
         The loss of a token is -min(ratio * A, clip(ratio) * A), averaged over all trained tokens of the batch.
         """
         data = self.load(batch)
@@ -95,6 +112,7 @@ class Learner:
             if number == 0:
                 gap, apart = at_start - now, (now - recorded).abs()
                 stats["kl"] = (gap.exp() - 1 - gap).mean().item()  # the k3 estimator: non-negative, low variance
+                np.save(into, now.numpy())
                 stats["apart"] = [apart.max().item(), apart.quantile(0.99).item(), apart.median().item()]
             edges = [ratio.min().item(), ratio.mean().item(), ratio.max().item()]
             stats["passes"].append({"ratio": edges, "clipped": (ratio != clipped.detach()).float().mean().item()})
@@ -106,8 +124,8 @@ class Learner:
         return {}
 
     def save(self, folder: str) -> dict[str, Any]:
-        """Write the weights to a folder from which the engine loads them."""
-        self.model.save_pretrained(folder)
+        """Write the weights, or the adapter, to a folder from which the engine loads them."""
+        self.saved.save_pretrained(folder)
         return {}
 
     def logprobs(self, data: dict[str, Tensor], weights: dict[str, Tensor] | None = None) -> Tensor:
@@ -124,7 +142,7 @@ class Learner:
         """Read a batch and run the frozen layers on it.
 
         Args:
-            path: Columns tokens, mask and logprobs, shape (rows, n), right-padded; and advantages (rows,).
+            path: Columns tokens, mask, logprobs and advantages, shape (rows, n), right-padded.
 
         Returns:
             Hidden states for the trained layers, the positions just before a trained token, and the ids, engine
@@ -145,8 +163,17 @@ class Learner:
             "before_trained": before,
             "trained": tokens[:, shared + 1 :][before],
             "recorded": columns["logprobs"][mask],
-            "advantages": columns["advantages"][:, None].expand(mask.shape)[mask],
+            "advantages": columns["advantages"][mask],
         }
+
+
+def adapted(model: nn.Module, rank: int, layers: Sequence[int]) -> nn.Module:
+    """Put a LoRA adapter whose B is 0 into some layers of a model, and return PEFT's model around it."""
+    from peft import LoraConfig, get_peft_model
+
+    found = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    chosen = [name for name in found if any(f".layers.{number}." in name for number in layers)]
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen))
 
 
 def main(folder: str, settings: str) -> None:

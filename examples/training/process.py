@@ -9,6 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tito_engines import InstallFailed
+from tito_engines.cache import build_once
+from tito_engines.spec import cache_dir
+
 SCRIPT = Path(__file__).with_name("learner.py")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -16,12 +20,30 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # SGLang's environment has a stand-in for triton
     "OMP_WAIT_POLICY": "PASSIVE",  # idle threads must not take CPU time from the engine
 }
+PEFT = ("peft==0.21.2", "accelerate==1.15.0")
+"""What an engine's environment lacks to train a LoRA adapter; it has all that these need."""
+
+
+def peft_folder(python: Path) -> Path:
+    """Return a folder with PEFT for the interpreter's path, so that the engine's environment stays as its lock says.
+
+    Raises:
+        InstallFailed: pip could not install it.
+    """
+
+    def build(folder: Path) -> None:
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PEFT]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise InstallFailed(f"pip could not install {' '.join(PEFT)} (status {done.returncode}): {done.stderr}")
+
+    return build_once(cache_dir() / "-".join(PEFT), build, watched="*/__init__.py")
 
 
 class LearnerProcess:
-    """A running `learner.py`. Its standard error goes to `log`."""
+    """A running `learner.py`, whose imports are also looked for in `path`. Its standard error goes to `log`."""
 
-    def __init__(self, python: Path, model: Path, settings: dict[str, Any], log: Path) -> None:
+    def __init__(self, python: Path, model: Path, settings: dict[str, Any], log: Path, path: Path | str = "") -> None:
         self.log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -30,7 +52,7 @@ class LearnerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(path)},
             )
 
     def ask(self, do: str, **order: str) -> dict[str, Any]:

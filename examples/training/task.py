@@ -9,7 +9,7 @@ from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import make_agent
-from strands_tito import Ledger, Policy, SamplingParams, record_termination, termination_of
+from strands_tito import Adapter, Ledger, Policy, SamplingParams, record_termination, termination_of
 
 PHRASES = ("What is {}?", "How much is {}?", "Work out {}.", "Please compute {}.", "Tell me what {} comes to.")
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=40)
@@ -47,10 +47,10 @@ def reward_of(messages: Messages, answer: int) -> float:
     return 0.25 if any(result["status"] == "success" for result in results) else 0.0
 
 
-async def attempt(policy: Policy, problem: Problem, group: str) -> Ledger:
-    """Run one rollout; its ledger records the group, the reward and the termination."""
+async def attempt(policy: Policy, problem: Problem, group: str, adapter: Adapter | None = None) -> Ledger:
+    """Run one rollout, with a LoRA adapter if one is given; its ledger records group, reward and termination."""
     ledger = policy.ledger(group_id=group, task_id=problem.question)
-    model = policy.model(ledger=ledger, sampling=SAMPLING, malformed_calls="end_turn")
+    model = policy.model(ledger=ledger, adapter=adapter, sampling=SAMPLING, malformed_calls="end_turn")
     agent = make_agent(model)
     try:
         result = await agent.invoke_async(problem.question, limits={"turns": 2})

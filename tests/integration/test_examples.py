@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from support.real import policy_at
 from tito_core import Policy
 from tito_core.ledger import Provenance
 from tito_engines import install, models
-from train_tiny import Settings, Training
+from train_tiny import DISTIL, LORA, Settings, Training, prepare
 from training import curves
 from training.process import ENVIRONMENT, LearnerProcess
 
@@ -140,8 +142,37 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     assert run.updates[0]["kl"] < 1e-6 < run.updates[-1]["kl"]
     curves.keep(run, tmp_path / "page.md")
     assert (tmp_path / "page.svg").read_text().startswith("<?xml")
-    assert json.loads((tmp_path / "page.json").read_text())[run.backend]["updates"] == run.updates
+    assert json.loads((tmp_path / "page.json").read_text())[run.name]["updates"] == run.updates
     assert run.engine in (tmp_path / "page.md").read_text()
+
+
+def trained_anew(settings: Settings) -> Any:
+    """Run the example as its command line does, on servers of its own."""
+    arguments = argparse.Namespace(backend="vllm", torch_index=None)
+    with contextlib.ExitStack() as stack:
+        training = prepare(arguments, settings, stack)
+        with Progress(disable=True) as progress:
+            return asyncio.run(training.train(progress))
+
+
+@pytest.mark.long
+def test_an_adapter_is_trained_and_each_version_of_it_samples_the_next_batch() -> None:
+    run = trained_anew(replace(LORA, updates=3, questions=2, copies=4, held_out=2, layers=2))
+    base = run.updates[0]["version"]
+    assert [update["sampled_by"] for update in run.updates] == [[base], [f"{base}+step-1"], [f"{base}+step-2"]]
+    for update in run.updates:  # the learner's adapter is the engine's
+        assert update["apart"][0] <= 1e-3
+        assert update["mismatch"]["ours"]["effective"] > 0.9999
+    assert run.updates[0]["kl"] < 1e-6
+
+
+@pytest.mark.long
+def test_a_student_of_another_engines_model_comes_nearer_to_it() -> None:
+    run = trained_anew(replace(DISTIL, updates=4, questions=2, copies=4, held_out=8))
+    before, after = run.reverse_kl
+    assert 0 < after < before
+    assert [update["sampled_by"] for update in run.updates[1:]] == [["step-1"], ["step-2"], ["step-3"]]
+    assert all(update["apart"][0] <= 1e-3 for update in run.updates)
 
 
 @pytest.mark.parametrize("here", ONCE, indirect=True)

@@ -24,7 +24,9 @@ def batch_file(vocabulary: int, path: Path) -> str:
         tokens[row, SHARED:length] = draw.integers(0, vocabulary, length - SHARED)
         mask[row, SHARED + row : length : 2] = True
     logprobs = np.where(mask, draw.normal(-8, 3, tokens.shape), 0).astype(np.float32)
-    np.savez(path, tokens=tokens, mask=mask, logprobs=logprobs, advantages=np.array([1.0, -0.5, 0.25], np.float32))
+    np.savez(
+        path, tokens=tokens, mask=mask, logprobs=logprobs, advantages=draw.normal(0, 1, tokens.shape).astype(np.float32)
+    )
     return str(path)
 
 
@@ -54,10 +56,12 @@ def main(training: str, folder: str) -> None:
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
     with torch.enable_grad():
         ratio = torch.exp(plain_logprobs(policy.model, columns) - columns["logprobs"][columns["mask"]])
-        advantages = columns["advantages"][:, None].expand(columns["mask"].shape)[columns["mask"]]
+        advantages = columns["advantages"][columns["mask"]]
         loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages).mean()
         wanted = torch.autograd.grad(loss, list(policy.weights.values()))
-    policy.update(path)  # leaves its gradients, scaled down to norm 1 at most
+    scores = Path(sys.argv[3]) / "scores.npy"
+    policy.update(path, str(scores))  # leaves its gradients, scaled down to norm 1 at most
+    np.testing.assert_allclose(np.load(scores), plain.numpy(), atol=1e-4)
     norm = torch.sqrt(sum((gradient**2).sum() for gradient in wanted))
     for weight, gradient in zip(policy.weights.values(), wanted, strict=True):
         torch.testing.assert_close(weight.grad, gradient / norm.clamp(min=1), atol=1e-5, rtol=1e-3)

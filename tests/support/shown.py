@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from strands_tito.inspect.score import PREFIX, encoded
 from strands_tito.viewer.data import TokenText, TokenTexts
 from strands_tito.viewer.rollouts import Rollouts
 from support.drafts import engine_record, make_draft
@@ -117,6 +118,11 @@ def hostile(uuid: str = UUID) -> Ledger:
     ledger = Ledger.load(ledger.header, [turn.draft for turn in ledger], notes)
     ledger.annotate("termination", every)
     ledger.annotate(every, {every: [every]}, turn=1)
+    meaning = {"processed": every, "temperature": 1.0, "adjusted": False, "source": every}
+    facts = {"model": {every: every}, "weight_version": every, "vocabulary": "not checked", "semantics": meaning}
+    for turn in ledger:
+        ledger.annotate(PREFIX + every, encoded(np.full(turn.own_length, -1, np.float32), facts), turn=turn.index)
+    ledger.annotate(f"{PREFIX}{every}2", every, turn=1)
     return ledger
 
 

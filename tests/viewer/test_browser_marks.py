@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from strands_tito.inspect.verify import Rescored
 from strands_tito.viewer.data import Evidence, TokenText, ledger_data
 from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import page as make_page
@@ -122,7 +123,8 @@ async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp
         sampled = ledger[0].draft.columns.output
         differences = np.zeros(sampled, np.float32)
         differences[1:3] = 2e-3, 0.5
-        data = ledger_data(ledger, Evidence(TokenText(tokenizer()), {0: differences})) | {"title": "one"}
+        rescored = Rescored(differences, 0, by_turn=((0, np.arange(sampled), differences),))
+        data = ledger_data(ledger, Evidence(TokenText(tokenizer()), rescored)) | {"title": "one"}
     await open_page(page, written_page(tmp_path, make_page("rollout", data)))
     await page.run("document.querySelector('input[value=difference]').click()")
     steps = await page.run(
@@ -134,6 +136,14 @@ async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp
     assert (await page.run("facts()"))["re-scored"] == "exactly the same"
     await page.press("ArrowRight")
     assert (await page.run("facts()"))["re-scored"] == "differs by 2.0e-3 nats"
+    await page.run("document.querySelector('details.mismatch summary').click()")
+    table = await page.run(
+        "[...document.querySelectorAll('.mismatch tr')].map((row) => [...row.children].map((cell) => cell.innerText))"
+    )
+    assert table[1][:2] == ["all", str(sampled)]
+    assert table[2][0] == "turn 0"
+    assert [row[0] for row in table[3:6]] == ["position 0", "position 1", "positions 2 to 3"]
+    assert table[3][2:] == ["0", "0", "100.0%", "0.0%"]
 
 
 async def test_the_weights_mode_has_a_colour_for_each_version(page: Tab, tmp_path: Path) -> None:

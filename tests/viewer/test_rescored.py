@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from strands_tito.inspect.verify import differences
-from strands_tito.viewer.data import Pictures, TokenTexts
+from strands_tito.inspect.verify import rescore
+from strands_tito.viewer.data import Evidence, Pictures, TokenTexts
 from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import Site
 from support.scripted import model_of, tokenizer
 from support.shown import data_of, written
 from tito_conformance.testing import HashPolicy, ScriptedServer
 from tito_core import TITOModel
-from tito_core.ledger import Semantics
+from tito_core.ledger import Ledger, Semantics
 from tito_core.store import read
+
+
+async def differences(ledger: Ledger, backend: Any) -> Mapping[int, Any]:
+    return Evidence(rescored=await rescore(ledger, backend)).differences
 
 
 async def branched(kind: str, **sampling: object) -> TITOModel:
@@ -69,7 +75,12 @@ async def test_a_page_shows_the_differences(tmp_path: Path) -> None:
     path = written(tmp_path, model.ledger)
     with ScriptedServer(model.scripted) as server:  # type: ignore[attr-defined]
         page = page_in_thread(Site(Rollouts([path]), TokenTexts(), Pictures(), ("vllm", server.base_url)))
-    assert all(turn["differences"] for turn in data_of(page)["turns"])
+    data = data_of(page)
+    assert all(turn["differences"] for turn in data["turns"])
+    (mismatch,) = data["mismatches"]
+    assert (mismatch["name"], mismatch["leftOut"]) == ("the server", 0)
+    assert mismatch["rows"][0][:3] == ["all", "", 27]
+    assert mismatch["rows"][0][3] < 1e-9
 
 
 def page_in_thread(site: Site) -> bytes:

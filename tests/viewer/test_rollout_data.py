@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from strands_tito.inspect.score import PREFIX, as_json, encoded
 from strands_tito.viewer.data import Evidence, TokenText, TokenTexts, entropy, ledger_data, trajectory_data
 from strands_tito.viewer.site import as_inert_json
-from support.rollout_forests import rollouts
+from support.rollout_forests import HOT, RAW, chain, rollouts
 from support.scripted import ids_of, tokenizer
 from support.shown import real, rich, sentencepiece_like
-from tito_core.ledger import Ledger
+from tito_core.ledger import Ledger, VocabularyCheck
 
 NOTHING = Evidence()
 
@@ -48,6 +50,66 @@ def test_a_trajectory_holds_its_path_and_the_context_turns(ledger: Ledger) -> No
         data = trajectory_data(trajectory, NOTHING)
         assert [turn["index"] for turn in data["turns"]] == list(trajectory.turns)
         assert data["context"] == sorted(trajectory.context_turns)
+
+
+MEANING = {"model": "big", "weight_version": "7", "vocabulary": VocabularyCheck.TOKENIZE, "semantics": RAW}
+FACTS = as_json(MEANING)
+
+
+def score(ledger: Ledger, scores: dict[int, np.ndarray], column: str = "trainer", **facts: Any) -> None:
+    for turn, values in scores.items():
+        ledger.annotate(PREFIX + column, encoded(values.astype(np.float32), {**FACTS, **facts}), turn=turn)
+
+
+@settings(max_examples=40)
+@given(ledger=rollouts(), draw=st.data())
+def test_a_page_has_the_mismatch_of_each_column_by_turn_and_by_position(ledger: Ledger, draw: st.DataObject) -> None:
+    scored = draw.draw(st.sets(st.sampled_from(range(len(ledger))), min_size=1))
+    random = np.random.default_rng(draw.draw(st.integers(0, 9)))
+    scores = {index: -random.exponential(2, ledger[index].own_length) for index in sorted(scored)}
+    score(ledger, scores)
+    (found,) = json.loads(as_inert_json(ledger_data(ledger, NOTHING)))["mismatches"]
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for index in scored:
+        draft, start = ledger[index].draft, ledger[index].draft.columns.prompt
+        if draft.engine.semantics.temperature != 1.0 or draft.engine.semantics.adjusted:
+            continue
+        for at, (ours, theirs) in enumerate(
+            zip(draft.logprobs.tolist(), scores[index][start:].astype(np.float32).tolist(), strict=True)
+        ):
+            first = at if at < 2 else 2 ** int(math.log2(at))
+            for key in (("all", ""), ("turn", str(index)), ("position", str(first))):
+                ratios.setdefault(key, []).append(math.exp(theirs - ours))
+    assert {(kind, key) for kind, key, *_ in found["rows"]} == set(ratios)
+    for kind, key, *shown in found["rows"]:
+        every = ratios[kind, key]
+        kl = sum(r - 1 - math.log(r) for r in every) / len(every)
+        reverse = sum(r * math.log(r) - r + 1 for r in every) / len(every)
+        size = sum(every) ** 2 / sum(r * r for r in every) / len(every)
+        far = sum(not 0.5 <= r <= 2 for r in every) / len(every)
+        assert shown == pytest.approx([len(every), kl, reverse, size, far], rel=1e-6, abs=1e-9)
+    total = sum(turn.draft.columns.output for turn in ledger)
+    assert found["leftOut"] == total - len(ratios.get(("all", ""), []))
+    assert (found["name"], found["model"]) == ("the column trainer", "big")
+
+
+def test_columns_that_cannot_be_compared_are_named_and_no_others_are_lost() -> None:
+    ledger = chain((2, 3), (1, 4))
+    score(ledger, {0: np.full(5, -1.0), 1: np.full(5, -1.0)}, "good")
+    score(ledger, {0: np.full(5, -1.0)}, "mixed")
+    score(ledger, {1: np.full(5, -1.0)}, "mixed", model="other")
+    score(ledger, {0: np.full(4, -1.0)}, "short")
+    score(
+        ledger,
+        {0: np.full(5, -1.0)},
+        "warm",
+        semantics=as_json({"vocabulary": VocabularyCheck.TOKENIZE, "semantics": HOT})["semantics"],
+    )
+    good, mixed, short, warm = ledger_data(ledger, NOTHING)["mismatches"]
+    assert (good["leftOut"], good["rows"][0][:3]) == (0, ("all", "", 7))
+    assert "Law 11: column 'mixed' of turn 1" in mixed["problem"]
+    assert "the scores 'short' of turn 0" in short["problem"]
+    assert (warm["leftOut"], warm["rows"]) == (7, [])
 
 
 def test_media_alternatives_branches_and_annotations_are_in_the_data() -> None:

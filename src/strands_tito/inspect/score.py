@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from strands_tito.inspect.mismatch import Mismatches, mismatch_of
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.errors import LawViolationError
@@ -71,13 +72,51 @@ def scores_of(ledger: Ledger, path: Sequence[Turn]) -> dict[str, Scores]:
         pieces = [_decoded(column, ledger, turn, values[turn.index]) for turn in path]
         for turn in path:
             expect_same(column, ledger, turn.index, values[turn.index], first)
-        try:
-            facts = {**{name: first[name] for name in FACTS}, "semantics": Semantics(**first["semantics"])}
-            facts["vocabulary"] = VocabularyCheck(facts["vocabulary"])
-        except (KeyError, TypeError, ValueError) as error:
-            _refuse(column, ledger, path[0].index, error)
-        found[column] = Scores(np.concatenate(pieces), **facts)
+        found[column] = Scores(np.concatenate(pieces), **_facts(column, ledger, path[0].index, first))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMismatch:
+    """The mismatch of a column's model, in place of a trainer, and the recorded logprobs.
+
+    Attributes:
+        model: The column's model.
+        mismatches: The figures of the compared tokens.
+        left_out: Sampled tokens without a score, or whose logprobs have other semantics than the column (law 11).
+    """
+
+    model: str
+    mismatches: Mismatches
+    left_out: int
+
+
+def mismatch_with(ledger: Ledger, column: str) -> ColumnMismatch:
+    """Compare a column's scores with the recorded logprobs, each sampled token once.
+
+    Raises:
+        LawViolationError, InvalidValueError: As `scores_of`.
+    """
+    values = recorded(ledger)[column]
+    kept, facts = [np.zeros((4, 0))], dict[str, Any]()
+    for turn in ledger:
+        draft, value = turn.draft, values.get(turn.index)
+        if value is None:
+            continue
+        scores = _decoded(column, ledger, turn, value)[draft.columns.prompt :]
+        facts = facts or _facts(column, ledger, turn.index, value)
+        expect_same(column, ledger, turn.index, value, next(iter(values.values())))
+        if _mean_the_same(draft.engine.semantics, facts["semantics"]):
+            at = np.flatnonzero(np.isfinite(scores))
+            kept.append(np.stack([np.full(len(at), turn.index), at, draft.logprobs[at], scores[at]]))
+    turns, positions, sampler, other = np.concatenate(kept, axis=1)
+    found = mismatch_of(sampler, other, turns=turns, positions=positions)
+    return ColumnMismatch(facts["model"], found, sum(turn.draft.columns.output for turn in ledger) - len(turns))
+
+
+def _mean_the_same(one: Semantics, other: Semantics) -> bool:
+    known = one.temperature is not None and one.temperature == other.temperature
+    return known and not one.adjusted and not other.adjusted
 
 
 def expect_same(column: str, ledger: Ledger, turn: int, value: Any, facts: Mapping[str, Any]) -> None:
@@ -104,6 +143,14 @@ def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
     names = ("processed", "temperature", "adjusted", "source")
     semantics = {name: getattr(facts["semantics"], name) for name in names}
     return {**facts, "vocabulary": facts["vocabulary"].value, "semantics": semantics}
+
+
+def _facts(column: str, ledger: Ledger, turn: int, value: Any) -> dict[str, Any]:
+    try:
+        facts = {**{name: value[name] for name in FACTS}, "semantics": Semantics(**value["semantics"])}
+        return {**facts, "vocabulary": VocabularyCheck(facts["vocabulary"])}
+    except (KeyError, TypeError, ValueError) as error:
+        _refuse(column, ledger, turn, error)
 
 
 def _decoded(column: str, ledger: Ledger, turn: Turn, value: Any) -> Logprobs:

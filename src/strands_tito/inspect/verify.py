@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -173,8 +173,8 @@ def merge(parts: Sequence[Rescored]) -> Rescored:
     )
 
 
-def differences_at(ledger: Ledger, backend: str, base_url: str) -> Mapping[int, Logprobs]:
-    """Connect to a server and return `differences`.
+def rescored_at(ledger: Ledger, backend: str, base_url: str) -> Rescored:
+    """Connect to a server and return `rescore`.
 
     Args:
         ledger: The ledger.
@@ -186,20 +186,11 @@ def differences_at(ledger: Ledger, backend: str, base_url: str) -> Mapping[int, 
         UnknownBackendError: Unknown backend.
     """
 
-    async def connect_and_score() -> Mapping[int, Logprobs]:
+    async def connect_and_score() -> Rescored:
         engine = await connect_for_scoring(backend, base_url)
         try:
-            return await differences(ledger, engine)
+            return await rescore(ledger, engine)
         finally:
             await engine.aclose()
 
     return asyncio.run(connect_and_score())
-
-
-async def differences(ledger: Ledger, engine: Backend) -> dict[int, Logprobs]:
-    """Return |recorded - re-scored| of each output token in nats, by turn. Turns that cannot be compared are left out.
-
-    Raises:
-        BackendError: Scoring failed.
-    """
-    return {turn: np.abs(signed) for turn, _, signed in (await rescore(ledger, engine)).by_turn}

@@ -18,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders
 
-from strands_tito.inspect.score import PREFIX
+from strands_tito.inspect.mismatch import Mismatches
+from strands_tito.inspect.score import PREFIX, mismatch_with, recorded
+from strands_tito.inspect.verify import Rescored
+from tito_core.backend.values import InvalidValueError
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
@@ -47,13 +50,20 @@ class Evidence:
 
     Attributes:
         text: Text of the tokens; None shows ids.
+        rescored: The comparison with a server's scores.
         differences: |recorded - re-scored| of each output token in nats, by turn.
         pictures: Images as `data:` URLs, by the SHA-256 of their bytes.
     """
 
     text: TokenText | None = None
-    differences: Mapping[int, Logprobs] = field(default_factory=dict)
+    rescored: Rescored | None = None
+    differences: Mapping[int, Logprobs] = field(default_factory=dict, init=False)
     pictures: Mapping[bytes, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Compute the differences."""
+        compared = self.rescored.by_turn if self.rescored is not None else ()
+        object.__setattr__(self, "differences", {turn: np.abs(signed) for turn, _, signed in compared})
 
 
 def ledger_data(ledger: Ledger, evidence: Evidence) -> Data:
@@ -68,7 +78,7 @@ def ledger_data(ledger: Ledger, evidence: Evidence) -> Data:
         laws = ""
     except LawViolationError as error:
         laws = str(error)
-    data = _turns_data(list(ledger), evidence)
+    data = _turns_data(list(ledger), evidence) | {"mismatches": _mismatches(ledger, evidence.rescored)}
     return data | {"uuid": ledger.uuid, "facts": _header_facts(ledger.header), "notes": notes, "broken": laws}
 
 
@@ -76,7 +86,29 @@ def trajectory_data(trajectory: Trajectory, evidence: Evidence) -> Data:
     """Return a trajectory as the data of a page; `context` lists the turns that an earlier trajectory trains."""
     data = _turns_data(trajectory.path, evidence)
     context = sorted(trajectory.context_turns)
-    return data | {"uuid": "", "facts": [], "notes": [], "broken": "", "context": context}
+    return data | {"uuid": "", "facts": [], "notes": [], "mismatches": [], "broken": "", "context": context}
+
+
+def _mismatches(ledger: Ledger, rescored: Rescored | None) -> list[Data]:
+    """Return how far each column of scores, and the server that scored again, is from what sampled."""
+    found = []
+    for column in recorded(ledger):
+        try:
+            scores = mismatch_with(ledger, column)
+            found.append(_mismatch(f"the column {column}", as_text(scores.model), scores.mismatches, scores.left_out))
+        except (LawViolationError, InvalidValueError) as error:
+            found.append({"name": f"the column {column}", "problem": str(error)})
+    if rescored is not None:
+        found.append(_mismatch("the server", "scored again", rescored.mismatch(), rescored.not_comparable))
+    return found
+
+
+def _mismatch(name: str, model: str, found: Mismatches, left_out: int) -> Data:
+    parts = {"turn": found.by_turn, "position": found.by_position}
+    rows = [("all", "", found.whole)] if found.whole else []
+    rows += [(kind, str(key), each) for kind, values in parts.items() for key, each in values.items()]
+    figures = [(kind, key, each.tokens, each.kl, each.reverse_kl, each.effective, each.far) for kind, key, each in rows]
+    return {"name": name, "model": model, "leftOut": left_out, "rows": figures}
 
 
 def latest(ledger: Ledger) -> Iterable[Any]:

@@ -21,11 +21,10 @@ from typing import Any
 import msgspec
 from jinja2 import Template
 
-from strands_tito.inspect.verify import differences_at
+from strands_tito.inspect.verify import Rescored, rescored_at
 from strands_tito.viewer.data import Data, Evidence, Pictures, TokenTexts, ledger_data
 from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from tito_core.backend.errors import BackendError
-from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
 
@@ -172,13 +171,11 @@ class Site:
 
     def _data(self, number: int) -> Data:
         ledger = self._rollouts.load(number)
-        evidence = Evidence(
-            self._texts.of(ledger.header.tokenizer), self._differences(ledger), self._pictures.of(ledger)
-        )
+        evidence = Evidence(self._texts.of(ledger.header.tokenizer), self._rescored(ledger), self._pictures.of(ledger))
         return ledger_data(ledger, evidence) | {"title": self._rollouts.name(number), "number": number}
 
-    def _differences(self, ledger: Ledger) -> Mapping[int, Logprobs]:
-        return differences_at(ledger, *self._rescoring) if self._rescoring is not None else {}
+    def _rescored(self, ledger: Ledger) -> Rescored | None:
+        return rescored_at(ledger, *self._rescoring) if self._rescoring is not None else None
 
 
 def new_home() -> str:

@@ -41,6 +41,7 @@ class RolloutPage {
     return el("div", { class: "head" }, el("h1", {}, visible(data.title)), findings.length ? el("div", { class: "chips" }, findings) : null,
       folding("Facts", el("div", { class: "chips" }, facts)),
       data.broken ? el("p", { class: "note bad", role: "alert" }, visible(data.broken)) : null,
+      data.mismatches.map(mismatchOf),
       data.facts.length ? el("details", {}, el("summary", {}, "About this rollout"), listOf(data.facts.map(([name, value]) => [name, visible(value)]))) : null);
   }
 
@@ -90,6 +91,23 @@ class RolloutPage {
     const found = /^#turn-(\d+)$/.exec(location.hash);
     if (found) this.go(Number(found[1]));
   }
+}
+
+// How far another model is from the one that sampled, in whole, by turn, and by position in the answer.
+const MISMATCH = ["tokens", "KL(sampler ‖ other)", "KL(other ‖ sampler)", "effective sample", "ratios outside 0.5 to 2"];
+const tiny = (value) => (value === null ? "∞" : value === 0 ? "0" : value < 0.01 ? value.toExponential(1) : short(value));
+
+function mismatchOf({ name, problem, model, leftOut, rows }) {
+  const title = `Mismatch with ${visible(name)}`;
+  if (problem) return el("p", { class: "note bad", role: "alert" }, `${title}: ${visible(problem)}`);
+  const left = leftOut ? [chip(`${count(leftOut, "sampled token")} not comparable`, "warn")] : [];
+  if (!rows.length) return el("p", { class: "mismatch" }, `${title} (${visible(model)}) `, left);
+  const figures = (row) => [row[2].toLocaleString("en"), tiny(row[3]), tiny(row[4]), `${(100 * row[5]).toFixed(1)}%`, `${(100 * row[6]).toFixed(1)}%`];
+  const label = ([kind, key]) => ({ all: "all", turn: `turn ${key}`, position: key < 2 ? `position ${key}` : `positions ${key} to ${2 * key - 1}` })[kind];
+  const body = rows.map((row) => el("tr", {}, el("th", { scope: "row" }, label(row)), figures(row).map((text) => el("td", { class: "number" }, text))));
+  const [, kl, reverse, size, far] = figures(rows[0]);
+  return el("details", { class: "mismatch" }, el("summary", {}, `${title} (${visible(model)}): KL ${kl}, reverse ${reverse} nats a token, effective sample ${size}, ${far} of ratios outside 0.5 to 2 `, left),
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("td", {}), MISMATCH.map((text) => el("th", { scope: "col", class: "number" }, text)))), el("tbody", {}, body))));
 }
 
 function crumbs(data) {
