@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import LogprobMismatchError, logprobs_for, samples_of
-from strands_tito.export.kept import KeptSets, is_truncated, kept_logprobs
+from strands_tito.export.kept import KeptSets, is_truncated, kept_logprobs, mass_of
 from strands_tito.export.parquet import read_parquet, write_parquet
 from strands_tito.export.slime import fields_of
 from strands_tito.export.trainer import sampled_logprobs
+from support.drafts import make_draft
 from support.kept_sets import VOCABULARY, sampled, truncated
-from tito_core.ledger import Sampling
+from tito_core.ledger import Column, Sampling
 
 LIMITS = st.fixed_dictionaries(
     {},
@@ -157,6 +159,17 @@ def test_raw_logprobs_of_a_turn_that_was_sampled_from_another_distribution_are_r
         logprobs_for(sample, **TRAINER, replays=True)
     (same,) = samples_of(truncated(7, 2, top=0, mask=False, extra={"stop_regex": "x"}, stop=["x"]))
     assert logprobs_for(same, **TRAINER) is not None
+
+
+def test_a_sum_that_equals_top_p_may_be_the_whole_set() -> None:
+    """float32 says 0.4999998: with the next token the set seemed to be everything."""
+    top = np.log(np.array([[0.5, 0.25, 0.25]], np.float32)) - np.float32(1e-7)
+    draft = replace(
+        make_draft(None, 0, [1], [0], logprobs=top[0, :1]),
+        sampling=Sampling({"temperature": 1.0, "top_p": 0.5}),
+        extras={"top_ids": Column.of(1, np.arange(3)[None]), "top_logprobs": Column.of(1, top)},
+    )
+    np.testing.assert_allclose(mass_of(draft), [[0.5, 0.75]], atol=1e-6)
 
 
 def test_bounds_of_a_small_probability_are_apart_by_their_share() -> None:

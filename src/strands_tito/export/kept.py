@@ -20,7 +20,9 @@ from tito_core.ledger.turn import Draft
 Mass = npt.NDArray[np.float32]
 EXACT = 1e-4
 """Bounds of a probability that differ by a smaller share are one number; a kept set with all but this is everything."""
-_HARMLESS = frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "extra"})
+_HARMLESS = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "extra"}
+)
 _HARMLESS_EXTRA = frozenset({"stop_regex", "repetition_detection", "include_stop_str_in_output", "stream_interval"})
 """Sampling parameters, and fields in `extra`, that change no distribution, or are compared on their own."""
 
@@ -201,8 +203,14 @@ def _of_prefix(p: npt.NDArray[np.float64], sampling: Mapping[str, Any]) -> npt.N
         likely = (p * (p >= least[:, None])).sum(axis=1)
         low, high = np.minimum(low, likely), np.where(last < least, np.minimum(high, likely), high)
     if top_p < 1:
-        reached = total >= top_p
-        nucleus = np.where(reached.any(axis=1), total[np.arange(len(p)), reached.argmax(axis=1)], 1)
-        alone = (top_k <= 0) & (min_p <= 0) & reached.any(axis=1)
-        low, high = np.where(alone, nucleus, low * top_p), np.minimum(high, nucleus)
+        alone = (top_k <= 0) & (min_p <= 0) & (total[:, -1] >= top_p - EXACT)
+        # Rounding decides which tokens a sum that equals top_p has.
+        low = np.where(alone, _reaching(total, top_p - EXACT), low * top_p)
+        high = np.minimum(high, _reaching(total, top_p + EXACT))
     return np.stack([np.minimum(low, high), high], axis=1)
+
+
+def _reaching(total: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.float64]:
+    """Return per row the first sum that is at least this, or 1."""
+    reached = total >= least
+    return np.where(reached.any(axis=1), total[np.arange(len(total)), reached.argmax(axis=1)], 1)

@@ -65,9 +65,11 @@ class AdapterChecks:
             AdapterNotInEffectError: It scores as the model alone does, or as another adapter, and is not fresh.
             BackendError: It could not be measured; the next turn tries again.
         """
+        if adapter in self._scores:
+            return
+        loop = asyncio.get_running_loop()
+        tasks = self._running.setdefault(loop, {})
         while adapter not in self._scores:
-            loop = asyncio.get_running_loop()
-            tasks = self._running.setdefault(loop, {})
             if adapter not in tasks:
                 task = tasks[adapter] = loop.create_task(self._measure(backend, prompt(), adapter))
                 task.add_done_callback(lambda done: tasks.pop(adapter) and (done.cancelled() or done.exception()))
@@ -76,7 +78,7 @@ class AdapterChecks:
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
         known = self._scores  # another one after `forget`
         found = [await _scored(server, ids, adapter) for server in servers_of(backend)]
-        # Without a pause until its own scores are known, so that of adapters measured at once the later sees the others.
+        # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
         others = list(known.items())
         for number, (own, plain, noise) in enumerate(found):
             compared = {"the model alone": plain, **{f"the adapter {name}": each[number] for name, each in others}}
