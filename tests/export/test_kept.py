@@ -75,7 +75,7 @@ def test_a_trainer_that_replays_gets_the_sets_and_the_logprobs_that_were_sampled
     rows = sample.kept.padded()
     assert [row[row >= 0].tolist() for row in rows[trained]] == truth.kept
     assert (rows[~trained] == -1).all()
-    fields = fields_of(sample, decode=str, temperature=1.0)
+    fields = fields_of(sample, decode=str, temperature=1.0, top_p_replay=True)
     ids, offsets = fields["rollout_top_p_token_ids"], fields["rollout_top_p_token_offsets"]
     assert len(offsets) == fields["response_length"] + 1
     spans = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -125,8 +125,8 @@ def test_a_trainer_without_a_place_for_kept_sets_is_refused_although_they_are_re
     (sample,) = samples_of(truncated(7, 3, top=VOCABULARY, mask=True, top_k=3))
     with pytest.raises(LogprobMismatchError, match="X has no place for kept sets"):
         logprobs_for(sample, **TRAINER)
-    with pytest.raises(LogprobMismatchError, match="slime has no place"):
-        fields_of(sample, decode=str, temperature=1.0, top_p_replay=False)
+    with pytest.raises(LogprobMismatchError, match="slime has no place for kept sets, or does not replay them"):
+        fields_of(sample, decode=str, temperature=1.0)
 
 
 def test_neutral_and_greedy_sampling_are_no_truncation() -> None:

@@ -162,7 +162,7 @@ def _refusal(
         )
     if unknown := int((wrong & ~known).sum()):
         off += f" For {unknown} of them it is unknown by how much: no top logprobs of their distribution are recorded."
-    why = "finds no kept sets of known probability" if replays else "has no place for kept sets"
+    why = "finds no kept sets of known probability" if replays else "has no place for kept sets, or does not replay them"
     return (
         f"Law 11: {int(wrong.sum())} trained tokens of rollout {rollout} were sampled under top_k, top_p or min_p, "
         "with p(token) / p(kept set), or after a penalty, a bias or another temperature than the logprobs "
