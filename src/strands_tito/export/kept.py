@@ -68,6 +68,7 @@ def kept_logprobs(scores: Any, token_ids: Any, kept: KeptSets) -> Any:
 
     Args:
         scores: Logits divided by the temperature, or logprobs: a NumPy array or a torch tensor, shape (n, vocabulary).
+            Row i scores token i: of a model's logits it is the one at index i - 1.
         token_ids: Ids of the tokens, shape (n,).
         kept: Their kept sets.
 
