@@ -73,8 +73,8 @@ def trace_of(
         replays: Whether the trainer computes its logprobs over the nodes' `sampling_mask`, which verifiers has from 0.4
             on. Otherwise a truncated rollout is refused.
 
-    Kept sets are the `sampling_mask` of a turn's answer, if `replays`. Images are data URLs in the content of their user node, and
-    tokens are expanded, as verifiers records a rollout itself; from 0.4 on the trainer makes the tensors.
+    Kept sets are the `sampling_mask` of a turn's answer, if `replays`. Images are data URLs in the content of their
+    user node, and tokens are expanded, as verifiers records a rollout itself; from 0.4 on the trainer makes the tensors.
 
     Raises:
         MissingPackageError: verifiers is not installed.
