@@ -167,8 +167,8 @@ def _refusal(
     return (
         f"Law 11: {int(wrong.sum())} trained tokens of rollout {rollout} were sampled under top_k, top_p or min_p, "
         "with p(token) / p(kept set), or after a penalty, a bias or another temperature than the logprobs have, and "
-        f"{trainer} {why}, so its ratio would be wrong.{off} Sample at the trainer's temperature with top_k=-1, top_p=1, "
-        "min_p=0 and no penalties. Or, for a trainer that replays kept sets, sample with a finite top_k and "
+        f"{trainer} {why}, so its ratio would be wrong.{off} Sample at the trainer's temperature with top_k=-1, "
+        "top_p=1, min_p=0 and no penalties. Or, for a trainer that replays kept sets, sample with a finite top_k and "
         "optional_outputs={'sampling_mask': True, 'top_logprobs': top_k}, and tell the exporter. Or pass "
         "logprobs='omit' to let the trainer compute its own, or logprobs='as-recorded' to use them unchecked."
     )

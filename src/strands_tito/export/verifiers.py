@@ -74,7 +74,7 @@ def trace_of(
             on. Otherwise a truncated rollout is refused.
 
     Kept sets are the `sampling_mask` of a turn's answer, if `replays`. Images are data URLs in the content of their
-    user node, and tokens are expanded, as verifiers records a rollout itself; from 0.4 on the trainer makes the tensors.
+    user node, and tokens are expanded, as verifiers records a rollout; from 0.4 on the trainer makes the tensors.
 
     Raises:
         MissingPackageError: verifiers is not installed.
