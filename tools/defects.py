@@ -2,9 +2,9 @@
 
     python tools/defects.py [--seeds 20] [--jobs 2] [--sample 60] [--only NAME ...]
 
-It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only or --sample
-nothing is written. An interrupted run resumes if the code has not changed. The engines are scripted, so no model is
-needed.
+It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only or
+--sample nothing is written. An interrupted run resumes if the code has not changed. The engines are scripted, so no
+model is needed.
 """
 
 from __future__ import annotations

@@ -188,6 +188,9 @@ def export(
     train_constrained: Annotated[
         bool, typer.Option("--train-constrained", help="Train tokens that were sampled under a grammar.")
     ] = False,
+    replays: Annotated[
+        bool, typer.Option("--replays", help="slime replays kept sets: its --rollout-top-p is not 1.")
+    ] = False,
     tokenizer: Annotated[
         str, typer.Option(help="Tokenizer for texts; default: the rollout's own, if it is on this machine.")
     ] = "",
@@ -207,7 +210,7 @@ def export(
         return lambda ids: str(loaded[name].decode(list(ids), skip_special_tokens=False))
 
     options: Any = {"temperature": temperature, "logprobs": logprobs, "branches": branches, "agent": agent or None}
-    options["missing_reward"] = _missing_reward(missing_reward)
+    options |= {"missing_reward": _missing_reward(missing_reward), "replays": replays}
     with Rollouts(paths) as rollouts:
         try:
             written = write(

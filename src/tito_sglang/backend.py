@@ -97,7 +97,8 @@ class SGLangBackend(HttpBackend):
         prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
         answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
         meta, info = answer.value.meta_info, await self.connect()
-        return wire.raw_scores(meta, wire.scored_prompt(meta, whole, info.vocab_size), answer.request_id)
+        scored = wire.scored_prompt(meta, whole, info.vocab_size)
+        return await self.counted(wire.raw_scores(meta, scored, answer.request_id))
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Kept generations are recomputed from their tokens."""

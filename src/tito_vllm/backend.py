@@ -156,7 +156,8 @@ class VLLMBackend(HttpBackend):
             uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
         )
         choices = answer.value.choices
-        return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.value, answer.request_id)
+        scored = choices[0].prompt_logprobs if choices else None
+        return await self.counted(wire.raw_scores(scored, answer.value, answer.request_id))
 
     async def score_with_images(
         self, token_ids: TokenIds, images: PromptImages, adapter: Adapter | None = None
@@ -172,7 +173,7 @@ class VLLMBackend(HttpBackend):
         answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_GENERATE, body, running, size), wire.Generation
         )
-        return wire.raw_scores(answer.value.prompt_logprobs, answer.value, answer.request_id)
+        return await self.counted(wire.raw_scores(answer.value.prompt_logprobs, answer.value, answer.request_id))
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Every mode clears the prefix cache, so that keys and values of older weights are not reused."""

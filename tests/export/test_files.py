@@ -21,6 +21,7 @@ from strands_tito.export.files import FORMATS, ExportOptions, write
 from strands_tito.export.parquet import read_parquet
 from strands_tito.export.slime import fan_out
 from strands_tito.integrations.trl import columns_of
+from support.kept_sets import VOCABULARY, truncated
 from support.rollout_forests import HOT, chain, grow, rollouts
 from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, Recorded
@@ -190,6 +191,16 @@ def test_a_wrong_option_is_an_error_with_its_value(words: list[str], values: lis
     assert result.exit_code != 0
     assert [value for value in values if value not in shown] == []
     assert not path.with_name("out").exists()
+
+
+def test_kept_sets_are_written_for_a_slime_that_replays_them(path: Path) -> None:
+    store.append(path, [truncated(7, 2, top=VOCABULARY, mask=True, top_p=0.7)])
+    out, asked = path.with_name("out"), ("--to", "slime", "--tokenizer", tokenizer().name_or_path)
+    status, shown = tito(path, *asked, "--out", out)
+    assert (status, "slime has no place for kept sets, or does not replay them" in shown) == (1, True), shown
+    status, shown = tito(path, *asked, "--replays", "--out", out)
+    assert status == 0, shown
+    assert lines(out)[-1]["rollout_top_p_token_ids"]
 
 
 def test_a_branched_rollout_has_a_row_a_path_or_its_last_path_or_is_refused(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import LogprobMismatchError, logprobs_for, samples_of
-from strands_tito.export.kept import KeptSets, is_truncated, kept_logprobs
+from strands_tito.export.kept import KeptSets, is_truncated, kept_logprobs, mass_of
 from strands_tito.export.parquet import read_parquet, write_parquet
 from strands_tito.export.slime import fields_of
+from strands_tito.export.trainer import sampled_logprobs
+from support.drafts import make_draft
 from support.kept_sets import VOCABULARY, sampled, truncated
-from tito_core.ledger import Sampling
+from tito_core.ledger import Column, Sampling
 
 LIMITS = st.fixed_dictionaries(
     {},
@@ -72,7 +75,7 @@ def test_a_trainer_that_replays_gets_the_sets_and_the_logprobs_that_were_sampled
     rows = sample.kept.padded()
     assert [row[row >= 0].tolist() for row in rows[trained]] == truth.kept
     assert (rows[~trained] == -1).all()
-    fields = fields_of(sample, decode=str, temperature=1.0)
+    fields = fields_of(sample, decode=str, temperature=1.0, top_p_replay=True)
     ids, offsets = fields["rollout_top_p_token_ids"], fields["rollout_top_p_token_offsets"]
     assert len(offsets) == fields["response_length"] + 1
     spans = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -122,13 +125,59 @@ def test_a_trainer_without_a_place_for_kept_sets_is_refused_although_they_are_re
     (sample,) = samples_of(truncated(7, 3, top=VOCABULARY, mask=True, top_k=3))
     with pytest.raises(LogprobMismatchError, match="X has no place for kept sets"):
         logprobs_for(sample, **TRAINER)
-    with pytest.raises(LogprobMismatchError, match="slime has no place"):
-        fields_of(sample, decode=str, temperature=1.0, top_p_replay=False)
+    with pytest.raises(LogprobMismatchError, match="slime has no place for kept sets, or does not replay them"):
+        fields_of(sample, decode=str, temperature=1.0)
 
 
 def test_neutral_and_greedy_sampling_are_no_truncation() -> None:
-    ledger = truncated(1, 2, top=0, mask=False)
-    (sample,) = samples_of(ledger)
-    assert sample.kept is None
-    assert logprobs_for(sample, **TRAINER) is not None
+    for sampling in ({}, {"temperature": 0.0, "top_k": 3}):
+        (sample,) = samples_of(truncated(1, 2, top=0, mask=bool(sampling), **sampling))
+        assert sample.kept is None, "a trainer computes over the whole vocabulary, whose logprobs these are"
+        assert logprobs_for(sample, **TRAINER, replays=True) is not None
     assert not is_truncated(Sampling({"temperature": 0.0, "top_k": 1}))
+
+
+MOVED: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": -0.5},
+    {"repetition_penalty": 1.1},
+    {"min_new_tokens": 3},
+    {"extra": {"logit_bias": {"5": -100}}},
+    {"extra": {"a field of some engine": 1}},
+]
+
+
+@pytest.mark.parametrize("moved", MOVED, ids=str)
+@pytest.mark.parametrize("limits", [{}, {"top_k": 3}])
+def test_raw_logprobs_of_a_turn_that_was_sampled_from_another_distribution_are_refused(
+    moved: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    """vLLM's raw logprobs are taken before all of these, so that nothing in their semantics shows it."""
+    (sample,) = samples_of(truncated(7, 2, top=VOCABULARY, mask=bool(limits), **limits, **moved))
+    with pytest.raises(LogprobMismatchError, match=r"after a penalty.*it is unknown by how much"):
+        logprobs_for(sample, **TRAINER, replays=True)
+    (same,) = samples_of(truncated(7, 2, top=0, mask=False, extra={"stop_regex": "x"}, stop=["x"]))
+    assert logprobs_for(same, **TRAINER) is not None
+
+
+def test_a_sum_that_equals_top_p_may_be_the_whole_set() -> None:
+    """float32 says 0.4999998: with the next token the set seemed to be everything."""
+    top = np.log(np.array([[0.5, 0.25, 0.25]], np.float32)) - np.float32(1e-7)
+    draft = replace(
+        make_draft(None, 0, [1], [0], logprobs=top[0, :1]),
+        sampling=Sampling({"temperature": 1.0, "top_p": 0.5}),
+        extras={"top_ids": Column.of(1, np.arange(3)[None]), "top_logprobs": Column.of(1, top)},
+    )
+    np.testing.assert_allclose(mass_of(draft), [[0.5, 0.75]], atol=1e-6)
+
+
+def test_bounds_of_a_small_probability_are_apart_by_their_share() -> None:
+    """Of two tokens in 20,000 equal ones, the other one's logprob was not among those that are recorded."""
+    ids, offsets = np.array([5, 7], np.int32), np.array([0, 2], np.int32)
+    own, trained = np.log(np.full(1, 1 / 20_000, np.float32)), np.ones(1, np.bool_)
+    arguments: Any = {"trainer": "X", "rollout": "r", "replays": True}
+    wide, exact = (KeptSets(ids, offsets, np.array([[5e-5, most]], np.float32)) for most in (1e-4, 5e-5))
+    with pytest.raises(LogprobMismatchError, match=r"off by 9\.21 to 9\.9 nats"):
+        sampled_logprobs(own, wide, trained, **arguments)
+    assert sampled_logprobs(own, exact, trained, **arguments) == pytest.approx(0, abs=1e-6)

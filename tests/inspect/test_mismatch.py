@@ -56,6 +56,8 @@ def test_the_estimates_are_the_divergences_of_known_policies() -> None:
     assert whole is not None
     assert whole.kl == pytest.approx(float((sampler * np.log(sampler / trainer)).sum()))
     assert whole.reverse_kl == pytest.approx(float((trainer * np.log(trainer / sampler)).sum()))
+    close = mismatch_of([-1e-8, 0.0], [0.0, 0.0], turns=[0, 1], positions=[0, 0]).by_turn[0]
+    assert min(close.kl, close.reverse_kl) >= 0
     equal = mismatch_of(np.log(sampler[drawn]), np.log(sampler[drawn]), **given).whole
     assert equal == Mismatch(4, 0.0, 0.0, 1.0, 0.0)
 

@@ -22,11 +22,12 @@ from strands_tito.export.trainer import LogprobMismatchError
 from strands_tito.inspect.score import PREFIX, recorded, scores_of
 from strands_tito.inspect.teacher import Teacher
 from support import vision
+from support.drafts import make_draft
 from support.rollout_forests import chain, grow, rollouts
 from support.scripted import BACKENDS, backend_of, engine_of, tokenizer
 from tito_conformance.testing import HashPolicy, scripted_server
 from tito_core import store
-from tito_core.backend import EngineInfo, ProtocolViolationError, RawScores
+from tito_core.backend import BackendError, EngineInfo, ProtocolViolationError, RawScores
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import LawViolationError, Ledger, Semantics, VocabularyCheck, check_ledger
 from tito_core.ledger.turn import Header
@@ -224,6 +225,40 @@ async def test_a_path_that_is_too_long_is_named_and_the_others_are_scored() -> N
     assert refused.startswith(f"Rollout {ledger.uuid}, path to turn 2: The prompt has 17 tokens")
     assert set(recorded(ledger)["teacher"]) == {0, 3, 4}
     assert [set(sample.scores) for sample in samples_of(ledger)] == [set(), {"teacher"}, {"teacher"}]
+
+
+async def test_a_sampled_id_that_the_teacher_lacks_leaves_out_its_path_alone() -> None:
+    """A model can have more rows than its tokenizer has ids, and sample them."""
+    ledger, last = branched(), len(tokenizer())
+    ledger.commit(make_draft(None, 0, [1, 2], [5, last]))
+    (refused,) = await (await teacher_at(Toy())).annotate(ledger)
+    assert refused.endswith(f"path to turn 5: it holds the id {last}, and the server's vocabulary has {last} ids.")
+    assert set(recorded(ledger)["teacher"]) == {0, 1, 2, 3, 4}
+
+
+async def test_a_score_that_rounding_puts_above_0_can_be_read() -> None:
+    rounded = Toy(lambda logprobs, ids: {"logprobs": [None, 5e-6, *logprobs[2:]]})
+    await (await teacher_at(rounded)).annotate(ledger := chain((3, 2)))
+    assert scores_of(ledger, ledger.path(0))["teacher"].logprobs[1] == np.float32(5e-6)
+
+
+@pytest.mark.parametrize("changed", ["model", "weights"])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_server_that_was_replaced_between_two_paths_is_refused(kind: str, changed: str) -> None:
+    """SGLang's requests name no model, and another one scores as if nothing had happened."""
+    engine = engine_of(kind, distribution())
+    backend: Any = backend_of(engine, kind)
+    teacher = await teacher_at(backend)
+    await teacher.annotate(chain((3, 2)))
+    backend.http.interruptions += 1
+    if changed == "model":
+        engine.state.model = engine.wire.state.model = "another"
+    else:
+        engine.state.set_version("step-9")
+    ledger = chain((3, 2))
+    with pytest.raises(BackendError, match=r"another|weight version is 'step-9', no longer 'default'"):
+        await teacher.annotate(ledger)
+    assert not ledger.annotations
 
 
 async def test_pictures_are_scored_and_their_placeholders_have_no_logprob() -> None:

@@ -192,6 +192,18 @@ async def test_a_new_version_that_serves_the_old_weights_is_refused(kind: str) -
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+async def test_adapters_that_are_measured_at_once_are_compared_on_every_replica(kind: str) -> None:
+    engines = [served(kind), served(kind, latency=lambda request: 0.05 if request.adapter == "one" else 0)]
+    engines[0].state.adapters["two"] = "one"
+    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
+    policy = await Policy.connect_async(
+        backend=replicas_of(backends, ["http://a", "http://b"], Retries(0.0)), tokenizer=tokenizer()
+    )
+    found = await asyncio.gather(*(rollout(policy, name) for name in NAMES), return_exceptions=True)
+    assert {type(each) for each in found} == {Ledger, AdapterNotInEffectError}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 async def test_rollouts_that_begin_together_share_one_measurement(kind: str) -> None:
     engine = served(kind)
     policy = await policy_of(kind, engine)

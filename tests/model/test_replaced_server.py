@@ -13,8 +13,9 @@ from strands import Agent
 from support.backends import instant
 from support.scripted import END, ids_of, tokenizer
 from tito_conformance.testing import Completion, HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
+from tito_conformance.testing.wire import FRESH
 from tito_core import Policy
-from tito_core.backend import EngineConnectionError, ProtocolViolationError, ServerChangedError
+from tito_core.backend import AdapterNotInEffectError, EngineConnectionError, ProtocolViolationError, ServerChangedError
 from tito_core.backend.http.client import IDLE_S
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
@@ -138,6 +139,29 @@ def test_a_server_that_comes_back_within_a_turn_is_checked_before_the_commit(kin
     with pytest.raises(ServerChangedError, match="Law 11"):
         Agent(model=model, callback_handler=None)("How are you?")
     assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_turn_that_meets_a_restart_without_its_adapter_is_not_committed(kind: str, within: bool) -> None:
+    policy, address = connected(kind, adapters=("one",))
+    model = policy.model(adapter="one")
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+
+    async def back(seconds: float = 0) -> None:
+        address.engine = address.started(adapters=("one",))
+        address.engine.state.adapters["one"] = FRESH
+
+    if within:
+        policy.backend.http.retries.sleep = back  # type: ignore[attr-defined]
+        address.engine = None
+    else:
+        restarts_as(address, agent)
+        asyncio.run(back())
+    with pytest.raises(AdapterNotInEffectError):
+        agent("And now?")
+    assert len(model.ledger) == 1
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -50,7 +50,7 @@ def sampled(seed: int, turns: int, *, top: int, mask: bool, over: bool = False, 
         top: Number of top logprobs that are recorded.
         mask: Whether kept sets are recorded.
         over: Whether the engine's logprobs are normalised over the kept set.
-        **sampling: `top_k`, `top_p`, `min_p`.
+        **sampling: `top_k`, `top_p`, `min_p`; others are recorded only.
     """
     rng, ledger = np.random.default_rng(seed), Ledger()
     given = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, **sampling}
@@ -59,7 +59,7 @@ def sampled(seed: int, turns: int, *, top: int, mask: bool, over: bool = False, 
         ids, values, sets, tops = [], [], [], []
         for _ in range(int(rng.integers(1, 5))):
             p = rng.dirichlet(np.full(VOCABULARY, 0.6)).tolist()
-            kept = kept_of(p, **given)
+            kept = kept_of(p, given["top_k"], given["top_p"], given["min_p"])
             total = sum(p[token] for token in kept)
             token = int(rng.choice(kept, p=[p[each] / total for each in kept]))
             found.kept.append(kept)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from support.drafts import drafts, engine_record, make_draft
-from tito_core.ledger import Column, Columns, Finish, Ledger, Provenance, Semantics, Server
+from tito_core.ledger import Column, Columns, Finish, Ledger, Provenance, Sampling, Semantics, Server
 from tito_core.termination import Termination, record_termination
 
 RAW = Semantics(False, 1.0, False, "test")
@@ -75,7 +75,8 @@ def grow(
         np.array(ids, np.int32),
         -np.arange(1, output + 1, dtype=np.float32) / 8,
     )
-    draft = make_draft(parent, before, [1] * prompt, [1] * output)
+    sampling = Sampling({"temperature": semantics.temperature or 1.0})
+    draft = make_draft(parent, before, [1] * prompt, [1] * output, sampling=sampling)
     return ledger.commit(
         replace(draft, columns=columns, engine=record, finish=finish, constrained=constrained, stop=None)
     ).index

@@ -34,8 +34,8 @@ class Batch:
         attention_mask: int64, shape (b, l): 1 on tokens, 0 in the padding.
         position_ids: int64, shape (b, l): 0, 1, ... from a sample's first token; 0 in the padding.
         loss_mask: int64, shape (b, l): 1 on trained tokens.
-        logprobs: float32, shape (b, l): the engine's logprob of every sampled token, 0.0 elsewhere. The samples'
-            `semantics` say what they mean.
+        logprobs: float32, shape (b, l): the engine's logprob of every sampled token, 0.0 elsewhere, unchecked. The
+            samples' `semantics` and `kept` say what they mean; `logprobs_for` checks them.
         prompt_lengths: int64, shape (b,).
         lengths: int64, shape (b,).
         credit: float32, shape (b, l): rewards of turns and tool calls; see `TrainingSample.credit`.

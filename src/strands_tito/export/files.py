@@ -55,6 +55,7 @@ class ExportOptions:
             rewards itself; "untrained" writes 0 and masks the row in the formats of slime and verl, whose own code
             fails on null, and null in the others.
         train_constrained: Whether to train tokens that were sampled under a grammar.
+        replays: Whether slime replays kept sets; see `top_p_replay` of `slime.fields_of`.
         decoder: Returns the decoder of a rollout's tokenizer. Only slime's rows have text.
     """
 
@@ -65,6 +66,7 @@ class ExportOptions:
     agent: str | None = None
     missing_reward: float | Literal["untrained"] | None = "untrained"
     train_constrained: bool = False
+    replays: bool = False
 
 
 @dataclass(slots=True)
@@ -226,7 +228,8 @@ def _slime_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[
         decode = options.decoder(export.ledger)
         for sample, trained in export.rows:
             refuse_images(sample.images, "a JSON line of slime", sample.identity.rollout_id)
-            fields = slime.fields_of(sample, decode=decode, temperature=options.temperature, logprobs=options.logprobs)
+            chosen: Any = {"temperature": options.temperature, "logprobs": options.logprobs}
+            fields = slime.fields_of(sample, decode=decode, top_p_replay=options.replays, **chosen)
             fields["remove_sample"] |= not trained
             if fields["remove_sample"] and fields["reward"] is None:
                 fields["reward"] = 0.0

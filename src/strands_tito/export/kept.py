@@ -19,9 +19,12 @@ from tito_core.ledger.turn import Draft
 
 Mass = npt.NDArray[np.float32]
 EXACT = 1e-4
-"""Bounds of a probability that differ by less are one number, and a kept set with all but this is everything."""
-_HARMLESS = frozenset({"temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"})
-"""Sampling parameters that change no distribution, or only by what `Semantics.temperature` and the kept set say."""
+"""Bounds of a probability that differ by a smaller share are one number; a kept set with all but this is everything."""
+_HARMLESS = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "extra"}
+)
+_HARMLESS_EXTRA = frozenset({"stop_regex", "repetition_detection", "include_stop_str_in_output", "stream_interval"})
+"""Sampling parameters, and fields in `extra`, that change no distribution, or are compared on their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,7 @@ def kept_logprobs(scores: Any, token_ids: Any, kept: KeptSets) -> Any:
 
     Args:
         scores: Logits divided by the temperature, or logprobs: a NumPy array or a torch tensor, shape (n, vocabulary).
+            Row i scores token i: of a model's logits it is the one at index i - 1.
         token_ids: Ids of the tokens, shape (n,).
         kept: Their kept sets.
 
@@ -113,21 +117,21 @@ def kept_sets(turns: Sequence[tuple[Draft, int]], length: int) -> KeptSets | Non
         length: Number of tokens, n.
 
     Returns:
-        None if the logprobs of no token are changed by a truncation or in another way, and no set was recorded.
+        None if the logprobs of all tokens are those of the distributions that were sampled. Turns of which that is true
+        have no sets.
     """
     counts, mass = np.zeros(length, np.int64), np.ones((length, 2), np.float32)
     found: list[npt.NDArray[Any]] = []
     is_whole = True
     for draft, start in turns:
         place = slice(start, start + draft.columns.output)
-        mask = draft.extras.get("sampling_mask")
-        if mask is not None:
+        if (bounds := mass_of(draft)) is None:  # a greedy answer's recorded set is the token alone
+            continue
+        is_whole, mass[place] = False, bounds
+        if (mask := draft.extras.get("sampling_mask")) is not None:
             rows = mask.values.astype(np.int32)
             counts[place] = (rows >= 0).sum(axis=1)
             found.append(rows[rows >= 0])
-        bounds = mass_of(draft)
-        is_whole = is_whole and mask is None and bounds is None
-        mass[place] = 1 if bounds is None else bounds
     if is_whole:
         return None
     ids = np.concatenate(found) if found else np.zeros(0, np.int32)
@@ -147,12 +151,12 @@ def mass_of(draft: Draft) -> Mass | None:
         float32, shape (n, 2), or None where the logprobs are those of the distribution that was sampled.
     """
     n, sampling, semantics = draft.columns.output, draft.sampling, draft.engine.semantics
+    unknown, is_moved = np.tile(np.array([0, 1], np.float32), (n, 1)), _is_moved(draft)
     if not is_truncated(sampling):
-        return np.tile(np.array([0, 1], np.float32), (n, 1)) if semantics.adjusted else None
+        return unknown if is_moved or semantics.adjusted else None
     top, mask = draft.extras.get("top_logprobs"), draft.extras.get("sampling_mask")
-    has_scale = semantics.temperature == sampling.get("temperature", 1.0)
-    if top is None or not has_scale or (semantics.adjusted and (mask is None or _is_changed_otherwise(draft))):
-        return np.tile(np.array([0, 1], np.float32), (n, 1))
+    if is_moved or top is None or (semantics.adjusted and (mask is None or draft.constrained)):
+        return unknown
     p = np.exp(np.nan_to_num(top.values.astype(np.float64), nan=-np.inf))
     if mask is None:
         bounds = _of_prefix(-np.sort(-p, axis=1), sampling)
@@ -167,11 +171,17 @@ def mass_of(draft: Draft) -> Mass | None:
     return np.clip(bounds, 0, 1).astype(np.float32)
 
 
-def _is_changed_otherwise(draft: Draft) -> bool:
-    """Return whether something else than a truncation changed the distribution: a penalty, a grammar, a bias."""
-    sampling = draft.sampling
-    others = {name for name, value in sampling.items() if value and name not in _HARMLESS}
-    return draft.constrained or bool(others - {"repetition_penalty"}) or sampling.get("repetition_penalty", 1.0) != 1.0
+def _is_moved(draft: Draft) -> bool:
+    """Return whether something else than a truncation makes the sampled distribution another than the logprobs' own.
+
+    That is another temperature, a penalty or a bias, before which vLLM takes its raw logprobs. All logprobs are those
+    after a grammar.
+    """
+    sampling, temperature = draft.sampling, draft.sampling.get("temperature", 1.0)
+    others = {name for name, value in sampling.items() if value} - _HARMLESS - {"repetition_penalty"}
+    is_biased = bool(others or set(sampling.get("extra") or ()) - _HARMLESS_EXTRA)
+    is_scaled = bool(temperature) and draft.engine.semantics.temperature != temperature
+    return is_scaled or is_biased or sampling.get("repetition_penalty", 1.0) != 1.0
 
 
 def _of_prefix(p: npt.NDArray[np.float64], sampling: Mapping[str, Any]) -> npt.NDArray[np.float64]:
@@ -194,8 +204,14 @@ def _of_prefix(p: npt.NDArray[np.float64], sampling: Mapping[str, Any]) -> npt.N
         likely = (p * (p >= least[:, None])).sum(axis=1)
         low, high = np.minimum(low, likely), np.where(last < least, np.minimum(high, likely), high)
     if top_p < 1:
-        reached = total >= top_p
-        nucleus = np.where(reached.any(axis=1), total[np.arange(len(p)), reached.argmax(axis=1)], 1)
-        alone = (top_k <= 0) & (min_p <= 0) & reached.any(axis=1)
-        low, high = np.where(alone, nucleus, low * top_p), np.minimum(high, nucleus)
+        alone = (top_k <= 0) & (min_p <= 0) & (total[:, -1] >= top_p - EXACT)
+        # Rounding decides which tokens a sum that equals top_p has.
+        low = np.where(alone, _reaching(total, top_p - EXACT), low * top_p)
+        high = np.minimum(high, _reaching(total, top_p + EXACT))
     return np.stack([np.minimum(low, high), high], axis=1)
+
+
+def _reaching(total: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.float64]:
+    """Return per row the first sum that is at least this, or 1."""
+    reached = total >= least
+    return np.where(reached.any(axis=1), total[np.arange(len(total)), reached.argmax(axis=1)], 1)

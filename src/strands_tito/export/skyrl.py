@@ -54,6 +54,7 @@ def generator_output_of(
     agent: str | None = None,
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
+    replays: bool = False,
 ) -> GeneratorOutput:
     """Return rollouts as a SkyRL generator does, in the order of the input batch.
 
@@ -68,6 +69,8 @@ def generator_output_of(
         agent: See `samples_of` and `sample_of`.
         logprobs: See `LogprobPolicy`; with "omit" `rollout_logprobs` is None.
         train_constrained: Whether to train tokens that were sampled under a grammar.
+        replays: SkyRL's own `trainer.algorithm.enable_sample_support_replay`. Without it SkyRL ignores kept sets, so a
+            truncated rollout is refused.
 
     Raises:
         MissingPackageError: skyrl is not installed.
@@ -75,7 +78,7 @@ def generator_output_of(
         ValueError: No rollout has a reward, only some have experts, or "steps" has no trajectory ids.
 
     `rewards` has one number for each row; where turns or calls have rewards, one for each token of the response.
-    `rollout_sample_support`, where SkyRL has it, holds the kept sets for its `enable_sample_support_replay`.
+    `rollout_sample_support`, where SkyRL has it and `replays`, holds the kept sets.
     `env_metrics`, where SkyRL has it, names each row's rollout, group, task, sample and agent.
     """
     base = import_optional("skyrl.train.generators.base", "skyrl")
@@ -83,7 +86,7 @@ def generator_output_of(
         raise ValueError("branches='steps' needs trajectory_ids: pass those of SkyRL's input batch.")
     ids = list(trajectory_ids) if trajectory_ids is not None else [None] * len(rollouts)
     fields = base.GeneratorOutput.__annotations__
-    replays = _SUPPORT in fields  # from 0.4 on
+    replays = replays and _SUPPORT in fields  # from 0.4 on
     options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs, "replays": replays}
     rows: list[_Row] = []
     if branches == "last":

@@ -75,7 +75,7 @@ def fields_of(
     logprobs: LogprobPolicy = "checked",
     processor: Any = None,
     images: bool = True,
-    top_p_replay: bool = True,
+    top_p_replay: bool = False,
     teacher: str = TEACHER,
 ) -> dict[str, Any]:
     """Return the fields of slime's `Sample` for a trajectory, except `status`.
@@ -87,7 +87,8 @@ def fields_of(
         logprobs: See `LogprobPolicy`; with "omit" `rollout_log_probs` is None.
         processor: The model's processor of transformers; needed for images.
         images: Whether to return and check what slime needs to train images; False for an evaluation.
-        top_p_replay: Whether slime replays kept sets, which it does where its `--rollout-top-p` is not 1.
+        top_p_replay: Whether slime replays kept sets, which it does where its `--rollout-top-p` is not 1; then it
+            needs those of every sample.
         teacher: The column of `Teacher` that becomes `teacher_log_probs`.
 
     Returns:

@@ -139,7 +139,7 @@ def sampled_logprobs(
         return logprobs
     low, high = kept.mass.T.astype(np.float64)
     cut = trained & (low < 1 - EXACT)
-    ready = replays & (kept.counts > 0) & (high - low < EXACT)
+    ready = replays & (kept.counts > 0) & (high - low < EXACT * low)
     if (cut & ~ready).any():
         raise LogprobMismatchError(_refusal(low, high, cut & ~ready, trainer, rollout, replays))
     return np.where(cut, logprobs - np.log(np.where(cut, low, 1)), logprobs).astype(np.float32)
@@ -163,13 +163,15 @@ def _refusal(
         )
     if unknown := int((wrong & ~known).sum()):
         off += f" For {unknown} of them it is unknown by how much: no top logprobs of their distribution are recorded."
-    why = "finds no kept sets of known probability" if replays else "has no place for kept sets"
+    lacks = "has no place for kept sets, or does not replay them"
+    why = "finds no kept sets of known probability" if replays else lacks
     return (
         f"Law 11: {int(wrong.sum())} trained tokens of rollout {rollout} were sampled under top_k, top_p or min_p, "
-        f"with p(token) / p(kept set), and {trainer} {why}, so its ratio would be wrong.{off} Sample with top_k=-1, "
-        "top_p=1 and min_p=0; or, for a trainer that replays kept sets, with a finite top_k and optional_outputs="
-        "{'sampling_mask': True, 'top_logprobs': top_k}. Or pass logprobs='omit' to let the trainer compute its own, "
-        "or logprobs='as-recorded' to use them unchecked."
+        "with p(token) / p(kept set), or after a penalty, a bias or another temperature than the logprobs have, and "
+        f"{trainer} {why}, so its ratio would be wrong.{off} Sample at the trainer's temperature with top_k=-1, "
+        "top_p=1, min_p=0 and no penalties. Or, for a trainer that replays kept sets, sample with a finite top_k and "
+        "optional_outputs={'sampling_mask': True, 'top_logprobs': top_k}, and tell the exporter. Or pass "
+        "logprobs='omit' to let the trainer compute its own, or logprobs='as-recorded' to use them unchecked."
     )
 
 

@@ -54,6 +54,7 @@ def trace_of(
     logprobs: Literal["checked", "as-recorded"] = "checked",
     train_constrained: bool = False,
     processor: Any = None,
+    replays: bool = False,
 ) -> WireTrace:
     """Return a rollout as a trace: for each turn, its delta as a user node and its answer as an assistant node.
 
@@ -70,9 +71,11 @@ def trace_of(
         train_constrained: Whether to train tokens that were sampled under a grammar.
         processor: The model's processor of transformers, with which the number of tokens of each image is checked.
             verifiers before 0.4 needs it for images: its nodes hold the processor's tensors, which prime-rl trains.
+        replays: Whether the trainer computes its logprobs over the nodes' `sampling_mask`, which verifiers has from 0.4
+            on. Otherwise a truncated rollout is refused.
 
-    Kept sets are the `sampling_mask` of a turn's answer. Images are data URLs in the content of their user node, and
-    tokens are expanded, as verifiers records a rollout itself; from 0.4 on the trainer makes the tensors.
+    Kept sets are the `sampling_mask` of a turn's answer, if `replays`. Images are data URLs in the content of their
+    user node, and tokens are expanded, as verifiers records a rollout; from 0.4 on the trainer makes the tensors.
 
     Raises:
         MissingPackageError: verifiers is not installed.
@@ -89,7 +92,7 @@ def trace_of(
     tensors = bool(rollout.images) and _has_field(vf, "multi_modal_data")
     if tensors and processor is None:
         refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
-    replays, media = _has_field(vf, "sampling_mask"), media_ids_of(rollout)
+    replays, media = replays and _has_field(vf, "sampling_mask"), media_ids_of(rollout)
     for trajectory in rollout.trajectories:
         refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), media, "verifiers", rollout.uuid)
     for turn in rollout:

@@ -77,7 +77,8 @@ def _mismatch(log_ratio: npt.NDArray[np.float64]) -> Mismatch:
     weights = np.exp(log_ratio - log_ratio.max())  # a common factor does not change the effective size
     with np.errstate(over="ignore"):
         ratio = np.exp(log_ratio)
-        kl, reverse = ratio - 1 - log_ratio, ratio * (log_ratio - 1) + 1
+        terms = ratio - 1 - log_ratio, ratio * (log_ratio - 1) + 1
+    kl, reverse = (np.maximum(each, 0) for each in terms)  # rounding makes some of equal policies negative
     far = (ratio < FAR_RATIOS[0]) | (ratio > FAR_RATIOS[1])
     n = len(log_ratio)
     effective = float(weights.sum() ** 2 / (n * (weights**2).sum()))

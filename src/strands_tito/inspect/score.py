@@ -18,6 +18,7 @@ from strands_tito.inspect.mismatch import Mismatches, mismatch_of
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.laws import ROUNDING
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Semantics, Turn, VocabularyCheck
 
@@ -158,7 +159,7 @@ def _decoded(column: str, ledger: Ledger, turn: Turn, value: Any) -> Logprobs:
         logprobs = np.frombuffer(base64.b64decode(value["logprobs"], validate=True), "<f4").astype(np.float32)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         _refuse(column, ledger, turn.index, error)
-    if len(logprobs) != turn.own_length or np.any(logprobs > 0) or np.isinf(logprobs).any():
+    if len(logprobs) != turn.own_length or np.any(logprobs > ROUNDING) or np.isinf(logprobs).any():
         _refuse(column, ledger, turn.index, f"{len(logprobs)} logprobs for {turn.own_length} tokens, or one above 0")
     return logprobs
 

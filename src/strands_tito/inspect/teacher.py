@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, encoded, expect_same, recorded
 from strands_tito.inspect.verify import score_path
-from tito_core.backend.errors import BadRequestError
+from tito_core.backend.errors import BadRequestError, ServerChangedError
 from tito_core.backend.generate import connected
+from tito_core.backend.http.watch import Check, Watched
 from tito_core.backend.images import media_ids_of
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
-from tito_core.backend.replicas import task_group
+from tito_core.backend.replicas import servers_of, task_group
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.ledger import Ledger
@@ -64,6 +65,9 @@ class Teacher:
             bound = await asyncio.to_thread(bind, tokenizer)
             info = await connected(engine)
             check = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
+            for server in servers_of(engine):
+                if isinstance(server, Watched):
+                    server.watch.add(f"teacher {bound.template.certificate.tokenizer}", _still_as(bound, info))
         except BaseException:
             if engine is not backend:
                 await engine.aclose()
@@ -76,6 +80,7 @@ class Teacher:
         Raises:
             BadRequestError: The server cannot score it: it is too long, or its images cannot be sent.
             BackendError: Scoring failed.
+            ServerChangedError: The server was replaced by one of another model, version or weight version.
             ProtocolViolationError: The scores are not those of these ids (law 4).
         """
         found = await score_path(trajectory, self.backend, self.bound.template.certificate.media_ids)
@@ -157,3 +162,19 @@ class Teacher:
         source = f"{info.backend} {info.version or 'of unknown version'}, scored"
         meaning = Semantics(False, 1.0, adjusted=False, source=source)
         return dict(zip(FACTS, (info.model, info.weight_version, vocabulary, meaning), strict=True))
+
+
+def _still_as(bound: Bound, found: EngineInfo) -> Check:
+    """Return the check that a teacher's server still has the vocabulary and the weights that it had at connect."""
+
+    async def check(server: Backend, now: EngineInfo) -> None:
+        await compare(server, now, bound.tokenizer, bound.template, bound.parser)
+        if None not in (found.weight_version, now.weight_version) and found.weight_version != now.weight_version:
+            raise ServerChangedError(
+                f"Law 11: the {server.name} server of the teacher was interrupted, and its weight version is "
+                f"{now.weight_version!r}, no longer {found.weight_version!r}. Start it as it was, or give its scores "
+                "another name.",
+                backend=server.name,
+            )
+
+    return check

@@ -136,6 +136,9 @@ async def score_path(
         return f"the ledger holds the files of {len(trajectory.images)} of its {len(spans)} images."
     if spans and stray_placeholders(trajectory.token_ids, spans, media_ids):
         return "the policy sampled the placeholder of an image, so the server would put the images elsewhere."
+    rows = (await connected(backend)).vocab_size
+    if rows is not None and (largest := int(trajectory.token_ids.max())) >= rows:
+        return f"it holds the id {largest}, and the server's vocabulary has {rows} ids."
     try:
         if not spans:
             return await score(backend, trajectory.token_ids, adapter=adapter)

@@ -50,8 +50,8 @@ class AdapterChecks:
             )
 
     def forget(self) -> None:
-        """Measure every adapter again, since the server may have been replaced."""
-        self._scores.clear()
+        """Measure every adapter again, since the server may have been replaced, also those that are being measured."""
+        self._scores = {}
 
     async def check(self, backend: Backend, prompt: Callable[[], TokenIds], adapter: Adapter) -> None:
         """Measure an adapter, unless it has been measured. Rollouts that begin meanwhile wait for the same measurement.
@@ -69,26 +69,31 @@ class AdapterChecks:
             return
         loop = asyncio.get_running_loop()
         tasks = self._running.setdefault(loop, {})
-        if adapter not in tasks:
-            task = tasks[adapter] = loop.create_task(self._measure(backend, prompt(), adapter))
-            task.add_done_callback(lambda done: tasks.pop(adapter) and (done.cancelled() or done.exception()))
-        await asyncio.shield(tasks[adapter])
+        while adapter not in self._scores:
+            if adapter not in tasks:
+                task = tasks[adapter] = loop.create_task(self._measure(backend, prompt(), adapter))
+                task.add_done_callback(lambda done: tasks.pop(adapter) and (done.cancelled() or done.exception()))
+            await asyncio.shield(tasks[adapter])
 
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
-        found = [await self._on(number, server, ids, adapter) for number, server in enumerate(servers_of(backend))]
-        self._scores[adapter] = found
+        known = self._scores  # another one after `forget`
+        found = [await _scored(server, ids, adapter) for server in servers_of(backend)]
+        # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
+        others = list(known.items())
+        for number, (own, plain, noise) in enumerate(found):
+            compared = {"the model alone": plain, **{f"the adapter {name}": each[number] for name, each in others}}
+            for name, scores in compared.items():
+                if (effect := _apart(own, scores)) <= noise:
+                    _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", backend.name)
+        known[adapter] = [own for own, *_ in found]
 
-    async def _on(self, number: int, server: Backend, ids: TokenIds, adapter: Adapter) -> Logprobs:
-        """Return an adapter's scores on one server, after comparing them with all others."""
-        plain = await score(server, ids)
-        own = await score(server, ids, adapter=adapter)
-        noise = ABOVE_NOISE * _apart(plain, await score(server, ids))
-        _log.info("adapter=<%s> | its scores differ from the model's by up to %g nats", adapter, _apart(own, plain))
-        others = {f"the adapter {other}": scores[number] for other, scores in list(self._scores.items())}
-        for name, scores in {"the model alone": plain, **others}.items():
-            if (effect := _apart(own, scores)) <= noise:
-                _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", server.name)
-        return own
+
+async def _scored(server: Backend, ids: TokenIds, adapter: Adapter) -> tuple[Logprobs, Logprobs, float]:
+    """Return the scores of an adapter and of the model alone on one server, and how far equal ones may be apart."""
+    plain = await score(server, ids)
+    own = await score(server, ids, adapter=adapter)
+    _log.info("adapter=<%s> | its scores differ from the model's by up to %g nats", adapter, _apart(own, plain))
+    return own, plain, ABOVE_NOISE * _apart(plain, await score(server, ids))
 
 
 def _refuse_equal(adapter: Adapter, other: str, apart: str, backend: str) -> None:

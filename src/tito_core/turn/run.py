@@ -74,6 +74,8 @@ async def run_turn(
             assert isinstance(part, TokenResponse)  # the last part is the whole response
         else:
             part = await generate_answer(policy.backend, request, turn_input.cancel_signal, settings)
+        if request.adapter is not None:  # again where the server was replaced meanwhile
+            await policy._adapters.check(policy.backend, policy.probe_ids, request.adapter)
         await check_sampled_ids(policy, request, part)
         response = with_stop(policy, request, part)
         await yield_to_loop()

@@ -135,7 +135,9 @@ def a_whole_group_is_trained_without_its_bad_rows() -> None:
 def kept_sets_are_skyrls() -> None:
     """SkyRL checks and packs them, and torch's logprobs over them are those that were sampled."""
     truth = sampled(3, 3, top=12, mask=True, top_k=4)
-    options = {**OPTIONS, "logprobs": "checked"}
+    options = {**OPTIONS, "logprobs": "checked", "replays": True}
+    with pytest.raises(LogprobMismatchError, match="SkyRL has no place for kept sets, or does not replay them"):
+        generator_output_of([truth.ledger], **{**options, "replays": False})
     if "rollout_sample_support" not in GeneratorOutput.__annotations__:
         with pytest.raises(LogprobMismatchError, match="SkyRL has no place for kept sets"):
             generator_output_of([truth.ledger], **options)

@@ -259,7 +259,7 @@ def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
 def kept_sets_are_slimes() -> None:
     """slime's own check of the offsets, its tensors, and the set of each trained token."""
     truth = sampled(3, 3, top=12, mask=True, top_p=0.8, top_k=6)
-    (sample,) = fan_out(Sample(index=3), truth.ledger, **{**OPTIONS, "logprobs": "checked"})
+    (sample,) = fan_out(Sample(index=3), truth.ledger, **{**OPTIONS, "logprobs": "checked", "top_p_replay": True})
     sample._validate_response_metadata_lengths()
     names = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
     batch: dict[str, Any] = {"tokens": [sample.tokens], "loss_masks": [sample.loss_mask]}

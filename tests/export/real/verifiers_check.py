@@ -115,11 +115,13 @@ def other_logprobs_are_refused() -> None:
 def kept_sets_are_verifiers() -> None:
     """From 0.4 on a branch has its kept sets, over the wire too; before, what needs them is refused."""
     truth = sampled(3, 3, top=12, mask=True, top_k=4)
-    if version("verifiers").startswith("0.3") and "sampling_mask" not in node_fields():
-        with pytest.raises(LogprobMismatchError, match="verifiers has no place for kept sets"):
-            trace_of(truth.ledger, **OPTIONS)
+    lacks_them = version("verifiers").startswith("0.3") and "sampling_mask" not in node_fields()
+    for replays in [False, *([True] if lacks_them else [])]:
+        with pytest.raises(LogprobMismatchError, match="verifiers has no place for kept sets, or does not replay them"):
+            trace_of(truth.ledger, **OPTIONS, replays=replays)
+    if lacks_them:
         return
-    (branch,) = over_the_wire(trace_of(truth.ledger, **OPTIONS)).branches
+    (branch,) = over_the_wire(trace_of(truth.ledger, **OPTIONS, replays=True)).branches
     mask = branch.sampling_mask
     rows = np.split(mask.ids, np.cumsum(mask.counts)[:-1])
     own = [row.tolist() for row, free in zip(rows, branch.sampled_mask, strict=True) if free]

@@ -51,6 +51,7 @@ from tito_core.ledger.columns import TokenIds
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+R = TypeVar("R", RawResponse, RawScores)
 ABORT_WITHIN_S = 5.0
 """Longest time for one abort, and for all aborts at the end of a loop or process, in seconds."""
 WATCH_S = 1.0
@@ -131,13 +132,14 @@ class HttpBackend(ABC):
             await self.watch.before(self, info, self.discover)
         return info
 
-    async def counted(self, raw: RawResponse) -> RawResponse:
-        """Return an answer, after a check that the server is that of `connect` where one is due.
+    async def counted(self, raw: R) -> R:
+        """Return an answer or scores, after a check that the server is that of `connect` where one is due.
 
         Raises:
             ServerChangedError: See `ServerWatch.after`.
         """
-        await self.watch.after(self, await self.connect(), self.discover, raw.served_by)
+        served_by = raw.served_by if isinstance(raw, RawResponse) else None
+        await self.watch.after(self, await self.connect(), self.discover, served_by)
         return raw
 
     def rank_of(self, session_id: str) -> int:
