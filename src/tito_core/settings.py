@@ -142,6 +142,8 @@ def _adapter(given: Any) -> Adapter | None:
         return None
     if not isinstance(adapter, Adapter) or not is_text(adapter.name) or not adapter.name:
         raise InvalidValueError(f"adapter must be a name, an Adapter(name, version) or None, not {short_repr(given)}.")
+    if "@" in adapter.name:
+        raise InvalidValueError(f"adapter {adapter.name!r} has '@', which stands before versions: give another name.")
     if not (adapter.version is None or is_text(adapter.version)) or type(adapter.fresh) is not bool:
         raise InvalidValueError(
             f"version must be a string or None, and fresh a boolean, not as in {short_repr(given)}."

@@ -385,8 +385,8 @@ def test_refused_optional_outputs_are_left_out() -> None:
         assert len(backend.sequences) == 1
 
 
-def test_a_server_that_requires_top_k_still_has_capabilities() -> None:
-    backend = MeasuredServer([-1.0] * 8, [], ((0.5, 0.5), (0.5, 0.5)), refuses=[None, REFUSED, REFUSED])
+def test_a_server_that_samples_from_few_only_still_has_capabilities() -> None:
+    backend = MeasuredServer([-1.0] * 8, [], ((0.5, 0.5), (0.5, 0.5)), refuses=[None, *[REFUSED] * 4])
     info = found(backend)
     assert info.capabilities == Capabilities(None, prompt_logprobs=False, routed_experts=False, sampling_mask=False)
     assert (info.processed_logprobs, info.truncated_logprobs, backend.sequences) == (None, None, [])

@@ -283,7 +283,7 @@ async def test_a_name_has_one_version() -> None:
 
 async def test_bad_adapters_are_refused_at_once() -> None:
     policy = await policy_of("vllm", served("vllm"))
-    bad: list[Any] = ["", 3, Adapter(""), Adapter("a", 3), Adapter("a", fresh=1), ("one", "1")]  # type: ignore[arg-type]
+    bad: list[Any] = ["", 3, "math@2", Adapter(""), Adapter("a", 3), Adapter("a", fresh=1), ("one", "1")]  # type: ignore[arg-type]
     for value in bad:
         with pytest.raises(InvalidValueError):
             policy.model(adapter=value)
