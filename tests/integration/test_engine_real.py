@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 import tito_engines as engines
-from support.keeping import ON_SGLANG
 
 pytestmark = pytest.mark.engine
 PROMPT = [9707, 11, 1879, 0]
@@ -55,7 +54,8 @@ async def test_it_answers_in_token_ids_and_leaves_no_process(name: str) -> None:
     assert not [process for process in processes if process.is_running()]
 
 
-@pytest.mark.parametrize("name", ON_SGLANG)
+@pytest.mark.long
+@either
 def test_it_stops_when_its_parent_is_killed(name: str) -> None:
     script = (
         "import time; from strands_tito import engines\n"

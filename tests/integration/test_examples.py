@@ -45,7 +45,7 @@ class Here:
     weights: Path
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
+@pytest.fixture(scope="module", params=ONCE)
 def here(request: pytest.FixtureRequest) -> Iterator[Here]:
     python = install.ensure(engines.find(request.param)).python
     with engines.running_sync(request.param, dev_mode=True) as url:
@@ -82,7 +82,7 @@ async def test_a_sub_agent_is_a_root_of_its_own(here: Here) -> None:
     assert max(roots) == 2, "an outer and an inner agent in one ledger"
 
 
-@pytest.mark.parametrize("here", ONCE, indirect=True)
+@pytest.mark.long
 async def test_partial_rollouts_go_on_under_the_next_weights(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     before = await here.policy.backend.weight_version()  # type: ignore[attr-defined]
     ledgers = await partial_rollouts.main(here.policy, seconds=8.0)  # a busy vLLM may accept requests up to 3 s late
@@ -95,7 +95,6 @@ async def test_partial_rollouts_go_on_under_the_next_weights(here: Here, capsys:
     assert float(capsys.readouterr().out.split("at most ")[1].split()[0]) < 1e-4
 
 
-@pytest.mark.parametrize("here", ONCE, indirect=True)
 async def test_drift_is_counted_and_shown(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     changed, turns = await drift.main(here.policy)
     lines = capsys.readouterr().out.splitlines()
@@ -124,7 +123,7 @@ async def trained(here: Here, folder: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("here", ONCE, indirect=True)
+@pytest.mark.long  # test_weights_real.py changes weights in CI
 async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: Here, tmp_path: Path) -> None:
     for number in range(TRIES):
         run = await trained(here, tmp_path / str(number))
@@ -175,7 +174,6 @@ def test_a_student_of_another_engines_model_comes_nearer_to_it() -> None:
     assert all(update["apart"][0] <= 1e-3 for update in run.updates)
 
 
-@pytest.mark.parametrize("here", ONCE, indirect=True)
 def test_the_learner_equals_a_plain_implementation(here: Here, tmp_path: Path) -> None:
     model = models.ensure("qwen3-tiny", here.python)
     command = [here.python, CHECK, ROOT / "examples" / "training", model, tmp_path]

@@ -25,7 +25,6 @@ from strands_tito.export.slime import fields_of
 from strands_tito.export.trainer import prompt_response_of, trained_turns
 from strands_tito.integrations.trl import columns_of
 from support import calculating
-from support.keeping import ON_SGLANG
 from support.real import Served
 from support.scripted import tokenizer
 from tito_compat.spans import emit_spans
@@ -35,8 +34,8 @@ from tito_core.termination import record_termination, termination_of
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.long,  # every turn that CI samples is scored again; exporters read the same ledgers
     pytest.mark.timeout(600),
-    pytest.mark.parametrize("served", ON_SGLANG, indirect=True, scope="module"),
 ]
 ROLLOUTS, PAD = 12, 0
 ROUNDS = 5

@@ -16,7 +16,7 @@ from support.real import Served, policy_at, serve
 from tito_core.backend import BadRequestError
 from tito_core.ledger import LawViolationError, VocabularyCheck, check_ledger
 
-pytestmark = [pytest.mark.engine, pytest.mark.parametrize("bare", ["sglang"], indirect=True)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.parametrize("bare", ["sglang"], indirect=True)]
 NATS = 1e-3
 
 
