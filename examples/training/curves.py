@@ -150,7 +150,7 @@ COLOURS = {
     "sglang, taught": "#b08a1e",
 }
 
-LOOKS = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
+LOOKS: dict[Any, Any] = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
 """Equal figures make equal files, and text is not converted to paths."""
 DARK = """<style>@media (prefers-color-scheme: dark) { text { fill: #e6e9ea } path[style="fill: #ffffff"] {
 fill: #1b2024 !important } [style*="stroke: #000000"] { stroke: #a3adb3 !important } }</style>"""
