@@ -50,7 +50,7 @@ class Places:
         return len(self.chosen)
 
     def only(self, subset: str) -> Places:
-        """Return the tokens of one subset; all tokens if there is no subset of that name."""
+        """Return the tokens of a subset, or all tokens if no subset has the name."""
         of = self.subsets.get(subset, np.ones(len(self), bool))
         return Places(self.stated[of], self.chosen[of], self.ends[of], self.seen[of], self.surprise[of], {})
 

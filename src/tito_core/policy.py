@@ -6,18 +6,16 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, Unpack, get_args
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from tito_core.backend.adapters import AdapterChecks
 from tito_core.backend.errors import ServerChangedError, printable
-from tito_core.backend.generate import connected, tokenize
+from tito_core.backend.generate import connected
 from tito_core.backend.http.watch import REMEDY, Check, Watched
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import Backend, EngineInfo
@@ -27,14 +25,11 @@ from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
 from tito_core.backend.semantics import common_measurement, measure, semantics_of
 from tito_core.backend.values import InvalidValueError, short_repr
 from tito_core.chat.certify import Certificate, ContentTokens
-from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.probes import cases, user_message
+from tito_core.chat.probes import user_message
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
-from tito_core.chat.traced import Traced
 from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.laws import check_same_ids, check_vocab_size
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Sampling, Server, VocabularyCheck
 from tito_core.parsing.registry import (
@@ -48,9 +43,9 @@ from tito_core.parsing.registry import (
 )
 from tito_core.settings import RolloutOptions
 from tito_core.store import LedgerFile
+from tito_core.vocabulary import QUESTION, compare
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
@@ -529,124 +524,3 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
             return runner.run(work)
 
     return in_thread(run, runner.stop)
-
-
-async def compare(
-    backend: Backend,
-    info: EngineInfo,
-    tokenizer: PreTrainedTokenizerBase,
-    template: ChatTemplate,
-    parser: ToolParser,
-) -> VocabularyCheck:
-    """Compare the client's tokenizer with the server's; the ledger records how it was compared.
-
-    With another tokenizer than the server's a rollout would run without an error, on ids with other meanings.
-
-    Only tokens that a rollout can send are compared: ordinary text, added tokens that text becomes, and the control
-    tokens that the chat template or the parser uses (all, where content may become control tokens). Other added tokens
-    may differ, since they are never exchanged. A server whose tokenizer encodes control tokens as text (vLLM's Mistral
-    mode) is compared on ordinary text, and the result is that of the sizes.
-
-    Args:
-        backend: A connected backend.
-        info: What the server reported.
-        tokenizer: The client's tokenizer.
-        template: Its chat template.
-        parser: Its parser.
-
-    Raises:
-        LawViolationError: The tokenizers differ (law 15).
-        BackendError: The server could not be reached.
-    """
-    names = {
-        "tokenizer": tokenizer.name_or_path or "(unnamed)",
-        "server": f"the {backend.name} server of {info.model!r}",
-    }
-    probes = [*_probes(tokenizer, template, parser)]
-    server_ids = await _server_ids(backend, probes)
-    encoded = [(probe, ids) for probe, ids in zip(probes, server_ids, strict=True) if ids is not None]
-    if not all(np.array_equal(ids, probe.as_text) for probe, ids in encoded):
-        for probe, ids in encoded:
-            check_same_ids(probe.text, probe.ids.tolist(), ids.tolist(), **names)
-    if len(encoded) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in encoded):
-        return VocabularyCheck.TOKENIZE
-    check = VocabularyCheck.NOT_CHECKED
-    if info.vocab_size is not None:
-        check_vocab_size(_largest_id(template.encoder.tokenizer, probes), info.vocab_size, **names)
-        check = VocabularyCheck.VOCAB_SIZE
-    why = "reads control tokens as text" if encoded else "does not encode text for clients"
-    logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
-    return check
-
-
-ORDINARY = (
-    "The quick brown fox jumps over the lazy dog, doesn't it?",
-    "0 12 345 6789 31415926 3.14159 2026-11-23",
-    "a  b   c\n\n\n    d\t\te \r\n ",
-    'def f(x: int) -> str:\n    return {"a": [x], "b": f"{x!r}"}  # != <= >= && ||\n',
-    "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
-    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
-)
-"""Texts that vocabularies split differently: words, digits, whitespace, code, other scripts, emoji and symbols."""
-QUESTION = "Count to ten."
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A text with its ids.
-
-    Attributes:
-        text: The text.
-        ids: The client's ids, int32, shape (n,).
-        as_text: The client's ids with control tokens encoded as ordinary text, int32, shape (m,).
-    """
-
-    text: str
-    ids: TokenIds
-    as_text: TokenIds
-
-
-async def _server_ids(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
-    """Return the server's ids of each probe; all None after the first where the server cannot encode text."""
-    first = await tokenize(backend, probes[0].text)
-    if first is None:
-        return [None] * len(probes)
-    return [first, *await asyncio.gather(*(tokenize(backend, probe.text) for probe in probes[1:]))]
-
-
-def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
-    """Yield the probes: ordinary texts, the control tokens in use, a conversation, and a first prompt."""
-    encoder = template.encoder
-    inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
-    for text in ORDINARY:
-        ids = np.array(encoder.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        yield Probe(text, ids, ids)
-    added = [token.content for token in encoder.tokenizer.get_added_tokens_decoder().values()]
-    if words := [text for text in added if text not in encoder.added]:  # a text becomes these
-        ids = inert.encode(Traced.content(" ".join(words), 0)).ids
-        yield Probe(" ".join(words), ids, ids)
-    used = control_strings(parser)
-    source = str(tokenizer.chat_template)
-    ends = {*template.stop_ids, tokenizer.eos_token_id}
-    control = [
-        text
-        for text, index in encoder.added.items()
-        if not encoder.inert or text in source or text in used or index in ends
-    ]
-    renderings = [Traced(" ".join(sorted(control)), ())] if control else []
-    for case in cases():
-        if case.calls and case.tools and case.name in template.certificate.passed:
-            messages = [*case.before, case.answer, *case.new]
-            renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
-            break
-    renderings.append(template.rendering.of_messages([user_message(QUESTION)]))
-    for text in renderings:
-        plain = str.__str__(text)
-        yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
-
-
-def _largest_id(backend: Tokenizer, probes: Sequence[Probe]) -> int:
-    """Return the largest id that the client may send: in the vocabulary without added tokens, or in the probes."""
-    added = backend.get_added_tokens_decoder()
-    ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)
-    return max(ordinary, *(int(probe.ids.max(initial=-1)) for probe in probes))

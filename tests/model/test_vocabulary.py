@@ -22,7 +22,7 @@ from tito_core.backend import BadRequestError, create_backend
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
-from tito_core.policy import ORDINARY
+from tito_core.vocabulary import ORDINARY
 
 Encode = Callable[[str, bool], Sequence[int]]
 
@@ -221,7 +221,7 @@ def test_a_server_without_tokenize_is_recorded_as_not_checked(
         policy = connected(served(kind, **closed), kind)
     assert policy.vocabulary is EXPECTED[kind], "SGLang tells how many rows its embedding has"
     assert policy.ledger().header.vocabulary is EXPECTED[kind]
-    records = [record for record in caplog.records if record.name == "tito_core.policy"]
+    records = [record for record in caplog.records if record.name == "tito_core.vocabulary"]
     assert [record.levelno for record in records] == [logging.WARNING]
     assert str(EXPECTED[kind]) in records[0].getMessage()
 

@@ -117,8 +117,8 @@ def kept_sets(turns: Sequence[tuple[Draft, int]], length: int) -> KeptSets | Non
         length: Number of tokens, n.
 
     Returns:
-        None if the logprobs of all tokens are those of the distributions that were sampled. Turns of which that is true
-        have no sets.
+        The sets. A turn whose recorded logprobs are those of the distribution that was sampled has none. None if all
+        turns are like that.
     """
     counts, mass = np.zeros(length, np.int64), np.ones((length, 2), np.float32)
     found: list[npt.NDArray[Any]] = []

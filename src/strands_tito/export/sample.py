@@ -167,7 +167,7 @@ class TrainingSample:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a trainer has no field for, as JSON: which rollout of which group, which agent, path and turn."""
+        """The identity that a trainer has no field for, as JSON: group, task, sample, agent, path and turn."""
         return {name: getattr(self.identity, name) for name in DESCRIBED}
 
     @property

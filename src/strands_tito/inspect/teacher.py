@@ -22,8 +22,9 @@ from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.ledger.turn import Semantics, VocabularyCheck
-from tito_core.policy import Bound, bind, compare
+from tito_core.policy import Bound, bind
 from tito_core.store.file import LedgerFile
+from tito_core.vocabulary import compare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
