@@ -213,6 +213,23 @@ async def test_rollouts_that_begin_together_share_one_measurement(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_measurement_during_which_the_server_is_replaced_is_made_again(kind: str) -> None:
+    replaced: list[Policy] = []
+
+    def forgotten_once(request: ScriptedRequest) -> float:
+        if request.adapter and scores(request) and replaced:
+            replaced.pop()._adapters.forget()  # as the check of a replaced server does
+        return 0
+
+    engine = served(kind, latency=forgotten_once)
+    policy = await policy_of(kind, engine)
+    replaced.append(policy)
+    before = sum(scores(request) for request in engine.requests)
+    await rollout(policy, "one")
+    assert (replaced, sum(scores(request) for request in engine.requests) - before) == ([], 6)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_measurement_that_fails_is_made_again(kind: str) -> None:
     engine = served(kind)
     policy = await policy_of(kind, engine)
