@@ -121,7 +121,7 @@ mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, or SAMPLE=500 of e
 defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes evidence/defects.md
 	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)
 
-lint: $(READY)  ## ruff, mypy, import contracts and circles, and the calls of a turn
+lint: $(READY)  ## ruff, mypy, import contracts and circles, what every test imports, and the calls of a turn
 	@$(MAKE) --no-print-directory -j 2 -k lint-types lint-turn lint-rest
 
 lint-types: $(READY)
@@ -136,6 +136,7 @@ lint-rest: $(READY)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/house.py --check
 	$(BIN)/python tools/matrix.py --check
+	@echo 'every test can be collected'; tests=$$($(BIN)/python -m pytest --collect-only -qq -m "" 2>&1) || { tail -n 40 <<<"$$tests"; exit 1; }
 
 format: $(READY)  ## format, and apply ruff's fixes
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .

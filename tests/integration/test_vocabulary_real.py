@@ -12,7 +12,7 @@ from support.real import Served
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.ledger import LawViolationError, VocabularyCheck
-from tito_core.policy import ORDINARY
+from tito_core.vocabulary import ORDINARY
 
 pytestmark = pytest.mark.engine
 
