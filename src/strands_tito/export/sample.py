@@ -386,7 +386,11 @@ def credits_of(ledger: Ledger) -> dict[tuple[int, int | None], float]:
     """Return the rewards of turns and of tool calls, by turn and call; the call is None for a whole turn."""
     found = {(note.turn, note.call): note.value for note in ledger.annotations if note.name == REWARD}
     numbers = {place: _number(value) for place, value in found.items()}
-    return {(turn, call): value for (turn, call), value in numbers.items() if turn is not None and value is not None}
+    return {
+        (turn, call): value
+        for (turn, call), value in numbers.items()
+        if turn is not None and value is not None and ledger[turn].draft.columns.output  # files may hold others
+    }
 
 
 def total_of(ledger: Ledger) -> float | None:
