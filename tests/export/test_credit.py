@@ -210,6 +210,16 @@ def test_a_group_by_turn_is_of_samples_that_begin_at_the_same_turn_of_their_agen
     samples = [*samples_of(ledger), *samples_of(chain((2, 2), (1, 1))), *samples_of(with_calls())]
     samples[2] = replace(samples[2], identity=replace(samples[2].identity, group_id="g"))
     assert padded(samples, pad_id=0, group_by="turn").group_index.tolist() == [0, 1, 0, 0, 1]
+    samples[1] = replace(samples[1], identity=replace(samples[1].identity, turn=None))  # of an older file
+    assert padded(samples, pad_id=0, group_by="turn").group_index.tolist() == [0, -1, 0, 0, 1]
+
+
+def test_a_samples_turn_is_counted_among_those_of_its_agent() -> None:
+    """Its path begins with the other's turn; counted among those, it would be in the group of the first sample."""
+    ledger = Ledger(group_id="g")
+    for parent, agent in ((None, "b"), (None, "a"), (1, "b")):
+        ledger.commit(make_draft(parent, ledger.path_length(parent), [100] * 2, [200] * 2, agent=agent))
+    assert [(each.identity.agent, each.identity.turn) for each in samples_of(ledger)] == [("b", 0), ("b", 1)]
 
 
 class Sample(Recorded):  # type: ignore[misc, valid-type]

@@ -50,7 +50,7 @@ class Identity:
         agent: The agent of the path's last turn, as `Draft.agent` names it, or None.
         sample: Number of the rollout within its group, from 0, as `tito collect` writes it; None if there is none.
         turn: Which of its agent's turns, from 0, is the first that is the sample's own. With group and agent it groups
-            samples that begin at the same turn. None in samples of older files.
+            samples that begin at the same turn. None in samples of older files, which are in no group by turn.
     """
 
     rollout_id: str
@@ -348,7 +348,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
             count,
             trajectory.agent,
             sample_number(ledger),
-            sum(turn.draft.agent == own.draft.agent for turn in list(ledger)[: own.index]),
+            _number_of_turn(ledger, trajectory),
         ),
         token_ids=trajectory.token_ids,
         prompt_length=prompt_length,
@@ -368,6 +368,12 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
         scores=scores_of(ledger, trajectory.path),
         credit=_credit_of(ledger, trajectory),
     )
+
+
+def _number_of_turn(ledger: Ledger, trajectory: Trajectory) -> int:
+    """Return how many turns the trajectory's agent made before the first that it has here and on no earlier path."""
+    turns = [turn.index for turn in ledger if turn.draft.agent == trajectory.agent]
+    return turns.index(min(set(turns) & set(trajectory.turns) - trajectory.context_turns))
 
 
 def _credit_of(ledger: Ledger, trajectory: Trajectory) -> Credit | None:
