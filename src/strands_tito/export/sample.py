@@ -280,6 +280,18 @@ def group_fields(by: GroupBy) -> tuple[str, ...]:
     return fields[by]
 
 
+def counted_last(samples: Iterable[TrainingSample], ledger: Ledger, agent: str | None) -> list[TrainingSample]:
+    """Sort the samples of a rollout for a trainer that gives all of them the advantage of the last.
+
+    One that trains tokens and has a reward comes last: where there are several, the last path of the agent, or of the
+    first one.
+    """
+    main = sample_of(ledger, branches="last", agent=agent).identity.trajectory
+    return sorted(
+        samples, key=lambda one: (one.loss_mask.any(), one.total is not None, one.identity.trajectory == main)
+    )
+
+
 def trained_tokens(samples: Iterable[TrainingSample]) -> int:
     """Return the number of tokens that samples train."""
     return sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
