@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
 from strands_tito.export.sample import counted_last
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of
+from strands_tito.export.tinker import datum_of
 from strands_tito.export.trainer import trained_turns
 from strands_tito.export.verifiers import STOP, trace_of
 from strands_tito.export.verl import output_of
@@ -114,6 +116,21 @@ def test_the_step_whose_reward_counts_for_all_is_last() -> None:
     found = generator_output_of([ledger], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
     assert found["rewards"] == [[0.0] * 3, [0.0, 1.0]]
     assert (found["loss_masks"], found["is_last_step"]) == ([[0] * 3, [1] * 2], [False, True])
+
+
+def test_tinkers_advantage_is_zero_where_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, ints = SimpleNamespace(from_numpy=np.copy), SimpleNamespace(from_ints=list)
+    fake = {"TensorData": tensors, "ModelInput": ints, "Datum": lambda **fields: fields["loss_fn_inputs"]}
+    monkeypatch.setitem(sys.modules, "tinker", SimpleNamespace(**fake))
+    (sample,) = samples_of(chain((2, 2)))
+    missing = np.array([np.nan, np.nan, 1, 2])  # the credit of prompt tokens, or the reward that an error took away
+    found: Any = datum_of(sample, advantage=missing)
+    assert found["advantages"].tolist() == [0, 1, 2]
+    found = datum_of(replace(sample, termination=Termination.ENGINE_ERROR), advantage=float("nan"))
+    assert found["advantages"].tolist() == [0, 0, 0]
+    for wrong in (missing[:1], missing[None]):
+        with pytest.raises(ValueError, match="one number, or one for each of 4 tokens"):
+            datum_of(sample, advantage=wrong)
 
 
 @pytest.mark.usefixtures("skyrl")
