@@ -82,6 +82,7 @@ def outputs_of(
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]
     outputs = [_of(sample, temperature, options) for sample in counted_last(samples, rollout, agent)]
+    outputs.sort(key=lambda output: any(output.response_mask))  # a long prompt may leave no trained token of the last
     for output in outputs if len(outputs) > 1 else ():
         output.extra_fields["reward_extra_info"] = {}  # verl copies it from the last output to the others
     return outputs
