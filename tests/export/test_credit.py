@@ -136,6 +136,22 @@ def test_a_reward_of_what_is_not_there_is_refused() -> None:
         check_ledger(broken)
 
 
+def test_a_place_that_numpy_counted_is_read_again(tmp_path: Path) -> None:
+    ledger, path = with_calls(), tmp_path / "rollouts.tito"
+    ledger.annotate("reward", 1, turn=np.int64(0), call=np.uint8(2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        ledger.annotate("reward", 1, turn=0, call=1.0)  # type: ignore[arg-type]
+    store.append(path, [ledger])
+    (again,) = store.read(path)
+    assert again.annotations == ledger.annotations == (Annotation("reward", 1.0, 0, 2),)
+
+
+def test_a_stored_reward_of_a_turn_without_tokens_is_none() -> None:
+    silent = make_draft(None, 0, [100] * 2, [])
+    ledger = Ledger.load(chain((2, 2)).header, [silent], [Annotation("reward", 5.0, 0)])
+    assert (credits_of(ledger), total_of(ledger), samples_of(ledger)[0].total) == ({}, None, None)
+
+
 async def test_a_hook_rewards_the_call_that_ran_by_its_id() -> None:
     model = model_of("vllm", says)
     agent = Agent(model=model, tools=[multiply], callback_handler=None)
@@ -150,6 +166,8 @@ async def test_a_hook_rewards_the_call_that_ran_by_its_id() -> None:
     (call,) = model.ledger[0].draft.calls
     assert sample.credit is not None
     assert np.flatnonzero(sample.credit).tolist() == [sample.prompt_length + call.stop - 1]
+    with pytest.raises(ValueError, match=r"'call_.*' is of turn 0, not of turn 1"):
+        model.ledger.annotate("reward", 1, turn=1, call=agent.messages[1]["content"][0]["toolUse"]["toolUseId"])
     loaded = store.from_record(store.to_record(model.ledger))
     with pytest.raises(LookupError, match="sealed or loaded"):
         loaded.annotate("reward", 1, call="call_x")
@@ -192,6 +210,16 @@ def test_a_group_by_turn_is_of_samples_that_begin_at_the_same_turn_of_their_agen
     samples = [*samples_of(ledger), *samples_of(chain((2, 2), (1, 1))), *samples_of(with_calls())]
     samples[2] = replace(samples[2], identity=replace(samples[2].identity, group_id="g"))
     assert padded(samples, pad_id=0, group_by="turn").group_index.tolist() == [0, 1, 0, 0, 1]
+    samples[1] = replace(samples[1], identity=replace(samples[1].identity, turn=None))  # of an older file
+    assert padded(samples, pad_id=0, group_by="turn").group_index.tolist() == [0, -1, 0, 0, 1]
+
+
+def test_a_samples_turn_is_counted_among_those_of_its_agent() -> None:
+    """Its path begins with the other's turn; counted among those, it would be in the group of the first sample."""
+    ledger = Ledger(group_id="g")
+    for parent, agent in ((None, "b"), (None, "a"), (1, "b")):
+        ledger.commit(make_draft(parent, ledger.path_length(parent), [100] * 2, [200] * 2, agent=agent))
+    assert [(each.identity.agent, each.identity.turn) for each in samples_of(ledger)] == [("b", 0), ("b", 1)]
 
 
 class Sample(Recorded):  # type: ignore[misc, valid-type]

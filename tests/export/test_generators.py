@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
+from strands_tito.export.sample import counted_last
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of
+from strands_tito.export.tinker import datum_of
 from strands_tito.export.trainer import trained_turns
 from strands_tito.export.verifiers import STOP, trace_of
 from strands_tito.export.verl import output_of
@@ -85,7 +88,7 @@ def test_every_termination_has_its_word() -> None:
 @given(rollouts(experts=False))
 def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
     found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
-    samples = samples_of(ledger)
+    samples = counted_last(samples_of(ledger), ledger, None)
     assert found["is_last_step"] == [False] * (len(samples) - 1) + [True]
     assert found["trajectory_ids"] == ["a"] * len(samples)
     is_by_token = any(sample.credit is not None for sample in samples)
@@ -102,6 +105,32 @@ def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
             credit[-1] += 1.0
             assert rewards == credit[sample.prompt_length :].tolist()
     assert found["pixel_values"] is None  # type: ignore[typeddict-item]
+
+
+@pytest.mark.usefixtures("skyrl")
+def test_the_step_whose_reward_counts_for_all_is_last() -> None:
+    """SkyRL gives all rows of a rollout the advantage of its last; a judge that comes later has no reward."""
+    ledger = chain((3, 2))
+    grow(ledger, None, 2, 3)
+    ledger.annotate("reward", 1.0, turn=0)
+    found = generator_output_of([ledger], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
+    assert found["rewards"] == [[0.0] * 3, [0.0, 1.0]]
+    assert (found["loss_masks"], found["is_last_step"]) == ([[0] * 3, [1] * 2], [False, True])
+
+
+def test_tinkers_advantage_is_zero_where_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, ints = SimpleNamespace(from_numpy=np.copy), SimpleNamespace(from_ints=list)
+    fake = {"TensorData": tensors, "ModelInput": ints, "Datum": lambda **fields: fields["loss_fn_inputs"]}
+    monkeypatch.setitem(sys.modules, "tinker", SimpleNamespace(**fake))
+    (sample,) = samples_of(chain((2, 2)))
+    missing = np.array([np.nan, np.nan, 1, 2])  # the credit of prompt tokens, or the reward that an error took away
+    found: Any = datum_of(sample, advantage=missing)
+    assert found["advantages"].tolist() == [0, 1, 2]
+    found = datum_of(replace(sample, termination=Termination.ENGINE_ERROR), advantage=float("nan"))
+    assert found["advantages"].tolist() == [0, 0, 0]
+    for wrong in (missing[:1], missing[None]):
+        with pytest.raises(ValueError, match="one number, or one for each of 4 tokens"):
+            datum_of(sample, advantage=wrong)
 
 
 @pytest.mark.usefixtures("skyrl")

@@ -92,6 +92,8 @@ def test_added_and_reordered_columns_do_no_harm(tmp_path: Path) -> None:
         (lambda table: table.drop_columns(["token_ids", "reward"]), "no token_ids, reward"),
         (lambda table: table.set_column(0, "rollout_id", [[None, None]]), "rollout_id|null"),
         (lambda table: table.drop_columns(["turns"]).append_column("turns", [["x", "y"]]), "'[xy]'"),
+        (lambda table: table.drop_columns(["loss_mask"]).append_column("loss_mask", [[[1], [1]]]), "'loss_mask': 1"),
+        (lambda table: table.drop_columns(["credit"]).append_column("credit", [[[1, None, 0], None]]), "'credit': 2"),
     ],
 )
 def test_rows_that_are_not_samples_say_why(change: Any, named: str) -> None:

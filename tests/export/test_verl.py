@@ -13,7 +13,7 @@ from strands_tito.export import sample_of, verl
 from strands_tito.export.trainer import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.verl_backend import VerlBackend
-from support.rollout_forests import chain
+from support.rollout_forests import chain, grow
 from support.scripted import END, ids_of
 from support.trainer_packages import run
 from tito_core.backend import SamplingParams
@@ -222,6 +222,17 @@ def test_an_output_is_a_rollouts_with_its_steps_and_its_end() -> None:
     extra = dict(one.extra_fields)
     assert (extra["termination"], extra["rollout_id"]) == (sample.termination.value, ledger.uuid)
     assert vars(output_of(ledger, temperature=1.0, end_id=2, messages=4, generating_s=1.5)) == vars(one)
+
+
+@pytest.mark.usefixtures("loops")
+def test_the_output_whose_mask_counts_for_all_trains_tokens_after_the_cut_too() -> None:
+    """GRPO reads the last output's mask for all: a long history leaves no trained token of the last path here."""
+    ledger = chain((3, 2), (4, 3))
+    grow(ledger, 1, 3, 2)
+    grow(ledger, 1, 4, 2)
+    ledger.annotate("reward", 1.0)
+    outputs = outputs_of(ledger, temperature=1.0, end_id=2, prompt_length=3, response_length=9)
+    assert [(one.extra_fields["trajectory"], sum(one.response_mask)) for one in outputs] == [(1, 0), (0, 5)]
 
 
 @pytest.mark.usefixtures("loops")

@@ -65,7 +65,10 @@ def test_the_estimates_are_the_divergences_of_known_policies() -> None:
 def test_what_cannot_be_compared_is_refused_and_nothing_is_nothing() -> None:
     with pytest.raises(ValueError, match="1 of 2 tokens have no finite ratio"):
         mismatch_of([-1, -1], [-1, -np.inf], turns=[0, 0], positions=[0, 1])
-    with pytest.raises(ValueError, match="one value for each token"):
-        mismatch_of([-1, -1], [-1, -1], turns=[0], positions=[0, 1])
+    for trainer, turns in (([-1, -1], [0]), ([-1], [0, 0]), (-1, [0, 0])):
+        with pytest.raises(ValueError, match="one value for each token"):
+            mismatch_of([-1, -1], trainer, turns=turns, positions=[0, 1])
+    with pytest.raises(ValueError, match="1 of 1 tokens have no finite ratio"):
+        mismatch_of([-np.inf], [-np.inf], turns=[0], positions=[0])
     nothing = mismatch_of([], [], turns=[], positions=[])
     assert (nothing.whole, dict(nothing.by_turn), dict(nothing.by_position)) == (None, {}, {})

@@ -134,7 +134,7 @@ async def test_a_lost_rollout_has_its_reward_under_slimes_key_and_experts_where_
     more = {"reward_key": "score", "use_rollout_routing_replay": True, "num_layers": 3, "moe_router_topk": 2}
     args = arguments("http://nowhere:1", "unused", eval_reward_key="points", **more)
     faults: list[Fault] = []
-    engine = engine_of("sglang", says, experts=(3, 2), fault=lambda number, request: next(iter(faults), None))
+    engine = engine_of("sglang", says, experts=(3, 2), fault=lambda number, request: faults.pop() if faults else None)
     policy = await Policy.connect_async(backend=backend_of(engine, "sglang"), tokenizer=tokenizer())
     faults.append(Fault(edit=ended_by_the_server))
     own = sample()
@@ -142,6 +142,10 @@ async def test_a_lost_rollout_has_its_reward_under_slimes_key_and_experts_where_
         args, own, {**PARAMETERS}, evaluation=evaluation
     )
     assert done.reward == {"points" if evaluation else "score": 0.0}
+    done = await generate_with(make_agent, branches="last", policy=policy)(
+        args, sample(), {**PARAMETERS}, evaluation=evaluation
+    )
+    assert done.reward in [{"points" if evaluation else "score": reward} for reward in (0.0, 1.0)], "a recorded one too"
     experts = np.array(done.rollout_routed_experts)
     assert experts.shape == (len(done.tokens) - 1, 3, 2)
     assert experts.any(axis=(0, 2)).all()

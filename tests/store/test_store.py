@@ -99,6 +99,16 @@ def test_what_would_be_lost_is_not_written(gone: str, tmp_path: Path) -> None:
     file.close()
 
 
+def test_a_file_opened_to_read_takes_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    with store.LedgerFile(path) as file:
+        (made,) = file
+        with pytest.raises(OSError, match="opened to read only, open it with mode 'a'"):
+            file.attach(made)
+    made.annotate("reward", 1.0)  # it streams nowhere
+
+
 @pytest.mark.parametrize("how", ["emptied", "cut", "another file", "older copy and another writer"])
 def test_a_file_that_another_program_shortened_takes_no_more_records(how: str, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"

@@ -242,8 +242,8 @@ def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
 def groups_of(samples: Iterable[TrainingSample], by: GroupBy) -> Ints:
     """Return the number of each sample's group, shape (b,); see `padded`."""
     names = ("group_id", *group_fields(by))
-    keys = [tuple(getattr(one.identity, name) for name in names) for one in samples]
-    return numbers_of(None if key[0] is None else key for key in keys)
+    keys = [{name: getattr(one.identity, name) for name in names} for one in samples]
+    return numbers_of(None if None in (key["group_id"], key.get("turn", 0)) else tuple(key.values()) for key in keys)
 
 
 def numbers_of(names: Iterable[Hashable | None]) -> Ints:

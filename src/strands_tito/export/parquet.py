@@ -156,7 +156,8 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
     """Yield the samples of an Arrow table that has the columns of `schema()`, in any order; others are ignored.
 
     Raises:
-        SamplesSchemaError: A column is missing, or has values of another type.
+        SamplesSchemaError: A column is missing, or has values of another type, or a row's columns of tokens have
+            different lengths.
     """
     arrow = import_optional("pyarrow", "parquet")
     own = [field for field in schema() if field.name in table.column_names]
@@ -172,6 +173,10 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
     plain = table.drop_columns([*numbers])
     for index, row in enumerate(plain.to_pylist()):
         columns = {name: numbers[name][index].values for name in numbers}
+        lengths = {name: len(values) for name, values in columns.items()}
+        lengths |= {} if (credit := row.get("credit")) is None else {"credit": sum(each is not None for each in credit)}
+        if len(set(lengths.values())) > 1:
+            raise SamplesSchemaError(f"The rows are not samples: columns of tokens have unequal lengths, {lengths}.")
         yield _sample(
             row, {name: np.asarray(values.to_numpy(zero_copy_only=False)) for name, values in columns.items()}
         )

@@ -50,7 +50,7 @@ class Identity:
         agent: The agent of the path's last turn, as `Draft.agent` names it, or None.
         sample: Number of the rollout within its group, from 0, as `tito collect` writes it; None if there is none.
         turn: Which of its agent's turns, from 0, is the first that is the sample's own. With group and agent it groups
-            samples that begin at the same turn. None in samples of older files.
+            samples that begin at the same turn. None in samples of older files, which are in no group by turn.
     """
 
     rollout_id: str
@@ -280,6 +280,18 @@ def group_fields(by: GroupBy) -> tuple[str, ...]:
     return fields[by]
 
 
+def counted_last(samples: Iterable[TrainingSample], ledger: Ledger, agent: str | None) -> list[TrainingSample]:
+    """Sort the samples of a rollout for a trainer that gives all of them the advantage of the last.
+
+    One that trains tokens and has a reward comes last: where there are several, the last path of the agent, or of the
+    first one.
+    """
+    main = sample_of(ledger, branches="last", agent=agent).identity.trajectory
+    return sorted(
+        samples, key=lambda one: (one.loss_mask.any(), one.total is not None, one.identity.trajectory == main)
+    )
+
+
 def trained_tokens(samples: Iterable[TrainingSample]) -> int:
     """Return the number of tokens that samples train."""
     return sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples)
@@ -348,7 +360,7 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
             count,
             trajectory.agent,
             sample_number(ledger),
-            sum(turn.draft.agent == own.draft.agent for turn in list(ledger)[: own.index]),
+            _number_of_turn(ledger, trajectory),
         ),
         token_ids=trajectory.token_ids,
         prompt_length=prompt_length,
@@ -370,6 +382,12 @@ def _sample(ledger: Ledger, trajectory: Trajectory, number: int, count: int) -> 
     )
 
 
+def _number_of_turn(ledger: Ledger, trajectory: Trajectory) -> int:
+    """Return how many turns the trajectory's agent made before the first that it has here and on no earlier path."""
+    turns = [turn.index for turn in ledger if turn.draft.agent == trajectory.agent]
+    return turns.index(min(set(turns) & set(trajectory.turns) - trajectory.context_turns))
+
+
 def _credit_of(ledger: Ledger, trajectory: Trajectory) -> Credit | None:
     """Return the rewards of turns and calls as a column of a trajectory; see `TrainingSample.credit`."""
     own = {turn.index: turn for turn in trajectory.path if turn.index not in trajectory.context_turns}
@@ -386,7 +404,11 @@ def credits_of(ledger: Ledger) -> dict[tuple[int, int | None], float]:
     """Return the rewards of turns and of tool calls, by turn and call; the call is None for a whole turn."""
     found = {(note.turn, note.call): note.value for note in ledger.annotations if note.name == REWARD}
     numbers = {place: _number(value) for place, value in found.items()}
-    return {(turn, call): value for (turn, call), value in numbers.items() if turn is not None and value is not None}
+    return {
+        (turn, call): value
+        for (turn, call), value in numbers.items()
+        if turn is not None and value is not None and ledger[turn].draft.columns.output  # files may hold others
+    }
 
 
 def total_of(ledger: Ledger) -> float | None:

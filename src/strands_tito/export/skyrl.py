@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from strands_tito.export.sample import TrainingSample, sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, counted_last, sample_of, samples_of
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
@@ -65,7 +65,8 @@ def generator_output_of(
         end_id: The tokenizer's end-of-sequence id, the placeholder for a rollout without turns.
         trajectory_ids: The ids of the input batch; required for "steps".
         branches: "error" and "last" return one row per rollout, see `sample_of`. "steps" returns one row per
-            trajectory, for SkyRL's step-wise training, which gives all rows of a rollout the advantage of its last.
+            trajectory, for SkyRL's step-wise training, which gives all rows of a rollout the advantage of its last: see
+            `counted_last`.
         agent: See `samples_of` and `sample_of`.
         logprobs: See `LogprobPolicy`; with "omit" `rollout_logprobs` is None.
         train_constrained: Whether to train tokens that were sampled under a grammar.
@@ -167,7 +168,8 @@ def _samples(
     if not len(rollout):
         return
     if branches == "steps":
-        yield from samples_of(rollout, agent=agent, train_constrained=train_constrained)
+        samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
+        yield from counted_last(samples, rollout, agent) if samples else ()
     else:
         yield sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
 

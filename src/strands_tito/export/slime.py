@@ -191,7 +191,6 @@ def complete_aborted(
     sample: Any,
     *,
     logprobs: LogprobPolicy = "checked",
-    reward_key: str | None = None,
     experts: tuple[int, int] | None = None,
 ) -> Any:
     """Fill in the fields that slime's trainer requires of an aborted sample, in place; return other samples unchanged.
@@ -202,7 +201,6 @@ def complete_aborted(
     Args:
         sample: slime's sample.
         logprobs: As `fields_of`.
-        reward_key: slime's `--reward-key`; rewards are then dicts with this key.
         experts: (layers, experts per token) if slime replays experts: it drops those of a whole batch if one sample
             has None.
     """
@@ -216,7 +214,7 @@ def complete_aborted(
             layers, chosen = experts
             sample.rollout_routed_experts = [[list(range(chosen))] * layers]
     if sample.reward is None:
-        sample.reward = {reward_key: 0.0} if reward_key else 0.0
+        sample.reward = 0.0
     sample.remove_sample = True
     return sample
 

@@ -39,8 +39,13 @@ def datum_of(
     refuse_images(sample.images, "Tinker", sample.identity.rollout_id)
     tinker = import_optional("tinker", "tinker")
     values = logprobs_for(sample, temperature=temperature, trainer="Tinker", policy=logprobs)
-    trained = np.zeros(len(sample), np.float32) if sample.ended_outside else sample.loss_mask.astype(np.float32)
-    advantages = trained * np.broadcast_to(np.asarray(advantage, np.float32), len(sample))
+    given = np.asarray(advantage, np.float32)
+    if given.shape not in ((), (len(sample),)):
+        raise ValueError(
+            f"Advantages of shape {given.shape}: give one number, or one for each of {len(sample)} tokens."
+        )
+    is_trained = (sample.loss_mask == 1) & (not sample.ended_outside)
+    advantages = np.where(is_trained, given, np.float32(0))  # a product would keep the NaN of a missing reward
     inputs = {"target_tokens": sample.token_ids[1:].astype(np.int64), "advantages": advantages[1:]}
     if values is not None:
         inputs["logprobs"] = values[1:]

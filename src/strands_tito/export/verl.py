@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PrivateAttr
 
-from strands_tito.export.sample import DESCRIBED, TrainingSample, sample_of, samples_of
+from strands_tito.export.sample import DESCRIBED, TrainingSample, counted_last, sample_of, samples_of
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
@@ -76,15 +76,13 @@ def outputs_of(
 ) -> list[AgentLoopOutput]:
     """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of`.
 
-    Its GRPO takes the score and the mask of the last output for all outputs of a rollout. So one that trains tokens and
-    has a reward comes last: where there are several, the last path of the agent, or of the first one.
+    Its GRPO takes the score and the mask of the last output for all outputs of a rollout: see `counted_last`.
     """
     samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]
-    main = sample_of(rollout, branches="last", agent=agent).identity.trajectory
-    samples.sort(key=lambda one: (one.loss_mask.any(), one.total is not None, one.identity.trajectory == main))
-    outputs = [_of(sample, temperature, options) for sample in samples]
+    outputs = [_of(sample, temperature, options) for sample in counted_last(samples, rollout, agent)]
+    outputs.sort(key=lambda output: any(output.response_mask))  # a long prompt may leave no trained token of the last
     for output in outputs if len(outputs) > 1 else ():
         output.extra_fields["reward_extra_info"] = {}  # verl copies it from the last output to the others
     return outputs

@@ -61,10 +61,13 @@ def mismatch_of(
     Raises:
         ValueError: The shapes differ, or a logprob is not finite.
     """
-    log_ratio = np.asarray(trainer, np.float64) - np.asarray(recorded, np.float64)
+    sampler, other = np.asarray(recorded, np.float64), np.asarray(trainer, np.float64)
     turn, position = np.asarray(turns, np.int64), np.asarray(positions, np.int64)
-    if log_ratio.ndim != 1 or not log_ratio.shape == turn.shape == position.shape:
-        raise ValueError(f"Shapes {log_ratio.shape}, {turn.shape}, {position.shape}: give one value for each token.")
+    shapes = [each.shape for each in (sampler, other, turn, position)]
+    if sampler.ndim != 1 or len(set(shapes)) > 1:
+        raise ValueError(f"Shapes {', '.join(map(str, shapes))}: give one value for each token.")
+    with np.errstate(invalid="ignore", over="ignore"):  # refused below
+        log_ratio = other - sampler
     if wrong := int(np.count_nonzero(~np.isfinite(log_ratio))):
         raise ValueError(f"{wrong} of {len(log_ratio)} tokens have no finite ratio: leave out tokens without logprobs.")
     first = np.where(position > 0, 1 << np.frexp(np.maximum(position, 1))[1].astype(np.int64) - 1, 0)

@@ -120,15 +120,23 @@ def generate_with(
             "experts": _experts(args),
         }
         if chosen == "list":
-            return [complete_aborted(one, **aborted_options) for one in fan_out(sample, model.ledger, **options)]
+            return [_completed(one, **aborted_options) for one in fan_out(sample, model.ledger, **options)]
         done = fill(sample, model.ledger, branches=chosen, **options)
         if partial and done.tokens:
             _keep(done, agent, model.ledger)
             _mask_earlier(args, done, model.ledger, earlier, trained_agent)
         # Also with partial rollouts: slime runs a sample again only if slime itself aborted it.
-        return complete_aborted(done, **aborted_options)
+        return _completed(done, **aborted_options)
 
     return run
+
+
+def _completed(sample: Any, *, reward_key: str | None, **options: Any) -> Any:
+    """Return a sample as slime reads it: with a reward key its reward is a dict, from which it takes that key."""
+    complete_aborted(sample, **options)
+    if reward_key and isinstance(sample.reward, float):
+        sample.reward = {reward_key: sample.reward}
+    return sample
 
 
 def _expect_messages(args: Any, sample: Any, evaluation: bool) -> None:

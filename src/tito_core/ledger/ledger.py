@@ -260,13 +260,16 @@ class Ledger:
             IndexError: `turn` is not a turn of this ledger, or `call` is not a call of it.
             LookupError: No turn has a call of this `toolUseId`, or the messages are gone; see `seal`.
             TypeError, ValueError: The name is not a string, the value is not JSON, or the reward is not a number, or of
-                a turn without sampled tokens.
+                a turn without sampled tokens, or `turn` is not the turn of this `toolUseId`.
         """
         if name == REWARD and value is not None:
             value = as_reward(value)
         with self._lock:
             if isinstance(call, str):
-                turn, call = self._call_of(call)
+                named, of, call = call, *self._call_of(call)
+                if turn not in (None, of):
+                    raise ValueError(f"Tool call {named!r} is of turn {of}, not of turn {turn}: leave turn= out.")
+                turn = of
             if turn is not None and not 0 <= turn < len(self._turns):
                 raise IndexError(f"Cannot annotate turn {turn}: the ledger holds {len(self._turns)} turns.")
             calls = () if turn is None else self._turns[turn].draft.calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import uuid as uuid_module
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -442,7 +443,7 @@ class Annotation:
         call: The number of the tool call in `Draft.calls` of the turn that it describes, or None for the whole turn.
 
     Raises:
-        TypeError: The name is not a string, or the value is not JSON.
+        TypeError: The name is not a string, the value is not JSON, or `turn` or `call` is no whole number.
         ValueError: The value does not fit in JSON.
     """
 
@@ -456,6 +457,9 @@ class Annotation:
             raise TypeError(f"An annotation's name is {self.name!r}; it must be a string.")
         plain(self.name, "the name of an annotation")
         object.__setattr__(self, "value", plain(self.value, self.name))
+        for place in ("turn", "call"):
+            if (number := getattr(self, place)) is not None:  # a file with one of NumPy could not be read
+                object.__setattr__(self, place, int(operator.index(number)))
 
 
 REWARD = "reward"

@@ -239,9 +239,11 @@ class LedgerFile:
         """Check that the file can be written to, as far as that is known before.
 
         Raises:
-            OSError: It was closed or removed, or another program truncated it or wrote over it. What is written to such
-                a file is lost.
+            OSError: It was closed, removed or opened to read, or another program truncated it or wrote over it. What is
+                written to such a file is lost.
         """
+        if self._mode == "r":
+            raise OSError(errno.EBADF, "the file was opened to read only, open it with mode 'a'", str(self.path))
         if self._file.closed:
             raise OSError(errno.EBADF, "the file was closed", str(self.path))
         if not os.fstat(self._file.fileno()).st_nlink:

@@ -26,6 +26,7 @@ from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
 from strands_tito.export.kept import kept_logprobs  # noqa: E402
+from strands_tito.export.sample import counted_last  # noqa: E402
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
 from support.kept_sets import sampled  # noqa: E402
 from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, grow, rollouts  # noqa: E402
@@ -64,7 +65,7 @@ def rows_are_trained_as_sampled(ledgers: list[Ledger]) -> None:
         [rewarded(ledger) for ledger in ledgers], trajectory_ids=names, branches="steps", **OPTIONS
     )
     assert set(output) == set(GeneratorOutput.__annotations__)
-    samples = [sample for ledger in ledgers for sample in samples_of(ledger)]
+    samples = [one for ledger in ledgers for one in counted_last(samples_of(ledger), ledger, None)]
     trained = any(sample.loss_mask.any() and not sample.ended_outside for sample in samples)
     if all(len(sample) > 1 for sample in samples):
         checks = {"routes_expected": trained} if "routes_expected" in CHECKS else {}  # 0.4.0 has it
