@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_tito.inspect.mismatch import Mismatch, mismatch_of
+from strands_tito.inspect.mismatch import Mismatch, batch_mismatch, mismatch_of
 
 TOKENS = st.lists(
     st.tuples(st.floats(-20, 0), st.floats(-20, 0), st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=30
@@ -72,3 +72,24 @@ def test_what_cannot_be_compared_is_refused_and_nothing_is_nothing() -> None:
         mismatch_of([-np.inf], [-np.inf], turns=[0], positions=[0])
     nothing = mismatch_of([], [], turns=[], positions=[])
     assert (nothing.whole, dict(nothing.by_turn), dict(nothing.by_position)) == (None, {}, {})
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.floats(-9, 0), st.floats(-9, 0)), max_size=12), max_size=4))
+def test_a_batchs_runs_of_trained_tokens_are_its_turns(rows: list[list[tuple[int, float, float]]]) -> None:
+    width = max(map(len, rows), default=0)
+    whole = np.array([[*row, *[(0, math.nan, 3.0)] * (width - len(row))] for row in rows]).reshape(len(rows), width, 3)
+    tokens: list[tuple[float, float, int, int]] = []
+    for row in rows:
+        turn, position = -1, -1
+        for number, (trained, recorded, trainer) in enumerate(row):
+            begins = trained and not (number and row[number - 1][0])
+            turn, position = turn + begins, 0 if begins else position + 1
+            tokens += [(recorded, trainer, turn, position)] * trained
+    recorded, trainer, turns, positions = zip(*tokens, strict=True) if tokens else ((), (), (), ())
+    found = batch_mismatch(whole[..., 1], whole[..., 2], whole[..., 0])
+    assert found == mismatch_of(recorded, trainer, turns=turns, positions=positions)
+
+
+def test_a_batch_of_unequal_shapes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 3\), \(2, 1\), \(2, 3\)"):
+        batch_mismatch(np.zeros((2, 3)), np.zeros((2, 1)), np.ones((2, 3)))

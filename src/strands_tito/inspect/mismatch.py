@@ -76,6 +76,27 @@ def mismatch_of(
     return Mismatches(whole, *parts)
 
 
+def batch_mismatch(recorded: npt.ArrayLike, trainer: npt.ArrayLike, loss_mask: npt.ArrayLike) -> Mismatches:
+    """Compare a batch's logprobs with a trainer's, as `mismatch_of`. A row's runs of trained tokens are its turns.
+
+    Args:
+        recorded: The sampler's logprobs, shape (b, t), as `Batch.logprobs` of `padded`.
+        trainer: The trainer's, before its update, in the same places, shape (b, t).
+        loss_mask: 1 on trained tokens; values elsewhere are ignored. Shape (b, t).
+
+    Raises:
+        ValueError: The shapes differ, or a trained token's logprob is not finite.
+    """
+    sampler, other, mask = np.asarray(recorded), np.asarray(trainer), np.asarray(loss_mask) == 1
+    if mask.ndim != 2 or not sampler.shape == other.shape == mask.shape:
+        raise ValueError(f"Shapes {sampler.shape}, {other.shape}, {mask.shape}: give three arrays of one shape (b, t).")
+    starts = np.diff(mask, axis=1, prepend=False) & mask
+    places = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
+    positions = places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)
+    turns = np.cumsum(starts, axis=1) - 1
+    return mismatch_of(sampler[mask], other[mask], turns=turns[mask], positions=positions[mask])
+
+
 def _mismatch(log_ratio: npt.NDArray[np.float64]) -> Mismatch:
     weights = np.exp(log_ratio - log_ratio.max())  # a common factor does not change the effective size
     with np.errstate(over="ignore"):
