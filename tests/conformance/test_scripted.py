@@ -48,7 +48,8 @@ def run(wire: str, profile: Profile, seed: int = 0, weights: tuple[str, ...] = (
     return suite.run(target_of(wire, seed=seed, experts=EXPERTS, weights=weights), profile)
 
 
-@pytest.mark.parametrize("wire", ["vllm", "sglang", pytest.param("vllm-completions", marks=pytest.mark.suite)])
+@pytest.mark.suite
+@pytest.mark.parametrize("wire", SERVERS)
 def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> None:
     outcome = run(wire, ALL_CHECKS)
     assert outcome.broken is None, (str(outcome.broken), outcome.moves)
@@ -139,6 +140,7 @@ def test_a_defect_of_reloads_is_visible_only_with_two_folders(number: int) -> No
     assert (verdict.caught_by, verdict.turns) == ("changed", 0), verdict.problem
 
 
+@pytest.mark.suite
 def test_an_id_without_a_token_may_have_any_text() -> None:
     """SGLang decodes it as id 0. Qwen3 has 267 more rows than its tokenizer has tokens."""
     vocabulary = len(tokenizer())

@@ -41,6 +41,7 @@ def run(installed: None) -> Callable[[Lie | None, Profile], suite.Outcome]:
     return play
 
 
+@pytest.mark.suite
 def test_prompts_ids_logprobs_and_counts_are_checked_without_a_wire_reader(run: Any) -> None:
     outcome = run(None, PROFILES["quick"])
     assert outcome.sound, (str(outcome.broken), outcome.error)

@@ -112,11 +112,12 @@ def test_a_link_stays_and_its_file_is_replaced(to: str, target: str | None, tmp_
     if target:
         whole.write_text(target)
     link.symlink_to(whole)
-    write([chain((2, 2))], to, link, AS_RECORDED)
+    ledgers = [chain((2, 2))]
+    write(ledgers, to, link, AS_RECORDED)
     assert link.is_symlink()
     assert [*(tmp_path / "folder").iterdir()] == [whole]
-    write([chain((2, 2))], to, tmp_path / "plain", AS_RECORDED)
-    assert len(link.read_bytes()) == len((tmp_path / "plain").read_bytes())
+    write(ledgers, to, tmp_path / "plain", AS_RECORDED)
+    assert link.read_bytes() == (tmp_path / "plain").read_bytes()
 
 
 @pytest.mark.parametrize("to", FORMATS)
