@@ -35,6 +35,12 @@ CONFIG: dict[str, Any] = {
 (STOP,) = ids_of(END)
 
 
+def test_a_misspelt_option_is_refused() -> None:
+    for rollout in (Ledger(), chain((3, 2))):
+        with pytest.raises(TypeError, match="'respons_length'"):
+            output_of(rollout, temperature=1.0, end_id=2, respons_length=1)
+
+
 @dataclass
 class Answer:
     """The fields that are read of verl's answer."""

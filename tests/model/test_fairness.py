@@ -142,7 +142,7 @@ async def test_turns_of_many_rollouts_run_a_few_at_a_time(kind: str, monkeypatch
         return do
 
     monkeypatch.setattr(request, "prepare", noted(request.prepare))
-    monkeypatch.setattr(run, "read", noted(run.read))
+    monkeypatch.setattr(run, "read_answer", noted(run.read_answer))
     models = [model_of(kind, Says("Yes.")) for _ in range(TASKS)]
 
     async def ask(model: Any) -> None:

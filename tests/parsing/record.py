@@ -1,6 +1,6 @@
 """Write tests/parsing/recorded.json: how each format parses valid, damaged and cut turns, with the exact reasons.
 
-    python -m parsing.record       (from tests/)
+    python -m parsing.record hermes       (from tests/; without names: every format anew, in minutes)
 
 Policies are trained on these reasons, so they should not change by accident. Of many random turns it keeps one for each
 combination of statuses and reasons, and adds those of `parsing.edges`.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,16 @@ def entry(family: Family, completion: str, calls: list[Call], by_token: bool, tr
     return {"completion": completion, "calls": calls, "by_token": by_token, "truncated": truncated, "parsed": found}
 
 
-def main() -> None:
-    """Write the record."""
-    records = {name: record(family) for name, family in sorted(CALL_FAMILIES.items())}
+def main(names: Collection[str]) -> None:
+    """Record these formats, and keep the others' turns."""
+    kept = json.loads(PATH.read_text(encoding="utf-8"))
+    records = {name: record(CALL_FAMILIES[name]) if name in names else kept[name] for name in sorted(CALL_FAMILIES)}
     lines = [
-        f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in kept) + "\n]"
-        for name, kept in records.items()
+        f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in turns) + "\n]"
+        for name, turns in records.items()
     ]
     PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    print({name: len(kept) for name, kept in records.items()})
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or CALL_FAMILIES)

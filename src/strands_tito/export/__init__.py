@@ -15,19 +15,19 @@ To add an exporter for the trainer "acme":
 1. Write `acme.py` in this folder with one function that takes a `TrainingSample` (or a `Ledger`) and returns the
    trainer's type. `tinker.py` is the shortest example. For a trainer that assembles trajectories from turns, start
    from `trainer.trained_turns`, as `agent_lightning.py` does. It checks the logprobs in place of step 3.
-2. Import the trainer inside that function: `acme = import_optional("acme", "acme")`. The second argument names the
-   extra in `pyproject.toml` that installs it; leave it out if no extra does.
-3. Take logprobs from `logprobs_for(sample, temperature=..., trainer="acme", policy=...)`. It checks that they are the
-   quantity that the trainer computes (law 11).
+2. Import the trainer inside that function: `acme = trainer.import_optional("acme", "acme")`. The second argument names
+   the extra in `pyproject.toml` that installs it; leave it out if no extra does.
+3. Take logprobs from `trainer.logprobs_for(sample, temperature=..., trainer="acme", policy=...)`. It refuses those that
+   are not the quantity that the trainer computes (law 11).
 4. Train exactly the tokens where `loss_mask` is 1, and no token when `sample.ended_outside` is true. Put
    `sample.credit` where the trainer takes a reward a token, else give it `sample.total`. For a trainer that takes one
    prompt and one response per rollout, `trainer.prompt_response_of` does steps 3 and 4.
    For images it needs `takes_images=True`, and puts `images` where the trainer takes them; an exporter for a trainer
    that does not calls `trainer.refuse_images`: tokens are never trained without their images.
 5. Test it with the random rollouts of `tests/support/rollout_forests.py`, run it through the trainer's own code in
-   `tests/export/real/`, and add it to the tables in `docs/trainers.md`, the module to
-   `docs/api/strands_tito.md`, and the trainer to `TRAINERS` in `tools/matrix.py`, which resolves its environment.
-   Nothing has to be registered, but `_ROWS` in `files.py` lists what `tito export --to` writes.
+   `tests/export/real/`, and add it to the tables in `docs/trainers.md`, whose cells name their tests in
+   `tests/export/test_page.py`, the module to `docs/api/strands_tito.md`, and the trainer to `TRAINERS` in
+   `tools/matrix.py`. Nothing has to be registered, but `_ROWS` in `files.py` lists what `tito export --to` writes.
 
 An exporter to files knows no trainer: keep null, semantics and termination, as `parquet.py` does. It writes every
 sample, and steps 3 and 4 do not apply. Logprobs are null on tokens that the engine did not sample.

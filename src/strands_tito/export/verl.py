@@ -59,10 +59,10 @@ def output_of(
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
     """
     if not len(rollout):
-        return _output(empty_response(end_id, logprobs=options.get("logprobs") != "omit"), None, **options)
+        return _output(None, temperature, end_id, **options)
     sample = sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
     warn_left_out([rollout], trainer="verl", agent=agent)
-    return _of(sample, temperature, options)
+    return _output(sample, temperature, end_id, **options)
 
 
 def outputs_of(
@@ -81,36 +81,37 @@ def outputs_of(
     samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]
-    outputs = [_of(sample, temperature, options) for sample in counted_last(samples, rollout, agent)]
+    outputs = [_output(sample, temperature, end_id, **options) for sample in counted_last(samples, rollout, agent)]
     outputs.sort(key=lambda output: any(output.response_mask))  # a long prompt may leave no trained token of the last
     for output in outputs if len(outputs) > 1 else ():
         output.extra_fields["reward_extra_info"] = {}  # verl copies it from the last output to the others
     return outputs
 
 
-def _of(sample: TrainingSample, temperature: float, options: dict[str, Any]) -> AgentLoopOutput:
-    logprobs: LogprobPolicy = options.get("logprobs", "checked")
-    parts = prompt_response_of(
-        sample,
-        trainer="verl",
-        temperature=temperature,
-        logprobs=logprobs,
-        max_prompt_length=options.get("prompt_length"),
-        max_response_length=options.get("response_length"),
-        takes_images=True,
-    )
-    return _output(parts, sample, **options)
-
-
 def _output(
-    parts: PromptResponse,
     sample: TrainingSample | None,
+    temperature: float,
+    end_id: int,
     *,
+    logprobs: LogprobPolicy = "checked",
+    prompt_length: int | None = None,
+    response_length: int | None = None,
     messages: int = 0,
     generating_s: float = 0.0,
     processor: Any = None,
-    **_: Any,
 ) -> AgentLoopOutput:
+    if sample is None:
+        parts = empty_response(end_id, logprobs=logprobs != "omit")
+    else:
+        parts = prompt_response_of(
+            sample,
+            trainer="verl",
+            temperature=temperature,
+            logprobs=logprobs,
+            max_prompt_length=prompt_length,
+            max_response_length=response_length,
+            takes_images=True,
+        )
     loops = import_optional("verl.experimental.agent_loop.agent_loop", "verl")
     if parts.images and processor is not None:
         processed(parts.images, processor)

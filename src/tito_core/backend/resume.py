@@ -14,20 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.errors import (
-    BackendError,
-    GenerationAbortedError,
-    ProtocolViolationError,
-)
+from tito_core.backend.errors import BackendError, GenerationAbortedError, ProtocolViolationError
 from tito_core.backend.generate import connected, generate
 from tito_core.backend.images import PromptImages
-from tito_core.backend.protocol import (
-    NO_COLUMNS,
-    Backend,
-    OnChunk,
-    TokenRequest,
-    TokenResponse,
-)
+from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import CANDIDATES, Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan

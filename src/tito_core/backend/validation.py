@@ -8,10 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from tito_core.backend.errors import (
-    UNREADABLE,
-    ProtocolViolationError,
-)
+from tito_core.backend.errors import UNREADABLE, ProtocolViolationError
 from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.image_validation import ImageValidation, Span
 from tito_core.backend.optional_columns import ColumnValidation

@@ -28,13 +28,13 @@ class CallFormat:
        `_read` in `formats/pythonic.py` does. Report damage with `Completion.add_malformed`. If the damage may have
        swallowed what follows, use `add_unclosed`; no later call then runs.
     4. Implement `grammar` if engines can force a call in this notation; `tito_core/parsing/grammar.py` has the parts.
+       Else its `Family` (step 6) has `forced=False`, and `docs/tools.md` names it under "Forced calls".
     5. Call `register_format` with the parser's name, the family's reasoning tags, and the marks by which parser="auto"
        recognises its chat template.
     6. Add a `Family` that renders calls to `tests/parsing/families.py`; the tests of all formats then run on it. If the
-       tag that begins a call is not a control token, set its `bare_prefix`. Run `python -m parsing.record` in `tests/`,
-       and add a row to the table in `docs/tools.md`. If an engine has a parser, name it in `engine_names.py`, by which
-       the comparison with the engines finds it.
-    7. Where they apply, add edge cases to `edges.py`, and a template with the marks to `test_detection.py`.
+       tag that begins a call is not a control token, set its `bare_prefix`. Where they apply, add edge cases to
+       `edges.py`, a template with the marks to `test_detection.py`, and an engine's name of it to `engine_names.py`.
+       Then run `python -m parsing.record NAME` in `tests/`, and add a row to the table in `docs/tools.md`.
 
     A whole format, for `<call name=look>{"at": "x"}</call>` (`docs/tools.md` has it with its imports):
 
@@ -90,7 +90,7 @@ class CallFormat:
         Returns:
             The character after the call; None if the tag does not begin a call and is text.
         """
-        raise AssertionError(f"{type(self).__name__} does not read {tag}.")
+        raise AssertionError(f"{type(self).__name__} lists {tag} in `opening`: implement `read`, which parses it.")
 
     def read_bare(self, completion: Completion, start: int) -> int | None:
         """Read calls without tags at the first character that is neither reasoning nor blank.

@@ -74,8 +74,8 @@ class MalformedCallError(TITOError, ValueError):
         self.message = message
 
 
-class Read(msgspec.Struct, frozen=True, eq=False):
-    """A parsed answer.
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """An answer that was read.
 
     Attributes:
         message: The message as its events show it.
@@ -92,14 +92,14 @@ class Read(msgspec.Struct, frozen=True, eq=False):
     arguments: Mapping[str, str]
 
 
-def read(
+def read_answer(
     policy: PolicyParts,
     prepared: Prepared,
     response: TokenResponse,
     next_call_id: Callable[[], str],
     settings: Settings = Settings(),  # noqa: B008  # frozen
     agent: str | None = None,
-) -> Read:
+) -> Answer:
     """Return the message that Strands will store and the draft of the turn.
 
     Raises:
@@ -113,12 +113,12 @@ def read(
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
     stored = as_stored(message)
     drafted = draft(policy, prepared, response, stored, parsed, agent)
-    return Read(message, stored, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
+    return Answer(message, stored, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
 
 
 def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Parse reasoning, text and calls from the sampled ids. A call with the reserved name is malformed."""
-    session = policy.parser.start(prepared.tail, prepared.tools)
+    session = policy.parser.start(prepared.prompt_tail, prepared.tools)
     session.feed(response.output_ids.tolist())
     parsed = session.finish(truncated=response.finish.cut_off)
     if all(call.name != MALFORMED_CALL for call in parsed.calls):

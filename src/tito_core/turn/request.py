@@ -60,7 +60,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
         prompt: The whole prompt.
         request: The prompt and its parameters.
         tools: The JSON Schema of each tool's arguments, by name.
-        tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
+        prompt_tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
         forced: Names of the tools of which the answer must call one; None if no call is forced.
         takes_json: Whether JSON may take the place of that call: structured output, as some formats write it.
     """
@@ -70,7 +70,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
     prompt: Prompt
     request: TokenRequest
     tools: Mapping[str, Mapping[str, Any]]
-    tail: list[int]
+    prompt_tail: list[int]
     forced: tuple[str, ...] | None = None
     takes_json: bool = False
 
@@ -139,8 +139,8 @@ def prepare(
     constraint = turn_input.constraint
     schemas = {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
     tools = check_tools(constraint.tools(schemas))
-    tail: list[int] = prompt.ids[-PROMPT_TAIL:].tolist()
-    sampling = constraint.sampling(settings.sampling, policy.parser, tools, tail)
+    prompt_tail: list[int] = prompt.ids[-PROMPT_TAIL:].tolist()
+    sampling = constraint.sampling(settings.sampling, policy.parser, tools, prompt_tail)
     request = TokenRequest(
         prompt.ids,
         policy.sampling(sampling).within(limit),
@@ -155,7 +155,7 @@ def prepare(
         adapter=settings.adapter,
     )
     takes_json = constraint.output_model is not None
-    return Prepared(match, delta, prompt, request, tools, tail, constraint.forced_tools(tools), takes_json)
+    return Prepared(match, delta, prompt, request, tools, prompt_tail, constraint.forced_tools(tools), takes_json)
 
 
 def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:

@@ -29,7 +29,7 @@ from tito_core.turn.answer import (
     StreamedEvents,
     check_sampled_ids,
     events,
-    read,
+    read_answer,
     stop_reason,
     with_ids,
     with_stop,
@@ -63,7 +63,7 @@ async def run_turn(
         request = prepared.request
         if request.adapter is not None:
             await policy._adapters.check(policy.backend, policy.probe_ids, request.adapter)
-        streamed = StreamedEvents(policy.parser, prepared.tail)
+        streamed = StreamedEvents(policy.parser, prepared.prompt_tail)
         part: TokenChunk | TokenResponse
         if settings.stream:
             generating = stream_answer(policy.backend, request, turn_input.cancel_signal, settings)
@@ -89,7 +89,7 @@ async def run_turn(
     call_ids: list[str] = []
     try:
         agent = recording.agent(ledger, turn_input, match.parent)
-        answer = read(policy, prepared, response, partial(ledger.call_ids.next, call_ids), settings, agent)
+        answer = read_answer(policy, prepared, response, partial(ledger.call_ids.next, call_ids), settings, agent)
         checked = ledger.check(answer.draft)
         path = prepared.prompt.answered(policy._prompts, ledger, answer.draft, response.output_ids)
         raised = answer.malformed if settings.malformed_calls == "raise" else ()
