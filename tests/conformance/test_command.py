@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,11 +347,36 @@ def test_a_run_can_keep_going_after_a_broken_law(tokenizer_folder: str, here: Pa
     assert done.exit_code == 1, done.output
     report = json.loads((here / "out" / "conformance.json").read_text())
     assert len(report["findings"]) > 1
+    placed = [each for each in report["findings"] if each["where"]["request_id"]]
+    assert len(placed) > 1
+    for each in placed:
+        [body] = each["bodies"].values()
+        assert each["where"]["request_id"] in json.dumps(body)
     assert {check["check"] for check in report["checks"] if check["verdict"] == "broken"} >= {"rescored"}
     assert report["sent"]["top_k"]
     assert report["scored_nats"] > report["tolerance_nats"]
     assert f"{report['scored_nats']:.2g} nats" in words(done)
     assert "Sampling parameters that were sent" in done.output
+
+
+def test_a_key_that_a_server_repeats_is_in_no_report(
+    tokenizer_folder: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-5ecret-of-the-operator"
+    monkeypatch.setenv("TITO_API_KEY", key)
+    halved = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
+
+    def edit(view: Any, request: Any) -> None:
+        assert halved.edit is not None
+        halved.edit(view, request)
+        view.answer["note"] = request.headers["authorization"]
+
+    with served("sglang", replace(halved, edit=edit)) as server:
+        done = conformance(server, tokenizer_folder, "--report", "out")
+    assert done.exit_code == 1, done.output
+    report = (here / "out" / "conformance.json").read_text()
+    assert "Bearer <API key>" in report
+    assert not any(key in text for text in (done.output, report, (here / "out" / "conformance.html").read_text()))
 
 
 def test_the_guide_shows_the_third_backend_and_it_is_short() -> None:
