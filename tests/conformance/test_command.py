@@ -96,9 +96,9 @@ def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replay
         assert broken.partition(":")[0] in again.output
 
 
-@pytest.mark.parametrize(("wire", "after"), [("vllm", 1), ("sglang", 40)])
+@pytest.mark.parametrize(("wire", "after", "number", "status"), [("vllm", 1, 15, 143), ("sglang", 40, 2, 2)])
 def test_an_interrupt_ends_the_run_with_the_results_so_far(
-    wire: str, after: int, tokenizer_folder: str, tmp_path: Path
+    wire: str, after: int, number: int, status: int, tokenizer_folder: str, tmp_path: Path
 ) -> None:
     with served(wire) as server:
         options = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
@@ -114,13 +114,13 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
         while sum(len(each.answers) for each in server.engine.exchanges) < 10 + after:  # more than connecting sends
             assert running.poll() is None
             time.sleep(0.01)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         out, errors = running.communicate(timeout=60)
         deadline = time.monotonic() + 60
         while server.engine.running:
             assert time.monotonic() < deadline, "a request was left running"
             time.sleep(0.01)
-    assert running.returncode == 2, out + errors
+    assert running.returncode == status, out + errors
     assert "Interrupted. Results so far:" in out
     assert "No law was broken so far." in out
     assert "checks ran, in " in out
