@@ -151,11 +151,12 @@ def conformance(
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
         again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
-        for option, value in (("experts", experts), ("against-url", against_url)):
-            again += [f"--{option}", value] if value else []
+        given = {"model": model, "parser": parser, "dtype": dtype, "tolerance": tolerance, "experts": experts}
+        for option, value in {**given, "against-backend": against_backend, "against-url": against_url}.items():
+            again += [f"--{option}", str(value)] if value not in ("", None, AUTO) else []
+        again += ["--seeds"] if seeds else []
         again += [part for each in folders for part in ("--weights", each)]
         again += [part for each in adapter or () for part in ("--adapter", each)]
-        again += ["--against-backend", against_backend] if against_backend else []
         print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
         for file in files:
             console.print(f"Written: {file}", highlight=False)

@@ -86,8 +86,10 @@ def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replay
 ) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
     with served("sglang", defect) as server:
-        done = conformance(server, tokenizer_folder)
+        options = ("--model", "scripted", "--dtype", "float32", "--seeds")
+        done = conformance(server, tokenizer_folder, *options)
         assert done.exit_code == 1, done.output
+        assert " ".join(options) in words(done)  # the replay is of the same model, under the same bounds
         [broken] = [line for line in done.output.splitlines() if line.startswith("Law ")]
         assert "broken" in done.output
         assert "--replay conformance/conversation.json" in done.output
