@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tito_conformance.target import Target
 
 console = VisibleConsole()
-STATUSES = {signal.SIGINT: 2, signal.SIGTERM: 143}
+STATUSES: Mapping[int, int] = {signal.SIGINT: 2, signal.SIGTERM: 143}
 """Exit statuses after Ctrl-C, and after SIGTERM, which job schedulers send."""
 NO_SERVER = 4
 """Exit status if no server answers at the address, or if it cannot be connected to."""
