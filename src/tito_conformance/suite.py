@@ -256,11 +256,16 @@ def _servers(outcome: Outcome) -> Servers:
 
 
 def _check(outcome: Outcome, runner: StoppableRunner, work: Coroutine[Any, Any, None]) -> None:
-    """Run checks; a finding takes its bodies from the logs, which the next ones cut."""
+    """Run checks; a finding takes its bodies from the logs, which the next ones cut.
+
+    Raises:
+        ServerChangedError: A law seems broken, but another client loaded weights meanwhile.
+    """
     try:
         runner.run(checked(work))
     except BrokenLawError as broken:
         for server in outcome.servers:
+            runner.run(server.expect_same_weights(broken))
             broken.bodies |= server.bodies(broken.where.request_id)
         raise
 

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_conformance.agents import TOOLS
-from tito_conformance.checks import Tally, Where, refusing, set_place
+from tito_conformance.checks import BrokenLawError, Tally, Where, refusing, set_place
 from tito_conformance.oracle import compare_request
 from tito_conformance.testing.wire import WireKit, find_wire, installed_wires
 from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError, hidden
+from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError, ServerChangedError, hidden
 from tito_core.backend.generate import generate
 from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
 from tito_core.backend.http.connection import Address
@@ -34,6 +34,7 @@ from tito_core.backend.id_text import SAME_ECHO, Pieces
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (
     Backend,
+    EngineAdmin,
     EngineInfo,
     ImageScorer,
     Integers,
@@ -301,6 +302,22 @@ class ConnectedServer:
             }
             for each in found
         }
+
+    async def expect_same_weights(self, broken: BrokenLawError) -> None:
+        """Raise ServerChangedError if another client loaded weights since the connection, which explains a finding."""
+        before = self.policy.info.weight_version
+        if self.target.weights or before is None or not isinstance(self.backend, EngineAdmin):
+            return
+        try:
+            now = await self.backend.weight_version()
+        except BackendError:  # the finding stays
+            return
+        if now not in (before, None):
+            raise ServerChangedError(
+                f"Another client changed the server's weights during the run, from {before!r} to {now!r}, so scores "
+                f"and equal requests differ. Run again while they stay. What this broke: {broken}",
+                backend=self.target.backend,
+            )
 
     def truncate_logs(self, since: LogPosition) -> None:
         """Drop everything that was logged since a position."""

@@ -73,6 +73,27 @@ def test_the_profile_for_others_servers_changes_none_of_their_settings(wire: str
     assert engine.peak <= profile.at_once
 
 
+@pytest.mark.parametrize(("wire", "after"), [("vllm", 40), ("sglang", 60), ("sglang", 85)])
+def test_weights_that_another_client_loads_break_no_law(wire: str, after: int) -> None:
+    """A trainer that shares the server makes scores and equal requests differ: the run ends and says so."""
+    target = target_of(wire, varied=True)
+    assert target.transport is not None
+    engine = cast(InProcessTransport, target.transport()).engine
+
+    def load(number: int, _: ScriptedRequest) -> None:
+        if number == after:
+            for folder in FOLDERS:  # the first one changes nothing
+                engine.state.load(folder)
+            engine.state.set_version("theirs")
+
+    engine.fault = load
+    outcome = suite.run(target, PROFILES["production"])
+    assert outcome.broken is None, str(outcome.broken)
+    assert outcome.error is not None
+    assert outcome.error.startswith("ServerChangedError: ")
+    assert "from 'default' to 'theirs'" in outcome.error
+
+
 @pytest.mark.parametrize("wire", ["vllm", "sglang", pytest.param("vllm-completions", marks=pytest.mark.suite)])
 def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> None:
     outcome = run(wire, ALL_CHECKS)
