@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tito_conformance.checks import refusing
 from tito_conformance.testing.moves import Ask, Look
 from tito_conformance.testing.pictures import picture
 
@@ -146,22 +147,23 @@ async def collect_answer(events: AsyncIterator[Any], stop: threading.Event | Non
     """Assemble a stream of events into the message that Strands would store."""
     blocks: list[Any] = []
     reason, text, use, thought = None, "", None, ""
-    async for event in events:
-        if "contentBlockStart" in event:
-            use = event["contentBlockStart"].get("start", {}).get("toolUse")
-            use = None if use is None else {**use, "input": ""}
-            text = thought = ""
-        elif "contentBlockDelta" in event:
-            delta = event["contentBlockDelta"]["delta"]
-            text += delta.get("text", "")
-            thought += delta.get("reasoningContent", {}).get("text", "")
-            if use is not None:
-                use["input"] += delta.get("toolUse", {}).get("input", "")
-        elif "contentBlockStop" in event:
-            blocks.append(_block(use, text, thought))
-            use = None
-        elif "messageStop" in event:
-            reason = event["messageStop"]["stopReason"]
+    with refusing():
+        async for event in events:
+            if "contentBlockStart" in event:
+                use = event["contentBlockStart"].get("start", {}).get("toolUse")
+                use = None if use is None else {**use, "input": ""}
+                text = thought = ""
+            elif "contentBlockDelta" in event:
+                delta = event["contentBlockDelta"]["delta"]
+                text += delta.get("text", "")
+                thought += delta.get("reasoningContent", {}).get("text", "")
+                if use is not None:
+                    use["input"] += delta.get("toolUse", {}).get("input", "")
+            elif "contentBlockStop" in event:
+                blocks.append(_block(use, text, thought))
+                use = None
+            elif "messageStop" in event:
+                reason = event["messageStop"]["stopReason"]
     return Answer({"role": "assistant", "content": blocks}, reason)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -189,8 +190,19 @@ async def checked(work: Awaitable[None]) -> None:
         BrokenLawError: Also if the client refused a response or its ledger by a law.
     """
     set_place()
-    try:
+    with refusing():
         await work
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Make what the client refuses by a law a finding, at the place of this task: another task's is another request.
+
+    Raises:
+        BrokenLawError: The client refused a response or its ledger.
+    """
+    try:
+        yield
     except (BackendError, LawViolationError) as error:
         if not str(error).startswith("Law "):
             raise
@@ -211,10 +223,12 @@ class BrokenLawError(TITOError, AssertionError):
         check: The check.
         problem: What was expected and found, as a sentence.
         where: The place, as far as it is known.
+        bodies: What was sent and answered in the place's request; empty if unknown.
     """
 
     def __init__(self, check: str, problem: str, where: Where = NOWHERE) -> None:
         self.check = CHECKS[check]
+        self.bodies: dict[str, Any] = {}
         self.where = where = where.within(_PLACE.get())
         self.problem = f"{where}: {problem}" if str(where) else problem
         super().__init__(f"Law {self.check.law} ({LAWS[self.check.law]}), {check}: {self.problem}")
@@ -269,12 +283,19 @@ class Profile:
         conversations: Number of random conversations.
         moves: Largest number of moves in each.
         repeats: Number of fixed prompts; the number of samples grows with it, too.
+        at_once: Most requests in progress at a time; None for no limit.
     """
 
     name: str
     conversations: int
     moves: int
     repeats: int
+    at_once: int | None = None
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether a conversation that fails is shrunk, which takes requests beyond `most_requests`."""
+        return self.name != PRODUCTION
 
     def most_requests(self, *, weights: bool = False, both: bool = False, adapters: int = 0) -> int:
         """Return how many generations and scores a run sends at most; see `describe`."""
@@ -298,8 +319,8 @@ class Profile:
         return (
             f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} moves, at most "
             f"{requests:,} requests{' on both servers together' if both else ''}: generations of up to {tokens} tokens "
-            f"(96 where calls may come, 200 under a grammar), scores of them{longest}. The search for a "
-            f"smaller conversation after a failure comes on top."
+            f"(96 where calls may come, 200 under a grammar), scores of them{longest}."
+            + (" The search for a smaller conversation after a failure comes on top." if self.shrinks else "")
             + (" The server's weights are changed, and are not restored." if weights else "")
         )
 
@@ -320,7 +341,7 @@ PROFILES = {
         Profile("quick", 8, 6, 2),
         Profile("standard", 40, 10, 4),
         Profile("deep", 400, 16, 8),
-        Profile(PRODUCTION, 4, 6, 1),
+        Profile(PRODUCTION, 4, 6, 1, at_once=16),
     )
 }
 """The profiles by name."""

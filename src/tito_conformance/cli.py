@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tito_conformance.target import Target
 
 console = VisibleConsole()
-INTERRUPTED = 2
-"""Exit status after Ctrl-C."""
+STATUSES: Mapping[int, int] = {signal.SIGINT: 2, signal.SIGTERM: 143}
+"""Exit statuses after Ctrl-C, and after SIGTERM, which job schedulers send."""
 NO_SERVER = 4
 """Exit status if no server answers at the address, or if it cannot be connected to."""
 NOT_CHECKED = 3
@@ -100,7 +100,7 @@ def conformance(
 
     Exit status: 0 if every law that applies holds and the required checks ran, 1 if a law is broken or an error ended
     the run, 3 if a required check did not run, 4 if no server could be connected to, 2 after an interrupt (130 while
-    Python is still loading).
+    Python is still loading), 143 after SIGTERM.
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter(f"The suite needs Hypothesis: {how_to_install('conformance')}.")
@@ -109,7 +109,7 @@ def conformance(
         raise typer.BadParameter(f"--weights takes one or two folders, not {list(folders)}.")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
-    with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
+    with Interrupts(STATUSES, NOTHING_PLAYED) as interrupts:
         from tito_conformance.checks import PRODUCTION, PROFILES, REQUIRED
         from tito_conformance.report import print_report, write_files
         from tito_conformance.target import AUTO, TOLERANCES, Target
@@ -151,16 +151,17 @@ def conformance(
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
         again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
-        for option, value in (("experts", experts), ("against-url", against_url)):
-            again += [f"--{option}", value] if value else []
+        given = {"model": model, "parser": parser, "dtype": dtype, "tolerance": tolerance, "experts": experts}
+        for option, value in {**given, "against-backend": against_backend, "against-url": against_url}.items():
+            again += [f"--{option}", str(value)] if value not in ("", None, AUTO) else []
+        again += ["--seeds"] if seeds else []
         again += [part for each in folders for part in ("--weights", each)]
         again += [part for each in adapter or () for part in ("--adapter", each)]
-        again += ["--against-backend", against_backend] if against_backend else []
         print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
         for file in files:
             console.print(f"Written: {file}", highlight=False)
         if outcome.interrupted:
-            leave(INTERRUPTED)
+            leave(interrupts.status)
     if not outcome.sound:
         sys.exit(1)
     sys.exit(NOT_CHECKED if outcome.not_reached else 0)
@@ -214,7 +215,7 @@ def _play(
         except KeyboardInterrupt:
             outcome = run.interrupted()
     if outcome is None:
-        leave(INTERRUPTED, NOTHING_PLAYED)
+        leave(interrupts.status, NOTHING_PLAYED)
     return outcome
 
 

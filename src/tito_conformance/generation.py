@@ -7,7 +7,7 @@ hundreds of conversations, which takes an hour on a real server; a few dozen are
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from tito_conformance import final_checks
 from tito_conformance.agents import TOOLS
-from tito_conformance.checks import BrokenLawError, Check, Profile, checked
+from tito_conformance.checks import BrokenLawError, Check, Profile
 from tito_conformance.servers import Conversation, Servers, can_force
 from tito_conformance.testing import strategies
 from tito_conformance.testing.moves import Call, Cancel, Look, Move, Opening, Sampling, Stream, Want
-from tito_core.interrupt import StoppableRunner
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class RandomConversations:
         servers: The servers under test.
         profile: How many conversations, and how long.
         seed: Seed of the random moves.
-        runner: Runs the event loop.
+        check: Runs checks to their end.
         progress: Called after each conversation with the number of conversations so far.
         keep_going: Whether to play on after a conversation that failed.
         failures: Failures so far.
@@ -56,7 +55,7 @@ class RandomConversations:
     servers: Servers
     profile: Profile
     seed: int
-    runner: StoppableRunner
+    check: Callable[[Coroutine[Any, Any, None]], None]
     progress: Callable[[int], None]
     keep_going: bool = False
     failures: list[Failure] = field(default_factory=list)
@@ -191,9 +190,9 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
             run.conversations += 1
             run.progress(run.conversations)
 
-        def _run(self, work: Any) -> None:
+        def _run(self, work: Coroutine[Any, Any, None]) -> None:
             try:
-                run.runner.run(checked(work))
+                run.check(work)
             except Exception as error:
                 self.failed = True
                 run.failures.append(Failure(error, tuple(self.moves)))

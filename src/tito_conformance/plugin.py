@@ -18,7 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tito-base-url", help="address of the server")
     group.addoption("--tito-tokenizer", help="name or folder of the model's tokenizer")
     group.addoption("--tito-parser", default="auto", help="tool-call format (default: auto)")
-    group.addoption("--tito-profile", default="standard", help="quick, standard (default), deep or production")
+    profiles = ["quick", "standard", "deep", "production"]
+    group.addoption("--tito-profile", default="standard", choices=profiles, help="size of the run (default: standard)")
     group.addoption("--tito-seed", default=0, type=int, help="seed of the random conversations (default: 0)")
     group.addoption("--tito-against-backend", help="backend of a second server with the same weights")
     group.addoption("--tito-against-url", help="address of a second server to compare with")

@@ -103,21 +103,20 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "interrupted": outcome.interrupted,
         "error": outcome.error,
         "sent": {name: dict(values.most_common()) for name, values in server.recorder.sent.items()},
-        "retried": retried(outcome),
+        "failed_tries": failed_tries(outcome),
         "power": outcome.tally.power,
         "broken": None if outcome.broken is None else str(outcome.broken),
-        "findings": [{"finding": str(each), "where": asdict(each.where)} for each in outcome.findings],
-        "bodies": outcome.bodies,
-        "where": None if outcome.broken is None else asdict(outcome.broken.where),
+        "findings": [
+            {"finding": str(each), "where": asdict(each.where), "bodies": each.bodies} for each in outcome.findings
+        ],
         "moves": json.loads(msgspec.json.encode(outcome.moves)),
         "checks": [asdict(row) for row in rows(outcome)],
     }
 
 
-def retried(outcome: Outcome) -> dict[str, int]:
-    """Return what came in place of an answer that a client waits for, and how often: each such request was retried."""
-    logs = [each.log for each in (outcome.server, outcome.against) if each is not None and each.log is not None]
-    return dict(sum((log.failed for log in logs), Counter()))
+def failed_tries(outcome: Outcome) -> dict[str, int]:
+    """Return what came in place of an answer, and how often; a client sends most of such requests again."""
+    return dict(sum((each.log.failed for each in outcome.servers if each.log is not None), Counter()))
 
 
 def sent_values(outcome: Outcome) -> dict[str, str]:
@@ -145,7 +144,7 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     Args:
         outcome: The result of the run.
         console: The console to print to.
-        replay: The command that plays the smallest conversation again.
+        replay: The command that plays the conversation of a finding again.
     """
     table = Table("law", "check", "", "cases", "not checked, and reason", title="Conformance")
     law = ""
@@ -187,7 +186,7 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         for finding in outcome.findings:
             console.print(str(finding), style="bold red", markup=False, highlight=False)
         if outcome.moves:
-            console.print("Smallest conversation that breaks the law:", style="bold")
+            console.print("A conversation that breaks the law:", style="bold")
             for move in outcome.moves:
                 console.print(f"  {move}", markup=False, highlight=False)
             console.print(f"Play it again: {replay}", markup=False, highlight=False, soft_wrap=True)
@@ -210,12 +209,12 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
 
 def tables(outcome: Outcome) -> list[tuple[str, tuple[str, str], dict[str, str]]]:
     """Return the further tables: title, heads, and lines."""
-    failed = {what: f"{count:,}" for what, count in retried(outcome).items()}
+    failed = {what: f"{count:,}" for what, count in failed_tries(outcome).items()}
     return [
         ("Logprobs of this server", ("what was measured", "value"), measured(outcome)),
         ("Sampling parameters that were sent", ("parameter", "values, and how often"), sent_values(outcome)),
         ("The sampler would have shown", ("a defect of this kind", "of at least this size"), outcome.tally.power),
-        ("Requests that failed, and were sent again", ("what came", "how often"), failed),
+        ("Tries that got no answer", ("what came instead", "how often"), failed),
     ]
 
 
@@ -280,7 +279,7 @@ logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.
 {% for note in result.notes %}<p>{{ note }}</p>{% endfor %}
 {% for each in result.findings %}<pre class="broken">{{ each.finding }}</pre>{% endfor %}
 {% if result.error %}<pre class="broken">{{ result.error }}</pre>{% endif %}
-{% if result.moves %}<h2>Smallest conversation that breaks the law</h2>
+{% if result.moves %}<h2>A conversation that breaks the law</h2>
 <pre>{{ result.moves | tojson(indent=1) }}</pre>{% endif %}
 <table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and reason</tr>
 {% for row in rows %}<tr><td>{{ row.law }}<td>{{ row.check }}<td class="{{ row.verdict | replace(' ', '-') }}">

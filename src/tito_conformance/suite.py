@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,10 +46,8 @@ class Outcome:
         profile: The profile of the run.
         tally: The checks.
         against: The second server, or None.
-        broken: The law that is broken, or None; the first one, if the run kept going.
-        findings: Every broken law.
-        bodies: What was sent and answered in the finding's request; empty if unknown.
-        moves: The smallest conversation that breaks it; empty if a fixed prompt broke it.
+        findings: Every broken law; one at most, unless the run kept going.
+        moves: The smallest conversation found that breaks the first; empty if a fixed prompt broke it.
         error: Another error that ended the run, as a sentence, or None.
         conversations: Conversations that were played.
         seconds: Duration of the run.
@@ -60,15 +59,23 @@ class Outcome:
     profile: Profile
     tally: Tally
     against: ConnectedServer | None = None
-    broken: BrokenLawError | None = None
     findings: list[BrokenLawError] = field(default_factory=list)
-    bodies: dict[str, Any] = field(default_factory=dict)
     moves: tuple[Move, ...] = ()
     error: str | None = None
     conversations: int = 0
     seconds: float = 0.0
     interrupted: bool = False
     required: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> BrokenLawError | None:
+        """The law that was found broken first, or None."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def servers(self) -> list[ConnectedServer]:
+        """The server, and the second one if there is one."""
+        return [self.server] if self.against is None else [self.server, self.against]
 
     @property
     def turns(self) -> int:
@@ -78,7 +85,7 @@ class Outcome:
     @property
     def requests(self) -> int:
         """Generations and scores that were requested, except those of measurements at the connection."""
-        return sum(server.recorder.requests for server in (self.server, self.against) if server is not None)
+        return sum(server.recorder.requests for server in self.servers)
 
     @property
     def sound(self) -> bool:
@@ -98,7 +105,7 @@ class Run:
         target: The server.
         profile: How much to play.
         progress: Called at each request and after each conversation.
-        shrink: Whether to search for a smaller conversation that breaks the same law.
+        shrink: Whether to search for a smaller conversation that breaks the same law, if the profile does.
         against: A second server of the same weights, to compare with; None tests one server.
         moves: The only conversation to play, as a report writes it; None plays random ones.
         required: Names of the checks that must run; see `Outcome.not_reached`.
@@ -122,7 +129,8 @@ class Run:
     ) -> None:
         self._keep_going = keep_going
         self._target, self._profile, self._progress = target, profile, progress
-        self._shrink, self._against, self._moves, self._required = shrink, against, moves, tuple(required)
+        self._shrink, self._against = shrink and profile.shrinks, against
+        self._moves, self._required = moves, tuple(required)
         self._runner = StoppableRunner()
         self._started = time.monotonic()
         self.outcome: Outcome | None = None
@@ -138,7 +146,7 @@ class Run:
             outcome = self.outcome = runner.run(_connect(self._target, self._against, self._profile))
             outcome.required = self._required
             try:
-                for server in filter(None, (outcome.server, outcome.against)):
+                for server in outcome.servers:
                     server.recorder.on_request = self._show
                 if self._moves is not None:
                     _replay(outcome, runner, self._moves)
@@ -163,7 +171,7 @@ class Run:
             if self._goes_on(outcome):
                 start = outcome.server.log_position()
                 try:
-                    runner.run(checked(step()))
+                    _check(outcome, runner, step())
                 except (BrokenLawError, BackendError) as error:
                     _record_failure(outcome, Failure(error, ()))
                 outcome.server.truncate_logs(start)
@@ -222,7 +230,10 @@ async def _connect(target: Target, against: Target | None, profile: Profile) -> 
     else:
         for check in PARITY_CHECKS:
             outcome.tally.skip(check, NEEDS_SECOND_SERVER)
-    if not all(takes_images(each) for each in (outcome.server, outcome.against) if each is not None):
+    if profile.at_once is not None:
+        for each in outcome.servers:
+            each.recorder.gate = asyncio.Semaphore(profile.at_once)
+    if not all(map(takes_images, outcome.servers)):
         for check in IMAGE_CHECKS:
             outcome.tally.skip(check, NO_IMAGES)
     if not target.weights and against is None:
@@ -234,9 +245,8 @@ async def _connect(target: Target, against: Target | None, profile: Profile) -> 
 
 
 async def _disconnect(outcome: Outcome) -> None:
-    for server in (outcome.server, outcome.against):
-        if server is not None:
-            await server.policy.backend.aclose()
+    for server in outcome.servers:
+        await server.policy.backend.aclose()
 
 
 def _servers(outcome: Outcome) -> Servers:
@@ -245,9 +255,24 @@ def _servers(outcome: Outcome) -> Servers:
     return ServerPair(outcome.server, outcome.against, outcome.tally)
 
 
+def _check(outcome: Outcome, runner: StoppableRunner, work: Coroutine[Any, Any, None]) -> None:
+    """Run checks; a finding takes its bodies from the logs, which the next ones cut.
+
+    Raises:
+        ServerChangedError: A law seems broken, but another client loaded weights meanwhile.
+    """
+    try:
+        runner.run(checked(work))
+    except BrokenLawError as broken:
+        for server in outcome.servers:
+            runner.run(server.expect_same_weights(broken))
+            broken.bodies |= server.bodies(broken.where.request_id)
+        raise
+
+
 def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) -> None:
     try:
-        runner.run(checked(play_conversation(_servers(outcome), moves)))
+        _check(outcome, runner, play_conversation(_servers(outcome), moves))
         outcome.conversations = 1
     except (BrokenLawError, BackendError) as error:
         _record_failure(outcome, Failure(error, tuple(moves)))
@@ -301,32 +326,35 @@ def _play_random(
         outcome.conversations = conversations
         show()
 
+    def check(work: Coroutine[Any, Any, None]) -> None:
+        _check(outcome, runner, work)
+
     servers = _servers(outcome)
-    conversations = RandomConversations(servers, outcome.profile, outcome.server.target.seed, runner, count, keep_going)
+    conversations = RandomConversations(servers, outcome.profile, outcome.server.target.seed, check, count, keep_going)
     failure = conversations.play()
     for each in conversations.failures if keep_going else filter(None, [failure]):
         _record_failure(outcome, each)
     if shrink and outcome.broken is not None and failure is not None and failure.error is outcome.broken:
-        smaller = shrink_moves(outcome.broken, outcome.moves, lambda moves: _broken_by(servers, runner, moves))
-        for outcome.broken, outcome.moves in smaller:
-            outcome.findings[0] = outcome.broken  # keep each at once: the search may be interrupted
+        smaller = shrink_moves(outcome.broken, outcome.moves, lambda moves: _broken_by(servers, check, moves))
+        for outcome.findings[0], outcome.moves in smaller:
+            pass  # keep each at once: the search may be interrupted
 
 
 def _record_failure(outcome: Outcome, failure: Failure) -> None:
     if isinstance(failure.error, BrokenLawError):
+        outcome.moves = outcome.moves if outcome.findings else failure.moves
         outcome.findings.append(failure.error)
-        if outcome.broken is None:
-            outcome.broken, outcome.moves = failure.error, failure.moves
-            outcome.bodies = outcome.server.bodies(failure.error.where.request_id)
     else:
         outcome.moves = outcome.moves or failure.moves
         outcome.error = f"{type(failure.error).__name__}: {failure.error}"
 
 
-def _broken_by(servers: Servers, runner: StoppableRunner, moves: Sequence[Move]) -> BrokenLawError | None:
+def _broken_by(
+    servers: Servers, check: Callable[[Coroutine[Any, Any, None]], None], moves: Sequence[Move]
+) -> BrokenLawError | None:
     """Play a conversation; return the law that it breaks, or None."""
     try:
-        runner.run(checked(play_conversation(servers, moves)))
+        check(play_conversation(servers, moves))
     except BrokenLawError as broken:
         return broken
     except Exception:  # an unrelated failure is not a smaller example of this one

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any, cast
@@ -20,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_conformance.agents import TOOLS
-from tito_conformance.checks import Tally, Where, set_place
+from tito_conformance.checks import BrokenLawError, Tally, Where, refusing, set_place
 from tito_conformance.oracle import compare_request
 from tito_conformance.testing.wire import WireKit, find_wire, installed_wires
 from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError, ServerChangedError, hidden
 from tito_core.backend.generate import generate
 from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
 from tito_core.backend.http.connection import Address
@@ -33,6 +34,7 @@ from tito_core.backend.id_text import SAME_ECHO, Pieces
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (
     Backend,
+    EngineAdmin,
     EngineInfo,
     ImageScorer,
     Integers,
@@ -249,14 +251,15 @@ class ConnectedServer:
 
         Raises:
             BackendError: See `tito_core.backend.generate`.
-            BrokenLawError: The wire has another request, or another answer.
+            BrokenLawError: The client refuses the answer, or the wire has another request or answer.
         """
         name, start = request_id or uuid.uuid4().hex, self.log_position()
         request = TokenRequest(
             prompt, sampling, name, optional_outputs=outputs or OptionalOutputs(), images=images, adapter=adapter
         )
         stream = on_chunk or ((lambda _: None) if streamed else None)
-        response = await generate(self.policy.backend, request, stream)
+        with refusing():
+            response = await generate(self.policy.backend, request, stream)
         got = (
             prompt.tolist(),
             sampling.model_dump(mode="json"),
@@ -286,7 +289,7 @@ class ConnectedServer:
         return [_generation(*each) for each in self.recorder.recorded[since.recorded :]]
 
     def bodies(self, request_id: str | None) -> dict[str, Any]:
-        """Return what was sent and answered in a request, as text; empty if it is not in the log."""
+        """Return what was sent and answered in a request, as text without API keys; empty if it is not in the log."""
         if self.log is None or not request_id:
             return {}
         name = request_id.encode()
@@ -294,11 +297,27 @@ class ConnectedServer:
         return {
             f"{each.method} {each.path}": {
                 "status": each.status,
-                "sent": each.sent[:MOST_BODY].decode(errors="replace"),
-                "got": bytes(each.got[:MOST_BODY]).decode(errors="replace"),
+                "sent": hidden(each.sent.decode(errors="replace"))[:MOST_BODY],
+                "got": hidden(each.got.decode(errors="replace"))[:MOST_BODY],
             }
             for each in found
         }
+
+    async def expect_same_weights(self, broken: BrokenLawError) -> None:
+        """Raise ServerChangedError if another client loaded weights since the connection, which explains a finding."""
+        before = self.policy.info.weight_version
+        if self.target.weights or before is None or not isinstance(self.backend, EngineAdmin):
+            return
+        try:
+            now = await self.backend.weight_version()
+        except BackendError:  # the finding stays
+            return
+        if now not in (before, None):
+            raise ServerChangedError(
+                f"Another client changed the server's weights during the run, from {before!r} to {now!r}, so scores "
+                f"and equal requests differ. Run again while they stay. What this broke: {broken}",
+                backend=self.target.backend,
+            )
 
     def truncate_logs(self, since: LogPosition) -> None:
         """Drop everything that was logged since a position."""
@@ -313,7 +332,7 @@ def can_stream(backend: Backend) -> bool:
 
 
 MOST_BODY = 100_000
-"""Bytes of a body that a report holds."""
+"""Characters of a body that a report holds."""
 LEAST_ROOM = 64
 """Tokens that the agents' tools must leave for a conversation; in a smaller context they have none."""
 
@@ -424,6 +443,7 @@ class Recorder:
         requests: Generations and scores that were requested so far.
         sent: How often each value of each sampling parameter was sent, by name.
         on_request: Called before each of them.
+        gate: Held by each of them while it is in progress.
     """
 
     def __init__(self, inner: Backend) -> None:
@@ -433,6 +453,7 @@ class Recorder:
         self.requests = 0
         self.sent: dict[str, Counter[str]] = {name: Counter() for name in SamplingParams.model_fields}
         self.on_request: Callable[[], None] = lambda: None
+        self.gate: AbstractAsyncContextManager[Any] = nullcontext()
 
     async def connect(self) -> EngineInfo:
         """See `Backend.connect`."""
@@ -445,19 +466,22 @@ class Recorder:
         set_place(sampling=sampling, streamed=on_chunk is not None, request_id=request.request_id)
         for name, value in sampling.items():
             self.sent[name][_shown(name, value)] += 1
-        raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
+        async with self.gate:
+            raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
         self.recorded.append((request, raw))
         return raw
 
     async def score(self, token_ids: TokenIds, **adapter: Any) -> RawScores:
         """See `Backend.score`."""
         self._count()
-        return await self.inner.score(token_ids, **adapter)
+        async with self.gate:
+            return await self.inner.score(token_ids, **adapter)
 
     async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
         """See `ImageScorer`; only for a backend that is one."""
         self._count()
-        return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
+        async with self.gate:
+            return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
 
     async def tokenize(self, text: str) -> Integers | None:
         """See `Backend.tokenize`."""

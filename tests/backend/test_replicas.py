@@ -16,6 +16,7 @@ from support.backends import (
     EOS,
     KINDS,
     PROMPT,
+    SOON_S,
     TRIES,
     VOCAB,
     Kind,
@@ -42,6 +43,7 @@ from tito_core.backend.generate import generate, score
 from tito_core.backend.protocol import Backend, EngineAdmin, EngineInfo, TokenChunk, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas, agreed
 from tito_core.backend.retries import Retries
+from tito_core.ledger.turn import Finish
 
 
 class Clock:
@@ -244,6 +246,18 @@ async def test_an_abort_reaches_the_server_that_runs_it(kind: Kind) -> None:
     tasks[0].cancel()
     await asyncio.wait(tasks)
     assert await soon(lambda: [engine.running for engine in engines] == [0, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_abort_reaches_the_server_that_a_retry_runs_on(kind: Kind) -> None:
+    engines = [engine_of(kind, latency=60.0, fault=always(Fault(status=503))), engine_of(kind, latency=60.0)]
+    backend, _ = replicas(kind, engines)
+    await backend.connect()
+    task = asyncio.create_task(generate(backend, of_session(None)))
+    assert await soon(lambda: engines[1].running == 1)
+    assert len(engines[0].requests) == 1
+    await backend.abort("r")
+    assert (await asyncio.wait_for(task, SOON_S)).finish == Finish.ABORT
 
 
 @pytest.mark.parametrize("kind", KINDS)

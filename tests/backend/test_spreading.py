@@ -306,7 +306,7 @@ async def test_concurrent_scores_count_as_two() -> None:
     gate.set()
     assert [len(await task) for task in tasks] == [2] * 4
     assert [sorted(call[1] for call in member.calls) for member in members] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
-    assert [member.running for member in backend._members] == [set(), set()]
+    assert [member.running for member in backend._members] == [{}, {}]
 
 
 async def test_a_failed_abort_is_raised_only_by_the_running_server() -> None:

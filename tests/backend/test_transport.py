@@ -38,7 +38,15 @@ from support.backends import (
     request_of,
     soon,
 )
-from tito_conformance.testing import Fault, ScriptedServer, WireResponse, always, first, scripted_server
+from tito_conformance.testing import (
+    Fault,
+    ScriptedRequest,
+    ScriptedServer,
+    WireResponse,
+    always,
+    first,
+    scripted_server,
+)
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
@@ -276,6 +284,22 @@ async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
         assert await soon(lambda: server.engine.running == 1)
         await backend.abort("mine")
         assert (await task).finish == Finish.ABORT
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_abort_ends_the_try_that_runs(kind: Kind) -> None:
+    """Each retry has an id of its own, which only the backend knows."""
+
+    def fails(_: int, request: ScriptedRequest) -> Fault | None:
+        return Fault(status=503) if request.request_id == "mine" else None
+
+    async with served(kind, latency=60.0, fault=fails) as server:
+        backend = backend_to(server, sleep=Waits())
+        task = asyncio.create_task(generate(backend, request_of(request_id="mine")))
+        assert await soon(lambda: server.engine.running == 1 and len(server.engine.requests) == 2)
+        await backend.abort("mine")
+        assert (await asyncio.wait_for(task, SOON_S)).finish == Finish.ABORT
         await backend.aclose()
 
 

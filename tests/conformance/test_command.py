@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,10 @@ def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replay
 ) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
     with served("sglang", defect) as server:
-        done = conformance(server, tokenizer_folder)
+        options = ("--model", "scripted", "--dtype", "float32", "--seeds")
+        done = conformance(server, tokenizer_folder, *options)
         assert done.exit_code == 1, done.output
+        assert " ".join(options) in words(done)  # the replay is of the same model, under the same bounds
         [broken] = [line for line in done.output.splitlines() if line.startswith("Law ")]
         assert "broken" in done.output
         assert "--replay conformance/conversation.json" in done.output
@@ -95,9 +98,9 @@ def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replay
         assert broken.partition(":")[0] in again.output
 
 
-@pytest.mark.parametrize(("wire", "after"), [("vllm", 1), ("sglang", 40)])
+@pytest.mark.parametrize(("wire", "after", "number", "status"), [("vllm", 1, 15, 143), ("sglang", 40, 2, 2)])
 def test_an_interrupt_ends_the_run_with_the_results_so_far(
-    wire: str, after: int, tokenizer_folder: str, tmp_path: Path
+    wire: str, after: int, number: int, status: int, tokenizer_folder: str, tmp_path: Path
 ) -> None:
     with served(wire) as server:
         options = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
@@ -113,13 +116,13 @@ def test_an_interrupt_ends_the_run_with_the_results_so_far(
         while sum(len(each.answers) for each in server.engine.exchanges) < 10 + after:  # more than connecting sends
             assert running.poll() is None
             time.sleep(0.01)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         out, errors = running.communicate(timeout=60)
         deadline = time.monotonic() + 60
         while server.engine.running:
             assert time.monotonic() < deadline, "a request was left running"
             time.sleep(0.01)
-    assert running.returncode == 2, out + errors
+    assert running.returncode == status, out + errors
     assert "Interrupted. Results so far:" in out
     assert "No law was broken so far." in out
     assert "checks ran, in " in out
@@ -346,11 +349,36 @@ def test_a_run_can_keep_going_after_a_broken_law(tokenizer_folder: str, here: Pa
     assert done.exit_code == 1, done.output
     report = json.loads((here / "out" / "conformance.json").read_text())
     assert len(report["findings"]) > 1
+    placed = [each for each in report["findings"] if each["where"]["request_id"]]
+    assert len(placed) > 1
+    for each in placed:
+        [body] = each["bodies"].values()
+        assert each["where"]["request_id"] in json.dumps(body)
     assert {check["check"] for check in report["checks"] if check["verdict"] == "broken"} >= {"rescored"}
     assert report["sent"]["top_k"]
     assert report["scored_nats"] > report["tolerance_nats"]
     assert f"{report['scored_nats']:.2g} nats" in words(done)
     assert "Sampling parameters that were sent" in done.output
+
+
+def test_a_key_that_a_server_repeats_is_in_no_report(
+    tokenizer_folder: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-5ecret-of-the-operator"
+    monkeypatch.setenv("TITO_API_KEY", key)
+    halved = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
+
+    def edit(view: Any, request: Any) -> None:
+        assert halved.edit is not None
+        halved.edit(view, request)
+        view.answer["note"] = request.headers["authorization"]
+
+    with served("sglang", replace(halved, edit=edit)) as server:
+        done = conformance(server, tokenizer_folder, "--report", "out")
+    assert done.exit_code == 1, done.output
+    report = (here / "out" / "conformance.json").read_text()
+    assert "Bearer <API key>" in report
+    assert not any(key in text for text in (done.output, report, (here / "out" / "conformance.html").read_text()))
 
 
 def test_the_guide_shows_the_third_backend_and_it_is_short() -> None:

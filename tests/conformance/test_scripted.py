@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -46,6 +47,53 @@ def end() -> int:
 
 def run(wire: str, profile: Profile, seed: int = 0, weights: tuple[str, ...] = ()) -> suite.Outcome:
     return suite.run(target_of(wire, seed=seed, experts=EXPERTS, weights=weights), profile)
+
+
+GENERATES = {"/inference/v1/generate", "/v1/completions", "/generate"}
+READS = {"/tokenize", "/v1/models", "/version", "/server_info", "/model_info", "/weight_info", "/v1/loads"}
+ABORTS = {"/inference/v1/abort_requests", "/abort_request"}
+"""Each with the id of a request of the run."""
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize("wire", SERVERS)
+def test_the_profile_for_others_servers_changes_none_of_their_settings(wire: str) -> None:
+    target, profile = target_of(wire, varied=True), PROFILES["production"]
+    assert target.transport is not None
+    engine = cast(InProcessTransport, target.transport()).engine
+    engine.latency = 0.05
+    outcome = suite.run(target, profile)
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert {each.path for each in engine.exchanges} <= GENERATES | READS | ABORTS
+    known = {request.server_id for request in engine.requests}
+    for each in engine.exchanges:
+        if each.path in ABORTS:
+            assert known & set(re.findall(r"[\w-]*[0-9a-f]{32}[\w-]*", each.body.decode()))
+    assert sum(each.path in GENERATES for each in engine.exchanges) <= profile.most_requests()
+    assert profile.at_once is not None
+    assert engine.peak <= profile.at_once
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize(("wire", "after"), [("vllm", 40), ("sglang", 60), ("sglang", 85)])
+def test_weights_that_another_client_loads_break_no_law(wire: str, after: int) -> None:
+    """A trainer that shares the server makes scores and equal requests differ: the run ends and says so."""
+    target = target_of(wire, varied=True)
+    assert target.transport is not None
+    engine = cast(InProcessTransport, target.transport()).engine
+
+    def load(number: int, _: ScriptedRequest) -> None:
+        if number == after:
+            for folder in FOLDERS:  # the first one changes nothing
+                engine.state.load(folder)
+            engine.state.set_version("theirs")
+
+    engine.fault = load
+    outcome = suite.run(target, PROFILES["production"])
+    assert outcome.broken is None, str(outcome.broken)
+    assert outcome.error is not None
+    assert outcome.error.startswith("ServerChangedError: ")
+    assert "from 'default' to 'theirs'" in outcome.error
 
 
 @pytest.mark.suite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -10,7 +11,7 @@ from conformance.defects import all_defects
 from conformance.defects.trial import target_of
 from tito_conformance import suite
 from tito_conformance.checks import PROFILES, BrokenLawError, Where, checked, set_place
-from tito_conformance.testing.moves import Ask, Sampling, Stream
+from tito_conformance.testing.moves import Ask, Move, Sampling, Stream, Together
 from tito_core.backend.errors import ProtocolViolationError
 
 
@@ -64,3 +65,43 @@ def test_a_refused_response_has_the_place_of_its_request() -> None:
         "refused",
         Where(2, None, None, {"temperature": 0.5}, True),
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "moves"),
+    [
+        ("min-tokens-ignored", None),
+        ("stop-token-dropped", [Together(texts=("Hi", "Ho", "Hm"))]),
+        ("stop-token-dropped", [Ask(text="Hi")]),
+    ],
+    ids=["in a batch", "of several agents", "of one"],
+)
+def test_a_refused_response_among_others_has_its_own_place(name: str, moves: list[Move] | None) -> None:
+    """Its request id, parameters and bodies, not those of a request before or beside it."""
+    defect = next(defect for defect, _ in all_defects() if defect.name == name)
+    target, profile = target_of("sglang" if moves is None else "vllm", defect, varied=True), PROFILES["production"]
+    outcome = suite.run(target, profile) if moves is None else suite.replay(target, profile, moves)
+    assert outcome.broken is not None
+    assert outcome.broken.check.name == "refused"
+    where, [body] = outcome.broken.where, outcome.broken.bodies.values()
+    assert where.request_id is not None
+    assert where.request_id in body["sent"] + body["got"]
+    assert where.sampling is not None
+    if moves is None:
+        assert json.loads(body["sent"])["sampling_params"]["min_new_tokens"] == where.sampling["min_new_tokens"] > 0
+
+
+@pytest.mark.parametrize("profile", ["quick", "production"])
+def test_a_finding_has_the_bodies_of_its_own_request(profile: str) -> None:
+    """Also after the search for a smaller conversation, which the profile for others' servers leaves out."""
+    defect = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
+    found = [
+        suite.run(target_of("sglang", defect, varied=True), PROFILES[profile], shrink=shrink)
+        for shrink in (False, True)
+    ]
+    assert (found[0].moves == found[1].moves) == (profile == "production")
+    for outcome in found:
+        assert outcome.broken is not None
+        assert outcome.broken.where.request_id is not None
+        [body] = outcome.broken.bodies.values()
+        assert outcome.broken.where.request_id in body["sent"]

@@ -121,7 +121,7 @@ class Replicas:
 
         async def one_try(number: int) -> RawResponse:
             named = replace(request, request_id=attempt_id(request.request_id, number))
-            async with self._chosen(request.session_id, named.request_id, tried) as member:
+            async with self._chosen(request.session_id, request.request_id, tried, named.request_id) as member:
                 try:
                     return await (
                         member.backend.generate(named) if on_chunk is None else member.backend.generate(named, show)
@@ -172,12 +172,14 @@ class Replicas:
         return found[0]
 
     @asynccontextmanager
-    async def _chosen(self, session: str | None, running: str, tried: list[_Member]) -> AsyncIterator[_Member]:
+    async def _chosen(
+        self, session: str | None, request_id: str, tried: list[_Member], running: str = ""
+    ) -> AsyncIterator[_Member]:
         """Choose a server, count the request as running on it, and leave the server out for a while if it fails."""
         with self._lock:
             member = self._choose(session, tried)
             tried.append(member)
-            member.running.add(running)
+            member.running[request_id] = running
             member.assigned += 1
         try:
             yield member
@@ -190,7 +192,7 @@ class Replicas:
         else:
             member.out_until, member.busy_since = 0.0, None
         finally:
-            member.running.discard(running)
+            member.running.pop(request_id, None)
 
     def _busy(self, member: _Member, error: ThrottledError) -> None:
         """Leave a server out that has answered nothing but 429 and 503 for a while; a paused one keeps its sessions."""
@@ -224,7 +226,8 @@ class Replicas:
         """Stop a generation on its server; on all servers if its server is not known."""
         running = [member for member in self._members if request_id in member.running]
         outcomes = await asyncio.gather(
-            *(member.backend.abort(request_id) for member in running or self._members), return_exceptions=True
+            *(member.backend.abort(member.running.get(request_id, request_id)) for member in running or self._members),
+            return_exceptions=True,
         )
         if running:
             _raise_first(outcomes)
@@ -327,7 +330,8 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 class _Member:
     backend: Backend
     address: str
-    running: set[str] = field(default_factory=set)
+    running: dict[str, str] = field(default_factory=dict)
+    """Its requests, each with the id of the try that runs on it."""
     assigned: int = 0
     out_until: float = 0.0
     busy_since: float | None = None

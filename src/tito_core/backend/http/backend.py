@@ -114,6 +114,8 @@ class HttpBackend(ABC):
         self._info: EngineInfo | None = None
         http, abort_request = self.http, self.abort_request  # not the backend: see `ServerWatch`
         self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
+        self._tries: dict[str, str] = {}
+        """The id of the try that runs now, by request id."""
         self._abort_tasks: set[asyncio.Task[None]] = set()
         self._adapter_names: set[str] = set()
         self._logged: set[tuple[type[Exception], int | None]] = set()
@@ -208,8 +210,8 @@ class HttpBackend(ABC):
         return await self.http.retries(send)
 
     async def abort(self, request_id: str) -> None:
-        """Stop a generation on the engine; an unknown id does nothing."""
-        await self.http.send_once(self.abort_request(request_id))
+        """Stop the try of a generation that runs on the engine; an unknown id does nothing."""
+        await self.http.send_once(self.abort_request(self._tries.get(request_id, request_id)))
 
     async def aclose(self) -> None:
         """Close this event loop's connections, after the aborts that use them."""
@@ -270,12 +272,15 @@ class HttpBackend(ABC):
             if assembler is not None and on_chunk is not None:
                 url = self.http.base_url + request.path
                 reader = StreamReader(assembler, on_chunk, self.name, url, request_id, request.size)
+            self._tries[request_id] = running
             try:
                 return await self._generate_once(running, request, kind, reader, prompt, request_id)
             except BackendError as error:
                 error.was_streamed = reader is not None and reader.was_streamed
                 if not retries.may_go_on(error, failures):
                     raise
+            finally:
+                self._tries.pop(request_id, None)
             await retries.sleep(failures.wait_s)
 
     async def _generate_once(
