@@ -62,6 +62,8 @@ async def test_no_malformed_call_of_any_form_runs_on_any_kind_of_tool(kind: str,
             model = model_of(wire, Says(text, "Sorry."))
             agent = agent_of(model, tools)
             assert str(await agent.invoke_async("Clean up.")).strip() == "Sorry.", form
+            [use] = [block["toolUse"] for block in stored(agent)]
+            assert None not in use["input"].values(), form
             [result] = [block["toolResult"] for block in agent.messages[2]["content"]]
             assert result["content"] == [{"text": f"Unknown tool: {MALFORMED_CALL}"}], form
             assert "malformed" in prompt_of(model, 1), form
