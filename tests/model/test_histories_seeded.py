@@ -45,31 +45,6 @@ async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, 
     assert len(rollout.check()) == 1
 
 
-async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_edit(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent(messages=[user("Hi?"), answer("Hello.")])
-    await agent.invoke_async("First?")
-    agent.messages[1]["content"][0]["text"] = "Hello there."
-    await agent.invoke_async("Second?")
-    agent.messages[4] = user("Second, edited?")
-    await agent.invoke_async("Third?")
-    assert rollout.branches == {1: ("EDIT", 0, 1), 2: ("EDIT", 1, 4)}
-    rollout.check()
-
-
-async def test_an_agent_seeded_with_anothers_history_continues_from_its_turn(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Other.", "Three.")
-    first = rollout.agent()
-    await first.invoke_async("First?")
-    second = rollout.agent(messages=[*first.messages])
-    await first.invoke_async("Second?")
-    await second.invoke_async("Other?")
-    await second.invoke_async("Third?")
-    assert rollout.parents == [None, 0, 0, 2]
-    assert rollout.branches == {2: ("SEPARATE", 0, None)}
-    rollout.check()
-
-
 async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_they_part(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Other.")
     first = rollout.agent()
@@ -109,26 +84,3 @@ async def test_a_truncated_call_stays_text_and_is_continued(kind: str, cut: str)
     await agent.invoke_async("And?")
     assert rollout.parents == [None, 0, 1]
     assert len(rollout.check()) == 1
-
-
-async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent()
-    await agent.invoke_async("First?")
-    await agent.invoke_async(None)
-    await agent.invoke_async("Third?")
-    assert rollout.parents == [None, 0, 1]
-    rollout.check()
-
-
-async def test_an_answer_that_was_not_sampled_here_is_not_skipped(kind: str) -> None:
-    """Another turn continued it, but no turn ends in it: the turn before it is not its parent."""
-    rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent()
-    await agent.invoke_async("First?")
-    agent.messages += [user("Hi?"), answer("Hello.")]
-    await agent.invoke_async("Second?")
-    del agent.messages[4:]
-    await agent.invoke_async("Third?")
-    assert rollout.parents == [None, None, None]
-    rollout.check()
