@@ -29,7 +29,7 @@ def edit(agent: Any) -> None:
 
 
 def redact(agent: Any) -> None:
-    agent.messages[0]["content"][0]["text"] = "[gone]"
+    agent.messages[0]["content"] = [{"text": "[gone]"}, {"text": "all"}]
 
 
 def edit_answer(agent: Any) -> None:
@@ -69,7 +69,7 @@ CHANGES = [
         edit,
         r"message 2 \(user\) changed .*'Second\?'.*'Second, redacted\?x{43}\.\.\.' \(edit, from turn 0, at message 2\)",
     ),
-    (redact, r"message 0 \(user\) changed .*'First\?'.*'\[gone\]' \(edit, from turn 1, at message 0\)"),
+    (redact, r"message 0 \(user\) changed .*'First\?'.*'\[gone\] all' \(edit, from turn 1, at message 0\)"),
     (edit_answer, r"message 1 \(assistant\) changed .*'One\.'.*'Eins\.' \(edit, from turn 1, at message 1\)"),
     (pop, r"message 2 \(user\) changed .*'Second\?'.*'Third\?' \(rewind, from turn 0, at message 2\)"),
     (clear, r"message 0 \(user\) changed .*'First\?'.*'Third\?' \(rewind, from turn 1, at message 0\)"),
