@@ -46,16 +46,6 @@ async def ask(agent: Any, *questions: str) -> None:
         await agent.invoke_async(question)
 
 
-async def test_reasoning_stays_where_it_was_sampled(kind: str) -> None:
-    rollout = watch(kind, thought("Hm one.", "One."), "Two.", thinking="keep")
-    await ask(rollout.agent(), "First?", "Second?")
-    assert rollout.parents == [None, 0]
-    assert rollout.branches == {}
-    assert "Hm one." in prompts(rollout)[1]
-    assert "Hm one." not in rendered(rollout)[1]
-    rollout.check()
-
-
 async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering(kind: str) -> None:
     rollout = watch(kind, thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
     await ask(rollout.agent(), "First?", "Second?", "Third?", "Fourth?")
