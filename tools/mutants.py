@@ -106,7 +106,10 @@ PACKAGES = {
         Package(
             "chat",
             ("src/tito_core/chat/*",),
-            ("tests/chat",),
+            (
+                "tests/chat",
+                *(f"tests/model/test_{name}.py" for name in ("invalid_messages", "going_on", "certificate")),
+            ),
             ("-k", "not (of_the_zoo or random_rollouts or attack or plain_content or same_model or packages or real)"),
         ),
         Package(

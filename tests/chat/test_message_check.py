@@ -18,16 +18,14 @@ from tito_core.chat.message_check import (
     _count_simple,
     check_bounds,
     check_messages,
-    check_opening,
     check_schemas,
-    check_system_blocks,
     describe,
 )
 from tito_core.chat.messages import UnsupportedContentError
 
 IMAGE = {"format": "png", "source": {"bytes": b"abc"}}
 SPEC = {"name": "look", "description": "Look.", "inputSchema": {"json": {"type": "object"}}}
-FIRST = {"role": "user", "content": [{"text": "Hi"}]}
+
 
 words = st.text("aé\n\U0001f389", max_size=6)
 values = st.recursive(
@@ -95,135 +93,6 @@ def returned(*items: Any, **changes: Any) -> Any:
     return user({"toolResult": {"toolUseId": "call_7", "content": list(items), **changes}})
 
 
-def refusal(message: Any) -> str:
-    with pytest.raises(InvalidMessageError) as caught:
-        check_messages([FIRST, message])
-    return str(caught.value)
-
-
-BLOCK = "messages[1]['content'][0]"
-USE, RESULT = f"{BLOCK}['toolUse']", f"{BLOCK}['toolResult']"
-ITEM = f"{RESULT}['content'][0]"
-
-
-@pytest.mark.parametrize(
-    ("message", "place", "remedy"),
-    [
-        ("Hi", "messages[1] is 'Hi'", "'role' and 'content'"),
-        ({"content": []}, "messages[1] has no role", "'user' or 'assistant'"),
-        ({"role": None, "content": []}, "messages[1] has the role None", "'user' or 'assistant'"),
-        ({"role": "tool", "content": []}, "messages[1] has the role 'tool'", "'user' or 'assistant'"),
-        ({"role": "system", "content": []}, "messages[1] has the role 'system'", "system_prompt"),
-        ({"role": "user"}, "messages[1] has no content", "[{'text': 'Hi'}]"),
-        ({"role": "user", "content": None}, "messages[1]['content'] is None", "[{'text': 'Hi'}]"),
-        ({"role": "user", "content": "Hi"}, "messages[1]['content'] is 'Hi'", "[{'text': 'Hi'}]"),
-        (user("Hi"), f"{BLOCK} is 'Hi'", "{'text': 'Hi'}"),
-        (user({}), f"{BLOCK} has none of the known keys: an empty dict", "cachePoint, image, reasoningContent, text"),
-        (user({"text": "a", "image": IMAGE}), f"{BLOCK} has the keys 'text', 'image'", "toolResult, toolUse"),
-        (user({"text": "a"}, {"text": 5}), "messages[1]['content'][1]['text'] is 5", "string"),
-        (user({"image": None}), f"{BLOCK}['image'] is None", "dict"),
-        (user({"image": {}}), f"{BLOCK}['image'] is an empty dict", "'format': 'png', 'source': {'bytes': ...}"),
-        (user({"image": {"format": "png", "source": b""}}), f"{BLOCK}['image'] is a dict", "'bytes'"),
-        (user({"image": {"source": {"bytes": b""}}}), f"{BLOCK}['image'] is a dict", "'format'"),
-        (user({"reasoningContent": 5}), f"{BLOCK}['reasoningContent'] is 5", "dict"),
-        (
-            user({"reasoningContent": {"reasoningText": "a"}}),
-            f"{BLOCK}['reasoningContent']['reasoningText'] is 'a'",
-            "",
-        ),
-        (
-            user({"reasoningContent": {"reasoningText": {}}}),
-            f"{BLOCK}['reasoningContent']['reasoningText']['text'] is None",
-            "string",
-        ),
-        (user(called()["content"][0]), f"{BLOCK} is a 'toolUse' block", "put it in an assistant message"),
-        (
-            {"role": "assistant", "content": returned()["content"]},
-            f"{BLOCK} is a 'toolResult' block",
-            "put it in a user message",
-        ),
-        (called(toolUseId=5), f"{USE}['toolUseId'] is 5", "string"),
-        (called(name="-"), f"{USE}['name'] is None", "string"),
-        (called(input="-"), f"{USE} has no 'input'", "{}"),
-        (called(input={"a": [1, b"x"]}), f"call_7' are not JSON: {USE}['input']['a'][1] is of type bytes", ""),
-        (called(input={1: 2}), f"call_7' are not JSON: {USE}['input'] has the key 1", "string"),
-        (called(input={"a": [float("nan")]}), f"{USE}['input']['a'][0] is nan", ""),
-        (called(input={"a": [2**64]}), f"{USE}['input']['a'][0] is {2**64}", "64 bits"),
-        (called(input={"a": -(2**63) - 1}), f"{USE}['input']['a'] is {-(2**63) - 1}", "64 bits"),
-        (called(input='{"a": 1}'), f"{USE}['input'] of tool call 'call_7' is '{{\"a\": 1}}'", "json.loads"),
-        (called(input=[1]), f"{USE}['input'] of tool call 'call_7' is a list", "a dict"),
-        (called(input=None), f"{USE}['input'] of tool call 'call_7' is None", "a dict"),
-        (returned(toolUseId=None), f"{RESULT}['toolUseId'] is None", "string"),
-        (returned(content="Hi"), f"{RESULT}['content'] is 'Hi'", "[{'text': '5'}]"),
-        (returned("Hi"), f"{ITEM} is 'Hi'", "{'text': ...} or {'json': ...}"),
-        (returned({"text": 5}), f"{ITEM}['text'] is 5", "string"),
-        (returned({"image": []}), f"{ITEM}['image'] is an empty list", "'bytes'"),
-    ],
-)
-def test_an_invalid_message_is_named_with_its_place_and_remedy(message: Any, place: str, remedy: str) -> None:
-    message_ = refusal(message)
-    assert place in message_
-    assert remedy in message_
-
-
-def test_a_place_counts_from_the_first_message_of_the_history() -> None:
-    with pytest.raises(InvalidMessageError, match=r"messages\[6\]"):
-        check_messages([FIRST, "Hi"], first=5)
-    with pytest.raises(InvalidMessageError, match=r"messages\[0\]"):
-        check_messages(["Hi"])
-
-
-def test_only_a_message_of_the_system_is_told_of_the_system_prompt() -> None:
-    assert "system_prompt" in refusal({"role": "system", "content": []})
-    assert "system_prompt" not in refusal({"role": "tool", "content": []})
-    assert "['content']" not in refusal({"role": "user"})
-
-
-BYTES = {"format": "png", "source": {"bytes": bytearray(b"a")}}
-PLACED = {"format": "png", "source": {"bytes": b"a", "location": {"uri": "s3://a"}}}
-
-
-@pytest.mark.parametrize(
-    ("message", "place", "expected"),
-    [
-        (user({"video": {}}), BLOCK, ["'video'", "Message 1 (user)", "'...'"]),
-        (user({"document": {}}), BLOCK, ["'document'", "Message 1 (user)"]),
-        ({"role": "assistant", "content": [{"image": IMAGE}]}, BLOCK, ["image", "Message 1 (assistant)"]),
-        (user({"image": BYTES}), f"{BLOCK}['image']['source']", ["type bytearray", "bytes(data)"]),
-        (user({"image": PLACED}), f"{BLOCK}['image']['source']", ["'location'", "{'bytes': data}"]),
-        (
-            user({"image": {"format": "png", "source": {"location": 1}}}),
-            f"{BLOCK}['image']['source']",
-            ["'location'", "{'bytes': data}"],
-        ),
-        (returned({"image": BYTES}), f"{ITEM}['image']['source']", ["type bytearray"]),
-        (returned({"document": {}}), ITEM, ["'document'", "'call_7'", "Message 1 (user)"]),
-        (returned({"what": {}}), ITEM, ["'what'", "'call_7'"]),
-        (returned({}), ITEM, ["'empty'", "'call_7'"]),
-        (returned({"text": "a", "json": 1}), ITEM, ["'text' and 'json'", "'call_7'", "one item each"]),
-        (returned({"text": "a", "video": 1}), ITEM, ["'text' and 'video'", "'call_7'"]),
-        (returned({"json": {"a": [{1, 2}]}}), ITEM, [f"{ITEM}['json']['a'][0] is of type set", "'call_7'"]),
-        (returned({"json": float("inf")}), ITEM, [f"{ITEM}['json'] is inf"]),
-        (returned({"json": {("a",): 1}}), ITEM, [f"{ITEM}['json'] has the key a tuple"]),
-        (returned({"json": [2**64]}), ITEM, [str(2**64), "64 bits"]),
-    ],
-)
-def test_unsupported_content_is_named_with_its_place_and_remedy(message: Any, place: str, expected: list[str]) -> None:
-    with pytest.raises(UnsupportedContentError) as caught:
-        check_messages([FIRST, message])
-    assert place in str(caught.value)
-    assert [words for words in expected if words not in str(caught.value)] == []
-    if "source" not in place:
-        assert f"agent.{place} = " in str(caught.value)
-
-
-def test_an_image_without_a_location_is_supported_and_one_without_bytes_names_no_type() -> None:
-    assert check_messages([user({"image": {"format": "png", "source": {"bytes": b"a", "location": None}}})]) == 0
-    with pytest.raises(UnsupportedContentError) as caught:
-        check_messages([user({"image": {"format": "png", "source": {}}})])
-    assert "of type " not in str(caught.value).split("This provider")[0]
-
-
 def nested(levels: int, wrap: Callable[[Any], Any], inner: Any = 1) -> Any:
     for _ in range(levels):
         inner = wrap(inner)
@@ -272,63 +141,6 @@ def test_integers_fit_into_64_bits(number: int, wrap: Callable[[int], Any]) -> N
 
 def test_bounds_are_of_any_value() -> None:
     check_bounds([object(), {1: float("nan")}, "a" * 1000, b"a", None], "state")
-
-
-@pytest.mark.parametrize("value", [None, "Hi", {"role": "user"}, iter([])])
-def test_messages_are_a_list_or_a_tuple(value: Any) -> None:
-    checks: list[Callable[[], object]] = [partial(check_messages, value), partial(check_opening, value, None, None)]
-    for check in checks:
-        with pytest.raises(InvalidMessageError, match=r"messages is .*'role': 'user'") as caught:
-            check()
-        assert describe(value) in str(caught.value)
-
-
-@pytest.mark.parametrize("several", [list, tuple])
-def test_an_opening_is_checked_without_its_messages(several: Callable[[Any], Any]) -> None:
-    specs = several([SPEC, {"name": "find", "inputSchema": {"json": {}}}])
-    for system, tools in ((None, None), ("", several([])), ("Be brief.", specs)):
-        check_opening(several(["not a message"]), system, tools)
-
-
-@pytest.mark.parametrize(
-    ("system", "tools", "expected"),
-    [
-        (["a"], None, ["system_prompt is a list", "string"]),
-        (5, None, ["system_prompt is 5", "string"]),
-        (None, "look", ["tool_specs is 'look'", "None"]),
-        (None, [SPEC, "look"], ["tool_specs[1] is 'look'", "'name', 'description'", "'inputSchema'"]),
-        (None, [{**SPEC, "name": ""}], ["tool_specs[0] is a dict", "non-empty"]),
-        (None, [{**SPEC, "name": 5}], ["tool_specs[0] is a dict", "'name'"]),
-        (None, [SPEC, {"name": "find"}], ["tool_specs[1]['inputSchema']", "'find'", "None", "{'json': {"]),
-        (None, [{**SPEC, "inputSchema": {"json": "{}"}}], ["tool_specs[0]['inputSchema']", "'look'", "keys 'json'"]),
-        (None, [{**SPEC, "description": None}], ["tool_specs[0]['description']", "'look'", "None", "string"]),
-    ],
-)
-def test_an_invalid_opening_is_named_with_its_place_and_remedy(system: Any, tools: Any, expected: list[str]) -> None:
-    with pytest.raises(InvalidMessageError) as caught:
-        check_opening([], system, tools)
-    assert [words for words in expected if words not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("several", [list, tuple])
-def test_system_blocks_are_dicts_whose_texts_are_strings(several: Callable[[Any], Any]) -> None:
-    check_system_blocks(several([{"text": "a"}, {"cachePoint": {}}, {}]))
-    with pytest.raises(InvalidMessageError, match=r"system_prompt_content is 'Hi'.*'text'"):
-        check_system_blocks("Hi")
-    with pytest.raises(InvalidMessageError, match=r"system_prompt_content\[1\] is 'Hi'.*'text'"):
-        check_system_blocks(several([{"text": "a"}, "Hi"]))
-    with pytest.raises(InvalidMessageError, match=r"system_prompt_content\[1\]\['text'\] is 5"):
-        check_system_blocks(several([{"text": "a"}, {"text": 5}]))
-
-
-def test_a_schema_that_is_not_json_is_named_with_its_tool() -> None:
-    check_schemas(None)
-    check_schemas([SPEC])
-    wrong = {"name": "find", "inputSchema": {"json": {"default": {1}}}}
-    with pytest.raises(InvalidMessageError) as caught:
-        check_schemas([SPEC, wrong])
-    assert "'find'" in str(caught.value)
-    assert "tool_specs[1]['inputSchema']['json']['default'] is of type set" in str(caught.value)
 
 
 class Silent:

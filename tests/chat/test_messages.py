@@ -24,7 +24,6 @@ from tito_core.chat.messages import (
     with_sampled_id,
 )
 from tito_core.chat.traced import Traced, sources
-from tito_core.turn.inputs import system_text
 
 PARTS = MessageFormat("string", "thinking", text_and_reasoning=True, parts=True)
 CONVERSATION = [
@@ -304,20 +303,6 @@ def test_nested_schemas_reach_the_prompt_unchanged(described: bool) -> None:
     function = {"name": "look", "description": "Look." if described else "", "parameters": NESTED}
     assert shown == {"type": "function", "function": function}
     assert list(shown["function"]["parameters"]) == list(NESTED)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "blocks", "text"),
-    [
-        (None, None, None),
-        (None, [], None),
-        ("a", [{"text": "b"}], "a"),
-        (None, [{"text": "a"}, {"cachePoint": {"type": "default"}}, {"text": "b\n"}, {"text": ""}], "a\nb\n\n"),
-        (None, [{"cachePoint": {"type": "default"}}], None),
-    ],
-)
-def test_a_system_prompt_is_text_or_blocks(prompt: str | None, blocks: Any, text: str | None) -> None:
-    assert system_text(prompt, blocks) == text
 
 
 def test_reasoning_without_text_shows_nothing() -> None:

@@ -33,7 +33,7 @@ from support.conversations import (
 )
 from support.templates import NAMES, template_of, tokenizer_of
 from tito_core.chat.certify import Thinking
-from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
+from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.rendering import render
 from tito_core.chat.template import ChatTemplate, TemplateError, checked_arguments
 from tito_core.chat.tokenizer import TokenizerError
@@ -175,19 +175,6 @@ def test_a_missing_closer_is_inserted_once(name: str) -> None:
         assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
 
 
-def test_results_come_in_call_order_by_id_and_feedback_replaces_one() -> None:
-    template = template_of("byte level")
-    message = calls(("look", {"at": "x"}), (MALFORMED_CALL, {"reason": "No closing tag."}), ("look", {}))[0]
-    shown = results("first", "Unknown tool: tito_malformed_call", "third")
-    shown["content"].reverse()
-    text = shared().decode(template.delta(message, [shown], template.closer_id).ids)
-    assert text == (
-        "\n<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\n"
-        "Error: tool call 2 of 3 was malformed and was not executed. No closing tag.\n</tool_response>\n"
-        "<tool_response>\nthird\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 def test_a_delta_renders_its_new_messages_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[int] = []
 
@@ -306,19 +293,6 @@ def test_template_arguments_are_copied(given: Any, found: dict[str, Any]) -> Non
     taken = checked_arguments(given)
     assert taken == found
     assert taken is not given
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"content_tokens": "inert"}, "content_tokens"),
-        ({"certificates": None, "x": 1, "markup": ()}, "certificates, markup"),
-        ({"certificates": None}, "certificates"),
-    ],
-)
-def test_our_own_parameters_are_refused_as_template_arguments(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=rf"template_arguments has {named}, .*content_tokens="):
-        checked_arguments(given)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from strands.types.exceptions import StructuredOutputException
 from support.names import client_of, named
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_compat.sglang_parsers import GLMToolParser, HermesToolParser, QwenXMLToolParser
-from tito_conformance.testing import Fault, always
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger import Ledger
-from tito_sglang import SGLangModel, SGLangThrottledError
+from tito_sglang import SGLangModel
 from tito_vllm import VLLMModel
 
 CALL = call("say", '{"text": "Hi."}')
@@ -115,16 +113,6 @@ def test_parameters_that_are_not_given_are_sent() -> None:
     agent_of(named("sglang", script))("Hi")
     (request,) = script.requests
     assert (request.temperature, request.max_new_tokens) == (1.0, 1024)
-
-
-async def test_strands_does_not_retry_a_throttled_server() -> None:
-    engine = engine_of("sglang", Says("Hi."))
-    model = SGLangModel(client=client_of(engine, max_retries=1, retry_delay=0.0), tokenizer=tokenizer())
-    await model.connected()
-    engine.fault, before = always(Fault(status=503)), len(engine.exchanges)
-    with pytest.raises(SGLangThrottledError):
-        await asyncio.wait_for(agent_of(model).invoke_async("Hi"), 5)
-    assert len(engine.exchanges) == before + 2
 
 
 def test_format_messages_has_calls_and_tool_names() -> None:

@@ -43,7 +43,9 @@ def test_the_model_has_the_certificate(kind: str) -> None:
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_every_ledgers_header_has_the_certificate(kind: str, tmp_path: Path) -> None:
     policy = policy_of(kind)
-    ledger = policy.ledger(task_id="t")
+    ledger = policy.ledger(group_id="g", task_id="t", user={"a": 1})
+    assert (ledger.header.group_id, ledger.header.task_id, dict(ledger.header.user or {})) == ("g", "t", {"a": 1})
+    assert ledger.header.tokenizer == policy.tokenizer.name_or_path
     certificate = policy.template.certificate
     recorded = ledger.header.certificate
     assert recorded is not None
@@ -136,10 +138,11 @@ def test_a_third_party_parser_may_name_its_control_strings() -> None:
     assert control_strings(object()) == frozenset()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["content_tokens", "markup", "certificates"])
-def test_template_arguments_cannot_be_taken_for_others(name: str) -> None:
-    with pytest.raises(ValueError, match=f"template_arguments has {name}"):
-        connected(template_arguments={name: "as-template"})
+@pytest.mark.parametrize("names", ["content_tokens", "markup", "certificates", "certificates, markup"])
+def test_template_arguments_cannot_be_taken_for_others(names: str) -> None:
+    given = dict.fromkeys(("x", *reversed(names.split(", "))), "as-template")
+    with pytest.raises(ValueError, match=f"template_arguments has {names}, .*content_tokens="):
+        connected(template_arguments=given)
 
 
 def test_content_tokens_are_one_of_two() -> None:

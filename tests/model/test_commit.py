@@ -1,4 +1,4 @@
-"""The ledger of a turn: given, restored, or new after a reset; and a full disk."""
+"""A turn and the store that it is written to: the lock of another process, and a file that was truncated."""
 
 from __future__ import annotations
 
@@ -20,54 +20,22 @@ from tito_core.turn.run import Recording, TurnNotStoredError, lock_wait_s
 class Owner:
     """The parts of a policy that a recording uses."""
 
-    def __init__(self, store: LedgerFile | None = None) -> None:
+    def __init__(self, store: LedgerFile) -> None:
         self.store = store
 
     def ledger(self) -> Ledger:
-        return Ledger() if self.store is None else self.store.attach(Ledger())
+        return self.store.attach(Ledger())
 
 
-def recording_of(store: LedgerFile | None = None, ledger: Ledger | None = None) -> Recording:
+def recording_of(store: LedgerFile) -> Recording:
     policy: Any = Owner(store)
-    return Recording(policy, ledger)
+    return Recording(policy, None)
 
 
 async def committed(record: Recording, ledger: Ledger, number: int = 0, **wait: float) -> Any:
     history: list[Any] = [{"system": None}, {"role": "user", "content": [{"text": f"{number}?"}]}]
     answer: Any = {"role": "assistant", "content": [{"text": "Yes."}]}
     return await record.commit(ledger, make_draft(None, 0, [100], [200]), ledger.match(history), answer, **wait)
-
-
-async def test_a_ledger_that_is_given_is_kept_and_streamed(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "a.tito", "a") as store:
-        own = Ledger()
-        record = recording_of(store, own)
-        assert record.ledger is own
-        assert own.sink is not None
-        await committed(record, own)
-        assert own.uuid in store
-        assert recording_of(store, own).ledger is own, "a ledger that is attached stays as it is"
-    assert recording_of(None, own).ledger is own
-
-
-@pytest.mark.parametrize("stored", [False, True])
-async def test_a_turn_that_cannot_be_stored_is_not_committed(
-    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LedgerFile(tmp_path / "a.tito", "a") as store:
-        record = recording_of(store if stored else None)
-
-        def fails(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Ledger, "commit", fails)
-        with pytest.raises(TurnNotStoredError) as caught:
-            await committed(record, record.ledger)
-        where = str(store.path) if stored else "the store"
-        assert caught.value.errno == 28
-        parts = (f"Law 5: {where} ", "turn 0", record.ledger.uuid, "No space left on device", "disk space")
-        assert [part for part in parts if part not in str(caught.value.strerror)] == []
-    assert issubclass(TurnNotStoredError, OSError)
 
 
 def held(path: Path) -> FileIO:
@@ -127,20 +95,10 @@ async def test_a_turn_is_refused_before_its_request_where_the_store_was_truncate
         assert (len(record.ledger), store.path.read_bytes()) == (1, b"")
 
 
-@pytest.mark.parametrize("stored", [False, True])
-async def test_a_conversation_without_its_ledger_is_named_in_the_log(
-    stored: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_the_ledger_that_a_key_names_may_be_the_current_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
-        record = recording_of(store if stored else None)
-        old = Ledger().uuid
-        await record.begin({"tito": {"ledger": old, "turn": 0}})
-        (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        cause = f"which {store.path} does not hold" if stored else "this policy has no store"
-        assert [
-            part for part in (old, record.ledger.uuid, cause, "not trained", "store=PATH") if part not in warning
-        ] == []
-        caplog.clear()
-        again = recording_of(store if stored else None)
-        await again.begin({"tito": {"ledger": again.ledger.uuid, "turn": 0}})  # the agent's own ledger
-        assert caplog.records == []
+        record = recording_of(store)
+        await record.begin({"tito": {"ledger": record.ledger.uuid, "turn": 0}})
+    assert caplog.records == []

@@ -40,10 +40,11 @@ async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str
     written = '{ "far" :1.50e1,\n"at":"\\u0041" }'
     second = '<tool_call>\n{"arguments": {} , "name": "look"}\n</tool_call>'
     answer = THOUGHT + "Let me look." + call("look", written) + second
-    model = model_of(kind, Says(answer, name=QWEN3), QWEN3)
+    model = model_of(kind, Says(answer, name=QWEN3), QWEN3, latency=0.005)
     events = await events_of(model)
     uuid = model.ledger.uuid[:8]
     sampled, prompt = len(ids_of(answer, QWEN3)) + 1, len(model.ledger[0].draft.prompt_ids)
+    engine = model.ledger[0].draft.engine
     metadata = events.pop()["metadata"]
     assert events == [
         {"messageStart": {"role": "assistant"}},
@@ -61,8 +62,22 @@ async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str
         {"contentBlockStop": {}},
         {"messageStop": {"stopReason": "tool_use"}},
     ]
-    assert metadata["usage"]["inputTokens"] == prompt
-    assert metadata["usage"]["outputTokens"] == sampled
+    assert metadata == {
+        "usage": {
+            "inputTokens": prompt,
+            "outputTokens": sampled,
+            "totalTokens": prompt + sampled,
+            "cacheReadInputTokens": engine.cached_tokens,
+        },
+        "metrics": {"latencyMs": round(engine.latency_s * 1000)},
+    }
+
+
+async def test_arguments_that_were_not_sampled_as_json_are_json_of_their_text() -> None:
+    answer = "<tool_call>\n<function=look>\n<parameter=at>\né\n</parameter>\n</function>\n</tool_call>"
+    model = with_parts(model_of("vllm", Says(answer)), parser=get_tool_parser("qwen_xml", tokenizer()))
+    deltas = [event["contentBlockDelta"]["delta"] for event in await events_of(model) if "contentBlockDelta" in event]
+    assert deltas == [{"toolUse": {"input": '{"at": "é"}'}}]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

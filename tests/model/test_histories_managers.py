@@ -117,19 +117,6 @@ def test_what_a_history_lacks_is_named(kind: str) -> None:
     assert _missing([user("a"), called, user("b")]) == f"the result of the tool call {call_id!r} before message 2"
 
 
-async def test_a_trim_is_linked_to_the_path_of_its_agent(kind: str) -> None:
-    rollout = observe(kind, *(f"Answer {i}." for i in range(6)))
-    first, second = rollout.agent(), rollout.agent()
-    for question in ("1?", "2?"):
-        for agent in (first, second):
-            await agent.invoke_async(question)
-    for agent in (second, first):
-        del agent.messages[:2]
-        await agent.invoke_async("3?")
-    assert rollout.branches[4] == ("TRIM", 3, 0)
-    assert rollout.branches[5] == ("TRIM", 2, 0)
-
-
 async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_messages_are_trimmed(kind: str) -> None:
     answers = [call("read", f'{{"page": {i}}}') for i in range(4)]
     rollout = observe(kind, *answers, "Done.", "Well.", max_model_len=2300, sampling={"max_new_tokens": 60})
@@ -150,6 +137,20 @@ async def test_a_trim_on_overflow_is_retried_by_strands(kind: str) -> None:
         await agent.invoke_async(f"{i} " + "word " * 120)
     assert trims(rollout) == rollout.branches != {}
     assert all(branch[1:] == (index - 1, 0) for index, branch in rollout.branches.items())
+    rollout.check()
+
+
+async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_answers(kind: str) -> None:
+    rollout = observe(kind, "Ok.")
+    agent = rollout.agent()
+    for question in ("First?", "Go on.", "Go on.", "Go on."):
+        await agent.invoke_async(question)
+    agent.messages[0:5] = [user("So far: nothing.")]
+    await agent.invoke_async("Go on.")
+    assert rollout.branches == {4: ("SUMMARY", 3, 0)}
+    agent.messages[0] = user("So far: nothing at all.")
+    await agent.invoke_async("Go on.")
+    assert rollout.branches[5] == ("EDIT", 4, 0)
     rollout.check()
 
 

@@ -25,11 +25,11 @@ async def two_turns(kind: str, **options: Any) -> tuple[ObservedRollout, Any]:
 
 
 def edit(agent: Any) -> None:
-    agent.messages[2] = user("Second, redacted?")
+    agent.messages[2] = user("Second, redacted?" + "x" * 44)
 
 
 def redact(agent: Any) -> None:
-    agent.messages[0]["content"][0]["text"] = "[gone]"
+    agent.messages[0]["content"] = [{"text": "[gone]"}, {"text": "all"}]
 
 
 def edit_answer(agent: Any) -> None:
@@ -65,8 +65,11 @@ def tools(agent: Any) -> None:
 
 
 CHANGES = [
-    (edit, r"message 2 \(user\) changed .*'Second\?'.*'Second, redacted\?' \(edit, from turn 0, at message 2\)"),
-    (redact, r"message 0 \(user\) changed .*'First\?'.*'\[gone\]' \(edit, from turn 1, at message 0\)"),
+    (
+        edit,
+        r"message 2 \(user\) changed .*'Second\?'.*'Second, redacted\?x{43}\.\.\.' \(edit, from turn 0, at message 2\)",
+    ),
+    (redact, r"message 0 \(user\) changed .*'First\?'.*'\[gone\] all' \(edit, from turn 1, at message 0\)"),
     (edit_answer, r"message 1 \(assistant\) changed .*'One\.'.*'Eins\.' \(edit, from turn 1, at message 1\)"),
     (pop, r"message 2 \(user\) changed .*'Second\?'.*'Third\?' \(rewind, from turn 0, at message 2\)"),
     (clear, r"message 0 \(user\) changed .*'First\?'.*'Third\?' \(rewind, from turn 1, at message 0\)"),
@@ -99,8 +102,17 @@ async def test_each_change_raises_before_anything_is_sent(kind: str, change: Any
 async def test_a_retry_names_the_answer_that_it_repeats(kind: str, depth: int) -> None:
     rollout, agent = await two_turns(kind)
     del agent.messages[depth:]
-    with pytest.raises(HistoryChangedError, match=rf"message {depth + 1} \(assistant\) .*: '(One|Two)"):
+    named = rf"message {depth + 1} \(assistant\) would be sampled again: '(One|Two)\..*model\.reset\(\).*history='fork'"
+    with pytest.raises(HistoryChangedError, match=named):
         await agent.invoke_async("Second?" if depth else "First?")
+    assert len(rollout.script.requests) == 2
+
+
+async def test_an_answer_that_is_asked_for_again_without_a_question_is_missing(kind: str) -> None:
+    rollout, agent = await two_turns(kind)
+    del agent.messages[2:]
+    with pytest.raises(HistoryChangedError, match=r"message 2 \(user\) is missing: 'Second\?' \(rewind, from turn 0"):
+        await agent.invoke_async(None)
     assert len(rollout.script.requests) == 2
 
 

@@ -1,16 +1,14 @@
-"""Histories that start with messages that were not sampled here, and cut-off answers: all are exact."""
+"""Histories that start with messages that were not sampled here are exact."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from strands.types.exceptions import MaxTokensReachedException
 
 from support.conversations import answer, calls, results, user
 from support.histories import observe
-from support.scripted import BACKENDS, END, call, ids_of
-from tito_core.ledger import Finish, Provenance
+from support.scripted import BACKENDS, call
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
@@ -45,31 +43,6 @@ async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, 
     assert len(rollout.check()) == 1
 
 
-async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_edit(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent(messages=[user("Hi?"), answer("Hello.")])
-    await agent.invoke_async("First?")
-    agent.messages[1]["content"][0]["text"] = "Hello there."
-    await agent.invoke_async("Second?")
-    agent.messages[4] = user("Second, edited?")
-    await agent.invoke_async("Third?")
-    assert rollout.branches == {1: ("EDIT", 0, 1), 2: ("EDIT", 1, 4)}
-    rollout.check()
-
-
-async def test_an_agent_seeded_with_anothers_history_continues_from_its_turn(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Other.", "Three.")
-    first = rollout.agent()
-    await first.invoke_async("First?")
-    second = rollout.agent(messages=[*first.messages])
-    await first.invoke_async("Second?")
-    await second.invoke_async("Other?")
-    await second.invoke_async("Third?")
-    assert rollout.parents == [None, 0, 0, 2]
-    assert rollout.branches == {2: ("SEPARATE", 0, None)}
-    rollout.check()
-
-
 async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_they_part(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Other.")
     first = rollout.agent()
@@ -78,57 +51,4 @@ async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_t
     second = rollout.agent(messages=[*first.messages[:3], answer("Two, I am told.")])
     await second.invoke_async("Other?")
     assert rollout.branches == {2: ("SEPARATE", 0, 3)}
-    rollout.check()
-
-
-async def test_a_truncated_last_answer_is_continued(kind: str) -> None:
-    limit = len(ids_of("I was about to"))
-    rollout = observe(kind, "I was about to...", "Yes.", "No.", sampling={"max_new_tokens": limit})
-    agent = rollout.agent()
-    with pytest.raises(MaxTokensReachedException):
-        await agent.invoke_async("Tell me.")
-    assert agent.messages[-1]["role"] == "assistant"
-    await agent.invoke_async(None)
-    await agent.invoke_async("And?")
-    assert rollout.parents == [None, 0, 1]
-    assert rollout.model.ledger[0].draft.finish == Finish.LENGTH
-    inserted = [list(turn.draft.prompt_provenance == Provenance.INSERTED) for turn in rollout.model.ledger]
-    assert [sum(each) for each in inserted] == [0, 1, 0]
-    assert rollout.model.ledger[1].draft.prompt_ids.tolist() == ids_of(f"{END}\n<|im_start|>assistant\n")
-    assert len(rollout.check()) == 1
-
-
-@pytest.mark.parametrize("cut", ['So: <tool_call>{"name": "add", "argu...', call("add", '{"a": 1, "b": 2}') + " x..."])
-async def test_a_truncated_call_stays_text_and_is_continued(kind: str, cut: str) -> None:
-    rollout = observe(kind, cut, "Fine.", "More.", sampling={"max_new_tokens": len(ids_of(cut[:-3]))})
-    agent = rollout.agent()
-    with pytest.raises(MaxTokensReachedException):
-        await agent.invoke_async("2 + 3?")
-    assert "toolUse" not in str(agent.messages)
-    await agent.invoke_async("Well?")
-    await agent.invoke_async("And?")
-    assert rollout.parents == [None, 0, 1]
-    assert len(rollout.check()) == 1
-
-
-async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent()
-    await agent.invoke_async("First?")
-    await agent.invoke_async(None)
-    await agent.invoke_async("Third?")
-    assert rollout.parents == [None, 0, 1]
-    rollout.check()
-
-
-async def test_an_answer_that_was_not_sampled_here_is_not_skipped(kind: str) -> None:
-    """Another turn continued it, but no turn ends in it: the turn before it is not its parent."""
-    rollout = observe(kind, "One.", "Two.", "Three.")
-    agent = rollout.agent()
-    await agent.invoke_async("First?")
-    agent.messages += [user("Hi?"), answer("Hello.")]
-    await agent.invoke_async("Second?")
-    del agent.messages[4:]
-    await agent.invoke_async("Third?")
-    assert rollout.parents == [None, None, None]
     rollout.check()

@@ -11,7 +11,7 @@ from strands.multiagent import GraphBuilder, Swarm
 
 from support.conversations import user
 from support.histories import observe
-from support.scripted import BACKENDS, END, call, ids_of, tokenizer
+from support.scripted import BACKENDS, call, tokenizer
 from tito_core.model import SeveralTrajectoriesError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
@@ -39,59 +39,6 @@ async def test_eight_identical_agents_at_temperature_nought_stay_eight(kind: str
     assert len({tuple(trajectory.token_ids.tolist()) for trajectory in trajectories}) == 1
     assert set(rollout.branches.values()) == {("SEPARATE", None, None)}
     assert len(rollout.branches) == 7
-
-
-async def test_equal_text_from_different_ids_is_distinguished_by_the_agents_keys(kind: str) -> None:
-    whole, split = ids_of("Hello there" + END), ids_of("Hello") + ids_of(" the") + ids_of("re") + ids_of(END)
-    assert whole != split
-    rollout = observe(kind, whole, split, "One.", "Two.")
-    first, second = rollout.agent(), rollout.agent()
-    for agent in (first, second, first, second):
-        await agent.invoke_async("Hi?")
-    assert rollout.parents == [None, None, 0, 1]
-    assert rollout.branches == {1: ("SEPARATE", None, None)}
-    rollout.check()
-
-
-async def test_an_agent_restored_from_a_snapshot_shares_the_path_before_it(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "Three.", "Four.", "Five.")
-    first = rollout.agent()
-    await first.invoke_async("First?")
-    saved = first.take_snapshot(preset="session")
-    copies = [rollout.agent() for _ in range(3)]
-    for copy in copies:
-        copy.load_snapshot(saved)
-        await copy.invoke_async("Second?")
-    await first.invoke_async("Second?")
-    assert rollout.parents == [None, 0, 0, 0, 0]
-    assert rollout.branches == {2: ("SEPARATE", 0, None), 3: ("SEPARATE", 0, None), 4: ("SEPARATE", 0, None)}
-    rollout.check()
-
-
-async def test_a_side_call_is_a_new_root_and_the_agent_continues(kind: str) -> None:
-    rollout = observe(kind, "One.", "A summary.", "Two.")
-    agent = rollout.agent()
-    await agent.invoke_async("First?")
-    async for _ in rollout.model.stream([user("Sum it up.")], None, "You sum up."):
-        pass
-    await agent.invoke_async("Second?")
-    assert rollout.parents == [None, None, 0]
-    assert rollout.branches == {1: ("SIDE_CALL", None, None)}
-    rollout.check()
-
-
-async def test_a_side_call_with_the_agents_opening_is_a_fork(kind: str) -> None:
-    rollout = observe(kind, "One.", "Two.", "A summary.", "Another.", "Three.")
-    agent = rollout.agent(tools=[])
-    await agent.invoke_async("First?")
-    await agent.invoke_async("Second?")
-    for question in ("Sum it up.", "Second?"):
-        async for _ in rollout.model.stream([*agent.messages[:2], user(question)], None, "Be brief."):
-            pass
-    await agent.invoke_async("Third?")
-    assert rollout.parents == [None, 0, 0, 0, 1]
-    assert rollout.branches == {2: ("SIDE_CALL", 0, None), 3: ("SIDE_CALL", 0, None)}
-    rollout.check()
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -148,7 +148,7 @@ class World:
         assert branch is not None
         if own is None or own == parent:
             assert branch.reason == (Reason.SEPARATE if is_agents else Reason.SIDE_CALL)
-            assert parent is None or branch.turn == parent
+            assert parent is None or (branch.turn, branch.message) == (parent, None)
             return
         assert branch.reason in OF_ONE_AGENT
         before, now = self.records[own].history, life.history
@@ -265,6 +265,9 @@ ACTS = (ask, retry, go_on_unasked, lose_the_answer, roll_back, side_call, pop, t
 RARER = (speak_for_it, change_the_system, forget, copy_the_other)
 SPOKEN_FOR = [(ask, 0, 0, 0), (speak_for_it, 0, 1, 1), (ask, 0, 2, 0), (retry, 0, 0, 1)]
 """A user message after a known answer that was not sampled: no earlier turn may be extended."""
+BACK = [(ask, 0, 0, 0), (ask, 0, 1, 0), (change_the_system, 0, 1, 0), (pop, 0, 3, 0), (ask, 0, 0, 0)]
+BACK += [(change_the_system, 0, 0, 0), (ask, 0, 2, 0)]
+"""A system prompt that is back: the branch leaves the last turn under it, not the agent's own last turn."""
 act = st.tuples(
     st.one_of(st.just(ask), st.sampled_from(ACTS), st.sampled_from(RARER)),
     st.integers(0, 1),
@@ -275,6 +278,7 @@ act = st.tuples(
 
 @settings(max_examples=60)
 @example(kind="vllm", acts=SPOKEN_FOR)
+@example(kind="sglang", acts=BACK)
 @given(kind=st.sampled_from(BACKENDS), acts=st.lists(act, max_size=25))
 def test_every_history_has_the_parent_prompt_and_branch_of_a_slow_oracle(kind: str, acts: Any) -> None:
     async def live() -> World:

@@ -60,11 +60,13 @@ MESSAGES: list[tuple[Any, str]] = [
     (["Hi"], r"messages\[0\] is 'Hi'"),
     ([user("a"), None], r"messages\[1\] is None"),
     ([{"content": []}], r"messages\[0\] has no role"),
-    ([{"role": "tool", "content": []}], r"messages\[0\].* role 'tool'.*'user' or 'assistant'"),
+    ([{"role": "tool", "content": []}], r"messages\[0\].* role 'tool'.*'user' or 'assistant'\.\n"),
+    ([{"role": None, "content": []}], r"messages\[0\] has the role None.*'user' or 'assistant'"),
     ([{"role": ["user"], "content": []}], r"messages\[0\].* role a list"),
     ([{"role": "system", "content": []}], "system_prompt"),
     ([{1: 2}], r"messages\[0\] has no role"),
     ([{"role": "user"}], r"messages\[0\].* no content"),
+    ([{"role": "user", "content": None}], r"\['content'\] is None: .*\[\{'text': 'Hi'\}\]"),
     ([{"role": "user", "content": "Hi"}], r"\['content'\] is 'Hi'"),
     (user_blocks("Hi"), r"\['content'\]\[0\] is 'Hi'"),
     (user_blocks({}), r"\['content'\]\[0\].* an empty dict"),
@@ -74,10 +76,14 @@ MESSAGES: list[tuple[Any, str]] = [
     (user_blocks({"text": 5}), r"\['text'\] is 5"),
     (user_blocks({"text": None}), r"\['text'\] is None"),
     (user_blocks({"text": b"a"}), r"\['text'\] is of type bytes"),
-    (user_blocks(use()[1]["content"][0]), "'toolUse'.* role 'user'"),
+    (user_blocks(use()[1]["content"][0]), "'toolUse'.* role 'user'.* an assistant message"),
     (user_blocks({"toolResult": None}), r"\['toolResult'\] is None"),
     (user_blocks({"image": {}}), r"\['image'\] is an empty dict: give \{'format'"),
-    (user_blocks({"image": {"format": 5, "source": {}}}), r"\['image'\] is a dict"),
+    (user_blocks({"image": None}), r"\['image'\] is None: give a dict"),
+    *(
+        (user_blocks({"image": image}), r"\['image'\] is a dict .*'format': .*'bytes'")
+        for image in ({"format": 5, "source": {}}, {"format": "png", "source": b""}, {"source": {"bytes": b""}})
+    ),
     (use(name="-"), r"\['toolUse'\]\['name'\] is None"),
     (use(name=5), r"\['toolUse'\]\['name'\] is 5"),
     (use(toolUseId="-"), r"\['toolUse'\]\['toolUseId'\] is None"),
@@ -87,11 +93,16 @@ MESSAGES: list[tuple[Any, str]] = [
     (use(input={1: 2, "b": 3}), r"\['input'\].* key 1\b"),
     (use(input={"a": DEEP}), "100 levels"),
     (use(input={"a": ENDLESS}), "100 levels"),
-    (use(input='{"a": 1}'), r"\['input'\] of tool call .*json\.loads"),
+    (use(input={"a": [2**64]}), rf"\['input'\]\['a'\]\[0\] is {2**64}.* 64 bits"),
+    (use(input={"a": -(2**63) - 1}), rf"\['input'\]\['a'\] is -{2**63 + 1}.* 64 bits"),
+    (use(input='{"a": 1}'), r"\['input'\] of tool call 'call_0' is '\{\"a\": 1\}'.* a dict.*json\.loads"),
+    (use(input=[1]), r"\['input'\] of tool call 'call_0' is a list"),
+    (use(input=None), r"\['input'\] of tool call 'call_0' is None"),
     (result(content="-"), r"\['toolResult'\]\['content'\] is None"),
     (result(content="5"), r"\['toolResult'\]\['content'\] is '5'"),
     (result(content=["5"]), r"\['content'\]\[0\] is '5'"),
     (result(content=[{"text": 5}]), r"\['content'\]\[0\]\['text'\] is 5"),
+    (result(content=[{"image": []}]), r"\['content'\]\[0\]\['image'\] is an empty list.*'bytes'"),
     (result(toolUseId="-"), r"\['toolResult'\]\['toolUseId'\] is None"),
     (result(toolUseId=[]), r"\['toolResult'\]\['toolUseId'\]"),
     (result(unknown=DEEP), "100 levels"),
@@ -101,15 +112,24 @@ MESSAGES: list[tuple[Any, str]] = [
         "role 'assistant'.* user",
     ),
     ([user("a"), {"role": "assistant", "content": [{"reasoningContent": "x"}]}], r"\['reasoningContent'\] is 'x'"),
-    (
-        [user("a"), {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {}}}]}],
-        r"\['reasoningText'\]\['text'\] is None",
+    *(
+        ([user("a"), {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": thought}}]}], words)
+        for thought, words in (
+            ({}, r"\['reasoningText'\]\['text'\] is None"),
+            ("a", r"\['reasoningContent'\]\['reasoningText'\] is 'a'"),
+        )
     ),
 ]
 IMAGE = {"format": "png", "source": {"bytes": b"x"}}
 UNSUPPORTED: list[tuple[Any, str]] = [
     (user_blocks({"video": {}}), r"[Mm]essage 0 \(user\).*'video'"),
+    ([user("a"), {"role": "assistant", "content": [{"image": IMAGE}]}], r"essage 1 \(assistant\) holds an image"),
+    (user_blocks({"image": {"format": "png", "source": {}}}), r"\['source'\] is an empty dict\. .*'bytes'"),
     (user_blocks({"image": {"format": "png", "source": {"location": {}}}}), r"\['image'\]\['source'\].*'bytes'"),
+    (
+        result(content=[{"image": {"format": "png", "source": {"bytes": bytearray(b"a")}}}]),
+        r"\['content'\]\[0\]\['image'\]\['source'\] .*type bytearray.*bytes\(data\)",
+    ),
     (user_blocks({"text": "a"}, {"guardContent": {}}), r"agent.messages\[0\]\['content'\]\[1\] = \{'text': '...'\}"),
     (result(content=[{"document": {}}]), "'document'.*'call_0'"),
     (result(content=[{}]), "'empty'.*'call_0'"),
@@ -126,6 +146,7 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (json_of({"a": b"x"}), r"\['json'\]\['a'\] is of type bytes"),
     (json_of([{1}]), r"\['json'\]\[0\] is of type set"),
     (json_of({(1, 2): 3}), r"\['json'\].* key a tuple"),
+    (json_of([2**64]), rf"{2**64}.* 64 bits"),
     (json_of(10**5000), "64 bits"),
     (json_of({"a": DEEP}), "100 levels"),
     (json_of({"a": ENDLESS}), "100 levels"),
@@ -170,8 +191,8 @@ SPECS: list[tuple[Any, str]] = [
 CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"system_prompt": 5}, InvalidMessageError, "system_prompt is 5"),
     ({"system_prompt_content": "x"}, InvalidMessageError, "system_prompt_content is 'x'"),
-    ({"system_prompt_content": [5]}, InvalidMessageError, r"system_prompt_content\[0\] is 5"),
-    ({"system_prompt_content": [{"text": 5}]}, InvalidMessageError, r"system_prompt_content\[0\]\['text'\] is 5"),
+    ({"system_prompt_content": [{}, 5]}, InvalidMessageError, r"system_prompt_content\[1\] is 5"),
+    ({"system_prompt_content": ({}, {"text": 5})}, InvalidMessageError, r"system_prompt_content\[1\]\['text'\] is 5"),
     ({"tool_choice": "any"}, UnsupportedToolChoiceError, "tool_choice 'any'.*'auto'"),
     ({"tool_choice": {}}, UnsupportedToolChoiceError, "tool_choice .*'auto'"),
     ({"tool_choice": {"tool": {}}}, UnsupportedToolChoiceError, "tool_choice .*'auto'"),

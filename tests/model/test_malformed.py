@@ -90,6 +90,7 @@ async def test_well_formed_calls_of_a_message_with_a_malformed_one_run_with_feed
         check_ledger(model.ledger)
         assert [record.status for record in model.ledger[0].draft.calls] == ["ok", "malformed", "ok"]
     if malformed_calls == "feedback":
+        assert stored(agent)[1]["toolUse"]["input"].keys() == {"reason", "raw"}, "it has no name"
         results = prompt_of(model, 1).split("<tool_response>\n")[1:]
         assert [text.split("\n")[0] for text in results[:3]][::2] == ["wiped", "wiped"]
         parts = ("2 of 3", "malformed", "JSON", "line 1 column 40 (char 39)", BROKEN["broken JSON"])

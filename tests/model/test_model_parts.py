@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from support.conversations import LOOK, user
 from support.scripted import Says, call, model_of, policy_of
 from tito_core import Policy, TITOModel
-from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.values import InvalidValueError
-from tito_core.ledger import Branch, Ledger, Reason
+from tito_core.ledger import Ledger
 from tito_core.settings import Settings
-from tito_core.turn import history as branches
-from tito_core.turn.history import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
+from tito_core.turn.history import _changed_parts
 
 
 @pytest.fixture
@@ -70,19 +66,6 @@ def test_each_option_reaches_its_part(connected: list[dict[str, Any]]) -> None:
     assert model._supports_structured_output is True
 
 
-def test_the_configuration_follows_its_changes() -> None:
-    model = model_of("vllm", Says("Yes."))
-    assert (
-        model.config
-        == model.get_config()
-        == Settings.of().at(model.policy.info).config(model.policy.info, model.policy.detected.name)
-    )
-    model.update_config(temperature=0.5, context_window_limit=100)
-    assert model.get_config()["sampling"]["temperature"] == 0.5
-    assert model.config["context_window_limit"] == 100
-    assert model.certificate is model.policy.template.certificate
-
-
 async def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
     model = model_of("vllm", Says("Yes."))
     history: Any = [{"role": "user", "content": [{"text": "Well?"}]}]
@@ -98,38 +81,6 @@ async def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None
     )
 
 
-class Shape(BaseModel):
-    n: int
-
-
-def streaming(model: TITOModel, *texts: str) -> list[tuple[Any, Any]]:
-    """Let a model stream these texts, and return the arguments of its calls."""
-    calls: list[tuple[Any, Any]] = []
-
-    async def stream(*positional: Any, **named: Any) -> Any:
-        calls.append((positional, named))
-        for text in texts:
-            yield {"contentBlockDelta": {"delta": {"text": text}}}
-        yield {"messageStop": {"stopReason": "end_turn"}}
-
-    model.stream = stream  # type: ignore[method-assign]
-    return calls
-
-
-async def test_the_structured_output_is_the_last_event() -> None:
-    model = model_of("vllm", Says("Yes."))
-    calls = streaming(model, '{"n"', ": 5}")
-    prompt: Any = [{"role": "user", "content": [{"text": "Well?"}]}]
-    events = [event async for event in model.structured_output(Shape, prompt, "Be brief.", model_state={"a": 1})]
-    assert calls == [((prompt, None, "Be brief."), {"structured_output_model": Shape, "model_state": {"a": 1}})]
-    assert events == [
-        {"contentBlockDelta": {"delta": {"text": '{"n"'}}},
-        {"contentBlockDelta": {"delta": {"text": ": 5}"}}},
-        {"messageStop": {"stopReason": "end_turn"}},
-        {"output": Shape(n=5)},
-    ]
-
-
 def test_the_changed_parts_of_an_opening() -> None:
     old = {"system": "a", "tools": [], "template": "t"}
     assert _changed_parts(old, old) == ""
@@ -138,52 +89,11 @@ def test_the_changed_parts_of_an_opening() -> None:
     )
 
 
-def test_a_messages_excerpt_in_an_error() -> None:
-    def shown(*texts: str) -> str:
-        return _excerpt({"role": "user", "content": [{"text": text} for text in texts]})
-
-    assert shown("a", "b") == "'a b'"
-    assert shown("x" * 60) == repr("x" * 60)
-    assert shown("x" * 61) == repr("x" * 60 + "...")
-
-
-def test_the_change_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    context: Any = SimpleNamespace(last_turn=None)
-    assert _what_changed(context, Branch(Reason.EDIT, 0)).startswith("the history ")
-    assert _what_changed(context, Branch(Reason.OPENING, 0, detail="tools")).startswith("the tools ")
-    gone = SimpleNamespace(at=1, before=["opening", {"role": "user", "content": [{"text": "a"}]}], now=["opening"])
-    monkeypatch.setattr(branches, "_change", lambda _: gone)
-    missing = _what_changed(context, Branch(Reason.REWIND, 0, 2))
-    repeated = _what_changed(context, Branch(Reason.RETRY, 0, 2))
-    assert missing != repeated
-    assert all(text.startswith("message 2 (user) ") and text.endswith(": 'a'") for text in (missing, repeated))
-    with pytest.raises(HistoryChangedError) as caught:
-        refuse(context, Branch(Reason.REWIND, 0, 2))
-    parts = ("Law 8", missing, "(rewind, from turn 0, at message 2)", "model.reset()", "history='fork'")
-    assert [part for part in parts if part not in str(caught.value)] == []
-    refuse(context, None)
-    refuse(context, Branch(Reason.SEPARATE, 0))
-
-
 def test_a_model_keeps_its_policy() -> None:
     """Its ledger records what the policy promises, such as that content is inert."""
     model = model_of("vllm", Says("Yes."))
     with pytest.raises(AttributeError, match="policy"):
         model.policy = policy_of("vllm")  # type: ignore[misc]
-
-
-def test_a_ledgers_header_names_its_policy() -> None:
-    policy = replace(policy_of("vllm"), info=EngineInfo("vllm", "m", 10, "1"))
-    made = policy.ledger(group_id="g", task_id="t", user={"a": 1})
-    header = made.header
-    assert (header.group_id, header.task_id, dict(header.user or {})) == ("g", "t", {"a": 1})
-    assert header.tokenizer == policy.tokenizer.name_or_path
-    certificate = policy.template.certificate
-    assert header.certificate is not None
-    assert header.certificate["passed"] == len(certificate.passed)
-    plain = policy.ledger().header
-    assert (plain.group_id, plain.task_id, plain.user) == (None, None, {})
-    assert policy.sampling(SamplingParams()).stop_token_ids == policy.stop_token_ids
 
 
 def test_values_of_another_type_and_unknown_options_are_named(connected: list[dict[str, Any]]) -> None:

@@ -64,7 +64,7 @@ from tito_core.parsing import CallStatus, NoCallGrammarError, ParsedCall, Parsed
 
 
 class Shout:
-    """A call is one word in capitals."""
+    """A call is one word in capitals; other text is its own reasoning."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -86,7 +86,7 @@ class Session:
     def finish(self, *, truncated):
         text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
         if not text.isupper():
-            return ParsedTurn("", text, ())
+            return ParsedTurn(text, text, ())
         call = ParsedCall(CallStatus.OK, text.lower(), {}, text, 0, len(self.ids))
         return ParsedTurn("", "", (call,))
 '''
@@ -109,12 +109,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_parser_of_another_package_is_found_and_used(kind: str) -> None:
     assert "shout" in known_tool_parsers()
-    backend = backend_of(engine_of(kind, Says("NOW", call("now", "{}"))), kind)
+    backend = backend_of(engine_of(kind, Says("NOW", call("now", "{}"), " \n", "a \n")), kind)
     policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer(), parser="shout")
     model = policy.model()
     agent = Agent(model=model, callback_handler=None)
     await agent.invoke_async("When?")
     assert [[(c.name, c.status) for c in turn.draft.calls] for turn in model.ledger] == [[("now", "ok")], []]
+    for blocks in ([], [{"reasoningContent": {"text": "a \n"}}, {"text": "a \n"}]):  # Strands would drop blank ones
+        events: list[Any] = [event async for event in model.stream([{"role": "user", "content": [{"text": "b"}]}])]
+        assert [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event] == blocks
 
 
 def test_without_the_package_the_name_is_unknown() -> None:

@@ -103,8 +103,10 @@ async def test_a_turns_timeout_includes_pauses(kind: str) -> None:
     model = replace(policy, backend=backend).model(turn_timeout_s=0.2)
     engine.state.pause()
     agent = Agent(model=model, callback_handler=None)
-    with pytest.raises(EngineTimeoutError, match=r"within turn_timeout_s=0\.2"):
+    with pytest.raises(EngineTimeoutError, match=r"within turn_timeout_s=0\.2, .*aborted") as caught:
         await agent.invoke_async("Hello?")
+    assert caught.value.backend == kind
+    assert caught.value.request_id == engine.requests[-1].request_id
     assert (len(model.ledger), engine.running) == (0, 0)
     engine.state.resume()
     await agent.invoke_async("Hello?")

@@ -51,6 +51,11 @@ def second_life(first: Life, **changes: Any) -> Life:
     return replace(first, questions=SECOND, answers=SECOND_SAYS, uuid=None, **changes)
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings of conversations whose ledger was not found."""
+    return [each.getMessage() for each in caplog.records if "was recorded in another ledger" in each.getMessage()]
+
+
 def assert_prompts_are_paths(lived: Lived) -> None:
     """Check that every prompt of this life is the path before its turn and the turn's delta."""
     turns = lived.turns[len(lived.turns) - len(lived.prompts) :]
@@ -65,12 +70,13 @@ def assert_prompts_are_paths(lived: Lived) -> None:
 
 @pytest.mark.parametrize(("kind", "new_process"), [("vllm", True), ("sglang", False)])
 async def test_a_restored_session_continues_as_if_its_process_had_not_ended(
-    kind: str, new_process: bool, tmp_path: Path
+    kind: str, new_process: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = first_life(kind, tmp_path)
     await live(first)
     lived = live_elsewhere(second_life(first)) if new_process else (await live(second_life(first)))[0]
     assert lived.ledger == UUID
+    assert warnings_of(caplog) == []
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
     assert all(turn["reason"] is None for turn in lived.turns)
     assert lived.calls == [f"call_00000000_{number}" for number in (1, 2, 3)]
@@ -81,7 +87,9 @@ async def test_a_restored_session_continues_as_if_its_process_had_not_ended(
     assert store.encode(stored, engine=False) == store.encode(whole.ledger, engine=False)
 
 
-async def test_without_a_store_a_restored_session_starts_a_new_root(tmp_path: Path) -> None:
+async def test_without_a_store_a_restored_session_starts_a_new_root(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = first_life("sglang", tmp_path, store=None)
     await live(first)
     lived, _, _ = await live(second_life(first))
@@ -89,9 +97,12 @@ async def test_without_a_store_a_restored_session_starts_a_new_root(tmp_path: Pa
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
     assert_prompts_are_paths(lived)
     assert not set(lived.calls[1:]) & {"call_00000000_1"}
+    [warning] = warnings_of(caplog)
+    parts = (UUID, lived.ledger, "this policy has no store", "not trained", "store=PATH")
+    assert [part for part in parts if part not in warning] == []
 
 
-async def test_a_store_without_the_ledger_gets_a_new_one(tmp_path: Path) -> None:
+async def test_a_store_without_the_ledger_gets_a_new_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     lived, _, _ = await live(second_life(first, store=str(tmp_path / "other")))
@@ -101,6 +112,9 @@ async def test_a_store_without_the_ledger_gets_a_new_one(tmp_path: Path) -> None
     assert [(found.uuid, len(found)) for found in store.read(tmp_path / "other")] == [(lived.ledger, 3)]
     again, _, _ = await live(second_life(first, store=str(tmp_path / "other")))
     assert again.ledger == lived.ledger
+    [warning] = warnings_of(caplog)
+    parts = (UUID, lived.ledger, f"which {tmp_path / 'other'} does not hold", "not trained", "store=PATH")
+    assert [part for part in parts if part not in warning] == []
     assert [turn["parent"] for turn in again.turns] == [None, 0, 1, 2, 3, 4]
 
 
@@ -160,6 +174,7 @@ async def test_a_given_ledger_is_not_replaced_by_a_restored_one(tmp_path: Path) 
     lived, _, _ = await live(replace(second_life(first), uuid=given))
     assert lived.ledger == given
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
+    assert [(found.uuid, len(found)) for found in store.read(tmp_path / "rollouts")] == [(UUID, 2), (given, 3)]
 
 
 async def test_a_restored_agent_does_not_replace_the_ledger_of_a_turn_in_flight(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def test_changes() -> None:
 
 
 def test_a_system_prompt_in_blocks() -> None:
-    blocks: Any = [{"text": "a"}, {"cachePoint": {"type": "default"}}, {"text": "b"}]
-    assert system_text(None, blocks) == "a\nb"
+    blocks: Any = [{"text": "a"}, {"cachePoint": {"type": "default"}}, {"text": "b\n"}, {"text": ""}]
+    assert system_text(None, blocks) == "a\nb\n\n"
     assert system_text("own", blocks) == "own"
     assert system_text("", blocks) == ""
     assert [system_text(None, empty) for empty in (None, [], blocks[1:2], [{"text": ""}])] == [None] * 4

@@ -261,8 +261,19 @@ async def test_a_parser_without_a_preview_streams_nothing_before_the_end(kind: s
     assert deltas(await events_of(model), "text") == ["Let me see."]
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_with_a_wrong_preview_is_not_committed(kind: str) -> None:
+LONG = "Let me see." + "x" * 90
+BEGINS = f"{LONG[:80]!r} there"
+WRONG: list[tuple[list[Piece], str]] = [
+    ([Piece("text", "no")], f"text 'no', .*{BEGINS}"),
+    ([Piece("text", "x" * 99)], f"text '{'x' * 80}', "),
+    ([Piece("reasoning", "Let")], f"reasoning 'Let', .*{BEGINS}"),
+    ([Piece("text", "Let"), Piece("reasoning", "Hm")], f"text 'Let', .*{BEGINS}"),
+    ([Piece("text", LONG), Piece("reasoning", "Hm")], "reasoning 'Hm', .*'' there"),
+]
+
+
+@pytest.mark.parametrize(("shown", "words"), WRONG)
+async def test_a_turn_with_a_wrong_preview_is_not_committed(shown: list[Piece], words: str) -> None:
     class Wrong:
         def __init__(self, parser: Any) -> None:
             self.start, self.call_grammar, self.markup = parser.start, parser.call_grammar, parser.markup
@@ -271,10 +282,12 @@ async def test_a_turn_with_a_wrong_preview_is_not_committed(kind: str) -> None:
             return self
 
         def feed(self, ids: list[int]) -> list[Piece]:
-            return [Piece("text", "no")]
+            shown, self.shown = self.shown, []
+            return shown
 
-    model = model_of(kind, Says("Let me see."), stream=True)
-    model = with_parts(model, parser=Wrong(model.policy.parser))
-    with pytest.raises(PreviewError, match=r"'nono.*'.*'Let me see\.'.*stream=False"):
-        await events_of(model)
+    model = model_of("vllm", Says(LONG), stream=True)
+    parser: Any = Wrong(model.policy.parser)
+    parser.shown = shown
+    with pytest.raises(PreviewError, match=f"{words}.*stream=False"):
+        await events_of(with_parts(model, parser=parser))
     assert len(model.ledger) == 0

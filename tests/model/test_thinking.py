@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strands.hooks import AfterModelCallEvent
+from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
 
 from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, policy_of, tokenizer
@@ -44,16 +44,6 @@ def rendered(rollout: ObservedRollout) -> list[str]:
 async def ask(agent: Any, *questions: str) -> None:
     for question in questions:
         await agent.invoke_async(question)
-
-
-async def test_reasoning_stays_where_it_was_sampled(kind: str) -> None:
-    rollout = watch(kind, thought("Hm one.", "One."), "Two.", thinking="keep")
-    await ask(rollout.agent(), "First?", "Second?")
-    assert rollout.parents == [None, 0]
-    assert rollout.branches == {}
-    assert "Hm one." in prompts(rollout)[1]
-    assert "Hm one." not in rendered(rollout)[1]
-    rollout.check()
 
 
 async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering(kind: str) -> None:
@@ -148,6 +138,24 @@ async def test_a_loaded_ledger_is_continued(kind: str, tmp_path: Any) -> None:
     assert later.parents == [None, 0, None]
     assert later.branches == {2: ("THINKING", 1, 1)}
     assert prompts(later) == rendered(later)
+
+
+@pytest.mark.parametrize("beside", ["One.", ""])
+async def test_thinking_that_a_hook_strips_is_named(kind: str, beside: str) -> None:
+    rollout = watch(kind, thought("Hm.", beside), thought("So.", "Two."), "Three.", thinking="keep")
+    agent = rollout.agent()
+
+    def strip(event: BeforeModelCallEvent) -> None:
+        for message in event.agent.messages:
+            message["content"] = [block for block in message["content"] if "reasoningContent" not in block]
+
+    await ask(agent, "First?")
+    assert "reasoningContent" in agent.messages[1]["content"][0]
+    agent.hooks.add_callback(BeforeModelCallEvent, strip)
+    await ask(agent, "Second?", "Third?")
+    assert rollout.parents == [None, None, None]
+    assert rollout.branches == {1: ("THINKING", 0, 1), 2: ("THINKING", 1, 3)}
+    rollout.check()
 
 
 ANSWERS = st.lists(
