@@ -70,26 +70,6 @@ def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) 
     assert stream.stream_interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
 
 
-def test_optional_request_fields() -> None:
-    request = replace(request_of(), delta_start=3)
-    assert wire.optional_request_fields(request) == {"logprob_start_len": -1}
-    every = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
-    assert wire.optional_request_fields(replace(request, optional_outputs=every)) == {
-        "logprob_start_len": 2,
-        "top_logprobs_num": 2,
-        "return_routed_experts": True,
-        "routed_experts_start_len": 2,
-        "return_sampling_mask": True,
-    }
-
-
-def test_sampling_under_its_names() -> None:
-    fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2))
-    assert (fields["max_new_tokens"], fields["min_new_tokens"], fields["no_stop_trim"]) == (7, 2, True)
-    assert fields["sampling_seed"] is None
-    assert wire.sampling_fields(SamplingParams(seed=0))["sampling_seed"] == 0
-
-
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_servers_preferred_parameters_change_no_request(name: str, as_json: bool) -> None:

@@ -15,7 +15,6 @@ from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
     OptionalOutputs,
-    ProtocolViolationError,
     SamplingParams,
     ServerError,
 )
@@ -212,17 +211,6 @@ async def test_scoring_requests_one_token() -> None:
         "prompt_logprobs": 0,
     }
     assert len(name) == 32
-
-
-async def test_a_score_without_an_answer_is_refused() -> None:
-    def handler(request: Received) -> WireResponse:
-        answer = (
-            {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"id": "cmpl-...", "choices": []}
-        )
-        return http_response(200, json=answer)
-
-    with pytest.raises(ProtocolViolationError, match=r"2 ids .*scored 0"):
-        await score(answering("vllm", handler), [11, 12])
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
