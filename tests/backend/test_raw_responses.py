@@ -370,10 +370,6 @@ def test_negative_experts_are_refused(shape: tuple[int, ...]) -> None:
     assert str(shape) in str(refused(ask, truth(routed_experts=np.zeros(shape, np.int32)), request))
 
 
-def test_a_stop_string_may_end_an_answer() -> None:
-    assert ask(truth(stop="there"), request_of(stop=["there"])).stop == "there"
-
-
 def scored(**changes: Any) -> Any:
     raw = RawScores(**{"logprobs": [None, -1.0, -2.0], "token_ids": [None, 12, 13], **changes})
     return asyncio.run(score(Liar(raw), [11, 12, 13]))
