@@ -114,27 +114,6 @@ def test_the_length_that_can_be_used(context: int | None, memory: tuple[int | No
     assert wire.usable_length(context, loads(*memory)) == usable
 
 
-def test_the_vocabulary_in_a_refusal() -> None:
-    assert wire.vocab_size_in("logit_bias must has keys in [0, 151935], got 5") == 151936
-    assert wire.vocab_size_in("something else") is None
-
-
-def test_capabilities() -> None:
-    unknown = wire.capabilities(None, None)
-    assert (unknown.top_logprobs, unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (
-        1000,
-        None,
-        None,
-        None,
-    )
-    assert (unknown.expert_shape, unknown.lower_first, unknown.options) == (False, False, wire.OPTIONS)
-    found = wire.capabilities(wire.ServerInfo(True, False, True, 5), 2000)
-    assert (found.top_logprobs, found.routed_experts, found.sampling_mask, found.priority) == (1024, True, True, False)
-    assert found.lower_first is True
-    assert wire.capabilities(wire.ServerInfo(), 7).sampling_mask is False
-    assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
-
-
 def test_optional_outputs_are_reported() -> None:
     entries = [wire.LogprobEntry(None, 12), wire.LogprobEntry(-1.0, 13), wire.LogprobEntry(-2.0, 14)]
     meta = wire.MetaInfo(

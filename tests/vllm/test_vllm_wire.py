@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket, request_of
+from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket
 from tito_conformance.testing import WireResponse
 from tito_core.backend import (
     AuthenticationError,
@@ -20,7 +19,6 @@ from tito_core.backend import (
 )
 from tito_core.backend.generate import score
 from tito_core.backend.http.streaming import StreamError
-from tito_core.backend.protocol import NOTHING
 from tito_vllm import wire
 from tito_vllm import wire as stream
 
@@ -104,25 +102,7 @@ def test_outputs_that_a_stream_lacks() -> None:
     assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": options}
 
 
-def test_optional_request_fields() -> None:
-    request = replace(request_of(), delta_start=3)
-    every = replace(
-        request, optional_outputs=OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True)
-    )
-    assert (
-        wire.optional_request_fields(request, one_more=True)
-        == wire.optional_request_fields(request, one_more=False)
-        == {"logprobs": 0}
-    )
-    fields = {"prompt_logprobs": 0, "routed_experts_prompt_start": 2}
-    assert wire.optional_request_fields(every, one_more=True) == {"logprobs": 3, **fields}
-    assert wire.optional_request_fields(every, one_more=False) == {"logprobs": 2, **fields}
-
-
-def test_sampling_under_its_names() -> None:
-    fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2, seed=5))
-    assert (fields["max_tokens"], fields["min_tokens"], fields["seed"]) == (7, 2, 5)
-    assert "structured_outputs" not in fields
+def test_a_stop_regex_is_refused() -> None:
     with pytest.raises(BadRequestError, match="vLLM has no stop_regex: end answers with `stop`"):
         wire.sampling_fields(SamplingParams(extra={"stop_regex": "a+"}))
 
@@ -168,23 +148,6 @@ def test_top_tokens() -> None:
         wire.Logprobs([], [], top_logprobs=[msgspec.Raw(b'{"token_id:5": "x"}')]).top()
     entry = wire.TokenLogprob(-1.0, top_logprobs=msgspec.Raw(b'[{"logprob": -2.0, "token_id": 5}]'))
     assert wire.ContentLogprobs([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
-
-
-def test_a_prompts_own_tokens() -> None:
-    assert wire.score_of(None) == (None, None)
-    assert wire.score_of({5: wire.PromptLogprob(-1.0), 6: wire.PromptLogprob(-2.0)}) == (5, -1.0)
-
-
-def test_reported_prompt_logprobs_are_of_the_delta() -> None:
-    request = replace(request_of(), delta_start=2)
-    prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
-    choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]], prompt_logprobs=prompt)
-    fields = wire.reported(wire.Completion([choice]), request, "r")
-    assert (fields["top_logprobs"], fields["routed_experts"], fields["sampling_mask"]) == (None, "e", [[1]])
-    assert fields["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
-    generated = wire.Generation([wire.Generated(None, logprobs=wire.ContentLogprobs([]))])
-    assert wire.reported(generated, request, "r")["prompt_logprobs"] is None
-    assert choice.prompt_token_ids == NOTHING
 
 
 SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12": {"logprob": -1.0}}]}]}
