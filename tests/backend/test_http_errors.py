@@ -134,6 +134,7 @@ STREAMS: list[tuple[bytes, str, str]] = [
 
 @pytest.mark.parametrize(("body", "content_type", "pattern"), STREAMS)
 async def test_an_invalid_stream(body: bytes, content_type: str, pattern: str) -> None:
+    http_to(B, "http://h", api_key="sekret")  # hidden from here on
     error = await streamed(body, content_type)
     assert re.search(f"Law 4: sglang at http://h/generate answered 200.*{pattern}", str(error))
     assert (type(error), error.status, error.sent) == (ProtocolViolationError, 200, True)

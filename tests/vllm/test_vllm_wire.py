@@ -71,26 +71,6 @@ def test_a_smaller_text_offset_is_refused_and_an_equal_one_is_not() -> None:
     fails("offset 3 .* 4", events, completion(offset=3))
 
 
-@pytest.mark.parametrize("event", [completion, generation])
-def test_events_are_assembled(event: Any) -> None:
-    kind = wire.Completion if event is completion else wire.Generation
-    events: stream.EventAssembler[Any] = stream.EventAssembler(kind)
-    for number in range(3):
-        given = event(finish_reason="stop" if number == 2 else None)
-        assert list(events.add(given)) == [5]
-    events.add(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
-    whole = events.result()
-    [choice] = whole.choices
-    assert (choice.token_ids, choice.finish_reason) == ([5] * 3, "stop")
-    assert whole.usage.completion_tokens == 3
-    assert len(choice.logprobs.tokens if kind is wire.Completion else choice.logprobs.content) == 3
-
-
-def test_a_stream_without_an_event_is_refused() -> None:
-    with pytest.raises(msgspec.DecodeError, match="no event"):
-        stream.EventAssembler(wire.Completion).result()
-
-
 def test_outputs_that_a_stream_lacks() -> None:
     for generates in (True, False):
         assert not stream.must_not_stream(OptionalOutputs(top_logprobs=1), generates=generates)
