@@ -20,7 +20,6 @@ from tito_core.backend import (
     Capabilities,
     EngineInfo,
     OptionalOutputs,
-    ProtocolViolationError,
     RawResponse,
     SamplingParams,
     TokenRequest,
@@ -111,7 +110,11 @@ async def test_supported_outputs_are_accepted(kind: Kind) -> None:
     backend = in_process_backend(engine_of(kind, **options))
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
     optional_outputs = OptionalOutputs(
-        top_logprobs=5, prompt_logprobs=True, routed_experts=(2, 2), priority=1, cache_salt="s"
+        top_logprobs=info.capabilities.top_logprobs,
+        prompt_logprobs=True,
+        routed_experts=(2, 2),
+        priority=1,
+        cache_salt="s",
     )
     assert Settings.of(optional_outputs=optional_outputs).at(info).optional_outputs is optional_outputs
 
@@ -121,9 +124,10 @@ def test_sglang_does_not_report_the_shape_of_experts() -> None:
     with pytest.raises(UnsupportedByServerError, match=r"Give routed_experts=\(layers, experts per token\)"):
         Settings.of(optional_outputs={"routed_experts": True}).at(info)
     Settings.of(optional_outputs={"routed_experts": (2, 2)}).at(info)
+    Settings.of(optional_outputs={"routed_experts": True}).at(EngineInfo("toy", "m", 100, "9"))  # it may report it
 
 
-@pytest.mark.parametrize(("sampling", "fits"), [({}, False), ({"top_k": 3}, True), ({"temperature": 0.0}, True)])
+@pytest.mark.parametrize(("sampling", "fits"), [({}, False), ({"top_k": 1}, True), ({"temperature": 0.0}, True)])
 def test_a_sampling_mask_needs_a_finite_top_k(sampling: dict[str, Any], fits: bool) -> None:
     info = EngineInfo("sglang", "m", 100, "9")
     chosen = Settings.of(optional_outputs={"sampling_mask": True}, sampling=sampling)
@@ -147,6 +151,7 @@ def test_optional_outputs_are_the_same_in_each_turn() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"top_logprob": 3}, "'top_logprob'.*'top_logprobs'"),
     ({"experts": 3}, "'experts'.*routed_experts"),
+    ({5: 3}, "optional output 5.*Available: top_logprobs, "),
     ({"top_logprobs": -1}, "greater than or equal to 0"),
     ({"top_logprobs": 1025}, "less than or equal to 1024"),
     ({"top_logprobs": True}, "valid integer"),
@@ -234,11 +239,3 @@ async def test_a_backend_without_optional_outputs_supports_none(kind: Kind) -> N
     ):
         with pytest.raises(UnsupportedByServerError, match=r"(Lower it|Leave it out)\."):
             Settings.of(optional_outputs=optional_outputs, sampling={"top_k": 2}).at(info)
-
-
-@pytest.mark.parametrize("size", [0, -2, True, 12.0, "12"])
-@pytest.mark.parametrize("name", ["max_model_len", "vocab_size"])
-def test_a_size_that_is_not_a_number_of_tokens_is_refused(name: str, size: Any) -> None:
-    sizes: dict[str, Any] = {"max_model_len": 4096, "vocab_size": None, name: size}
-    with pytest.raises(ProtocolViolationError, match=name):
-        EngineInfo("toy", "model", version=None, **sizes)

@@ -111,16 +111,20 @@ MADE: list[tuple[int, Any, type[BackendError], str]] = [
             }
         },
         ContextLengthError,
-        "4090 tokens",
+        "4090 tokens.*Shorten the history",
     ),
-    (403, "", AuthenticationError, "answered 403: HTTP 403 without a message"),
-    (413, "<html>too large</html>", BadRequestError, "too large"),
-    (422, {"detail": [{"loc": ["body"], "msg": "field required"}]}, BadRequestError, "field required"),
-    (429, "", ThrottledError, "lower the concurrency"),
-    (500, "Internal Server Error", ServerError, "Internal Server Error"),
-    (502, "<html>bad gateway</html>", ServerError, "bad gateway"),
-    (503, "no upstream", ThrottledError, "no upstream"),
-    (504, {"error": {"message": None}}, EngineTimeoutError, "answered 504"),
+    (401, "no", AuthenticationError, r"answered 401: no\. .*TITO_API_KEY"),
+    (403, "", AuthenticationError, "answered 403: HTTP 403 without a message.*TITO_API_KEY.*connect again"),
+    (404, {"error": "no  such\n model"}, BadRequestError, r"answered 404: no such model\. .*connect again"),
+    (413, "<html>too large</html>", BadRequestError, "413: <html>too large.*too large.*client_max_body_size"),
+    (422, {"detail": [{"loc": ["body"], "msg": "field required"}]}, BadRequestError, "field required.*not retried"),
+    (429, {"detail": "full."}, ThrottledError, r"answered 429: full\. .*lower the concurrency"),
+    (499, "no", BadRequestError, "answered 499: no.*not retried"),
+    (500, "Internal Server Error", ServerError, "Internal Server Error.*log"),
+    (500, "the maximum model length is 5", ServerError, "answered 500: the maximum model length is 5.*log"),
+    (502, "<html>bad gateway</html>", ServerError, "bad gateway.*gateway lost the server"),
+    (503, {"message": "full"}, ThrottledError, r"answered 503: full\. .*lower the concurrency"),
+    (504, {"error": {"message": None}}, EngineTimeoutError, "answered 504.*gateway's timeout.*stream=True"),
     (400, {"error": {}}, BadRequestError, "answered 400"),
     (400, "[1]", BadRequestError, r"\[1\]"),
     (400, '"text"', BadRequestError, "text"),
@@ -225,11 +229,3 @@ async def test_a_redirect_is_an_error_and_not_retried(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match=r"redirect .*https://elsewhere/v1.*own addr"):
         await answering(kind, handler).connect()
     assert paths == ["/v1/models"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_very_long_message_is_shortened(kind: Kind) -> None:
-    with pytest.raises(BadRequestError) as caught:
-        await generate(answering(kind, served(400, {"error": {"message": "x" * 100_000}})), request_of())
-    assert len(str(caught.value)) < 2000
-    assert len(caught.value.body) == 2000

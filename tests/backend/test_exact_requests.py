@@ -116,7 +116,7 @@ async def test_a_wrong_key_is_not_taken_for_a_closed_endpoint() -> None:
         await Server("vllm-completions", (401,)).backend.connect()
 
 
-GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 """Kinds of a grammar, and what vLLM calls them."""
 
 

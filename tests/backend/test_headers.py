@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -115,25 +114,6 @@ async def test_a_compressed_answer_is_read() -> None:
     assert len(listener.bodies) == 2
 
 
-@pytest.mark.parametrize("packing", ["", "gzip", "deflate"])
-async def test_an_answer_is_the_same_in_every_encoding(packing: str) -> None:
-    text = "é" * 2_500
-    body = text.encode()
-    packed = {"": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[packing]
-    headers = ["Content-Type: text/plain; charset=utf-8", *([f"Content-Encoding: {packing}"] if packing else ())]
-    async with listening(answer(packed, *headers)) as listener:
-        pool = ConnectionPool()
-        read: list[bytes | str] = []
-        for part in ("whole", "text"):
-            reply = await pool.send("POST", f"http://127.0.0.1:{listener.port}/x", {}, b"{}")
-            assert (reply.status, reply.kind) == (200, "text/plain; charset=utf-8")
-            assert reply.headers["content-type"] == reply.kind
-            read.append(await (reply.read(5_000) if part == "whole" else reply.text(5_000)))
-            await reply.aclose()
-        await pool.aclose()
-    assert read == [body, text]
-
-
 STATUSES = {"401 No": AuthenticationError, "503 Busy": ThrottledError, "500 Broken": ServerError}
 
 
@@ -158,17 +138,6 @@ async def test_an_answer_that_cannot_be_decoded_is_refused(packing: str) -> None
             await decode(http, await http.send_once(HttpRequest("/x", b"{}")))
         await http.aclose()
     assert f"127.0.0.1:{listener.port}" in str(caught.value)
-
-
-@pytest.mark.parametrize("packing", ["identity, gzip", "gzip, identity", "identity, identity"])
-async def test_identity_is_not_an_encoding(packing: str) -> None:
-    body = b'{"a": 1}'
-    for one in packing.split(", "):
-        body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[one](body)
-    async with listening(answer(body, f"Content-Encoding: {packing}", "Content-Type: application/json")) as listener:
-        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
-        assert (await http.send_once(HttpRequest("/x", b"{}"))).body == b'{"a": 1}'
-        await http.aclose()
 
 
 async def test_a_redirect_to_a_non_ascii_address_can_be_printed() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,11 @@ import pytest
 
 from support.backends import http_to
 from tito_core.backend import (
-    AuthenticationError,
     BackendError,
     BadRequestError,
-    ContextLengthError,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
-    ServerError,
     ThrottledError,
 )
 from tito_core.backend.http.body import AnswerSize
@@ -32,42 +28,6 @@ from tito_sglang.wire import EventAssembler
 
 B = "sglang"
 LIMIT = 1 << 20
-
-
-TOO_LONG = "the maximum model length is 5"
-STATUSES: list[tuple[int, str, Mapping[str, str], type[BackendError], str]] = [
-    (401, "no", {}, AuthenticationError, r" 401: no\. .*TITO_API_KEY"),
-    (403, "", {}, AuthenticationError, " 403: HTTP 403 without a message.*TITO_API_KEY.*connect again"),
-    (429, '{"detail": "full."}', {}, ThrottledError, r" 429: full\. .*lower the concurrency"),
-    (503, '{"message": "full"}', {}, ThrottledError, r" 503: full\. .*lower the concurrency"),
-    (
-        400,
-        json.dumps({"error": {"message": TOO_LONG}}),
-        {},
-        ContextLengthError,
-        f" 400: {TOO_LONG}.*Shorten the history",
-    ),
-    (404, '{"error": "no  such\\n model"}', {}, BadRequestError, r" 404: no such model\. .*connect again"),
-    (400, '{"error": {"message": "a < 2"}}', {"location": "/login"}, BadRequestError, r" 400: a < 2\. .*not retried"),
-    (408, "no", {}, EngineTimeoutError, " 408: no.*gateway's timeout.*stream=True"),
-    (413, "<html>no", {}, BadRequestError, " 413: <html>no.*too large.*client_max_body_size"),
-    (422, "no", {}, BadRequestError, " 422: no.*not retried"),
-    (499, "no", {}, BadRequestError, " 499: no.*not retried"),
-    (500, "no", {}, ServerError, " 500: no.*log"),
-    (500, TOO_LONG, {}, ServerError, f" 500: {TOO_LONG}.*log"),
-    (502, "no", {}, ServerError, " 502: no.*gateway lost the server"),
-    (302, "no", {"location": "http://x"}, ProtocolViolationError, " 302: a redirect to http://x.*own address"),
-]
-
-
-@pytest.mark.parametrize(("status", "body", "headers", "kind", "pattern"), STATUSES)
-def test_an_error_status(
-    status: int, body: str, headers: Mapping[str, str], kind: type[BackendError], pattern: str
-) -> None:
-    error = error_from_status(B, status, body, headers, url="http://h/generate", request_id="r")
-    assert type(error) is kind
-    assert re.search(f"sglang at http://h/generate answered{pattern}", str(error))
-    assert (error.backend, error.status, error.body, error.request_id) == (B, status, body, "r")
 
 
 def test_a_page_of_a_proxy_is_shortened() -> None:
@@ -83,14 +43,6 @@ def test_a_page_of_a_proxy_is_shortened() -> None:
     assert re.fullmatch(
         r"sglang at u answered 500: y+ \[\.\.\. 19,\d{3} more characters \.\.\.\] y+\. .*its log\.", long
     )
-
-
-def test_retry_after() -> None:
-    for header, seconds in (("7", 7.0), ("0.5", 0.5), ("soon", None), ("inf", None), (None, None)):
-        headers = {} if header is None else {"retry-after": header}
-        error = error_from_status(B, 429, "", headers, url="u", request_id=None)
-        assert isinstance(error, ThrottledError)
-        assert error.retry_after_s == seconds
 
 
 def test_retry_after_as_a_date_is_counted_by_the_clock_of_the_answer() -> None:
@@ -143,19 +95,12 @@ def test_a_server_that_does_not_speak_http() -> None:
     assert re.search(r"at u .*HTTP \(Bad status line\).*host and port", str(error))
 
 
-DECODED: list[tuple[bytes, str, str]] = [
-    (b"<html>", "text/html", "'text/html': '<html>'.*proxy"),
-    (b"", "text/html", "empty"),
-    (b"[" + b"1," * 50 + b'"a sekret", x]', "application/json", r"byte 113.*'1,1,.*\"a <API key>\", x\]'"),
-]
-
-
-@pytest.mark.parametrize(("body", "content_type", "pattern"), DECODED)
-def test_a_200_that_cannot_be_decoded(body: bytes, content_type: str, pattern: str) -> None:
+def test_a_200_that_cannot_be_decoded_is_shown_around_the_place() -> None:
     http = http_to(B, "http://h", api_key="sekret")
-    answer = ResponseBody(body, content_type)
-    with pytest.raises(ProtocolViolationError, match=f"sglang at http://h answered 200.*{pattern}") as caught:
-        decoded(http, answer, list[Any], "r")
+    body = b"[" + b"1," * 50 + b'"a sekret", x]'
+    shown = r"""byte 113.*'1,1,.*\"a <API key>\", x\]'"""
+    with pytest.raises(ProtocolViolationError, match=f"sglang at http://h answered 200.*{shown}") as caught:
+        decoded(http, ResponseBody(body, "application/json"), list[Any], "r")
     error = caught.value
     assert (error.backend, error.status, error.request_id) == (B, 200, "r")
     assert error.body == body.decode().replace("sekret", "<API key>")
@@ -183,18 +128,13 @@ async def streamed(body: bytes, content_type: str = "text/event-stream") -> Back
 EVENT = b'data: {"output_ids": [5], "meta_info": {"completion_tokens": 1}}\n\n'
 STREAMS: list[tuple[bytes, str, str]] = [
     (b"<html> sekret", "text/html", "'text/html'.*'<html> <API key>'"),
-    (b"data: [DONE]\n", "text/event-stream", "no event"),
     (b"data: {]\n", "text/event-stream", r"byte 1\).*'{\]'"),
-    (
-        EVENT + b'data: {"output_ids": [5, 6], "meta_info": {"completion_tokens": 4}}\n\n',
-        "text/event-stream",
-        r"2 ids .*4 tokens after 1 .*\[5, 6\]",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("body", "content_type", "pattern"), STREAMS)
 async def test_an_invalid_stream(body: bytes, content_type: str, pattern: str) -> None:
+    http_to(B, "http://h", api_key="sekret")  # hidden from here on
     error = await streamed(body, content_type)
     assert re.search(f"Law 4: sglang at http://h/generate answered 200.*{pattern}", str(error))
     assert (type(error), error.status, error.sent) == (ProtocolViolationError, 200, True)
@@ -215,21 +155,10 @@ async def test_a_stream_that_breaks_off() -> None:
     assert re.search("sglang at http://h/generate broke off.*log", str(error))
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        ('{"message": "no", "code": 400}', 400, BadRequestError),
-        ('{"message": "no", "code": 599}', 599, ServerError),
-        ('{"message": "no", "code": 600}', 500, ServerError),
-        ('{"message": "no", "code": 399}', 500, ServerError),
-        ('{"message": "no"}', 500, ServerError),
-        ('"no"', 500, ServerError),
-    ],
-)
-async def test_an_error_in_a_stream(error: str, status: int, kind: type[BackendError]) -> None:
-    found = await streamed(EVENT + f'data: {{ "error": {error}}}\n'.encode())
-    assert (type(found), found.status) == (kind, status)
-    assert str(found).startswith(f"sglang at http://h/generate answered {status}: no. ")
+async def test_an_error_event_may_have_a_blank_before_its_name() -> None:
+    found = await streamed(EVENT + b'data: { "error": {"message": "no", "code": 400}}\n')
+    assert (type(found), found.status) == (BadRequestError, 400)
+    assert str(found).startswith("sglang at http://h/generate answered 400: no. ")
 
 
 @pytest.mark.parametrize(

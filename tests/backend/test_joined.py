@@ -147,11 +147,6 @@ def test_joined_responses_keep_their_values(parts: list[list[str]]) -> None:
         assert whole.responses == ()
 
 
-def test_without_tokens_the_last_response_counts() -> None:
-    whole = joined([part([], number) for number in range(3)])
-    assert (whole.output_ids.tolist(), whole.cached_tokens, whole.request_id) == ([], 2, "r2")
-
-
 def column(start: int, *values: int) -> Column:
     return Column.of(start, np.array(values, np.int32).reshape(-1, 1, 1))
 

@@ -17,7 +17,7 @@ from support.backends import PROMPT
 from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend import semantics as measurement
 from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, TokenRequest, TokenResponse
-from tito_core.backend.semantics import common_measurement, measure, semantics_of
+from tito_core.backend.semantics import common_measurement, measure
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -411,40 +411,3 @@ def test_returned_columns_are_capabilities(came: tuple[str, ...], free: bool) ->
         top_logprobs=7 if "top_ids" in came else 0,
         **{name: name in came for name in ("prompt_logprobs", "routed_experts", "sampling_mask")},
     )
-
-
-PLAIN: dict[str, Any] = {"temperature": 1.0}
-SEMANTICS: list[tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = [
-    # processed, truncated as measured; sampling; then processed, temperature, adjusted
-    (False, None, {"temperature": 0.5, "top_p": 0.9}, (False, 1.0, False)),
-    (False, True, {"top_p": 0.9}, (False, 1.0, True)),
-    (False, True, {}, (False, 1.0, False)),
-    (False, None, {"grammar": {"kind": "regex", "value": "a"}}, (False, 1.0, True)),
-    (False, None, {"presence_penalty": 1.0}, (False, 1.0, True)),
-    (True, None, {"temperature": 0.5}, (True, 0.5, False)),
-    (True, None, {"temperature": 0.0}, (True, 1.0, False)),
-    (True, False, {"top_k": 1}, (True, 1.0, False)),
-    (True, None, {"top_k": 1}, (True, 1.0, True)),
-    (True, None, {"min_p": 0.1}, (True, 1.0, True)),
-    (True, None, {"top_p": 0.9}, (True, 1.0, True)),
-    (True, None, {"presence_penalty": 1.0}, (True, 1.0, True)),
-    (True, None, {"frequency_penalty": 1.0}, (True, 1.0, True)),
-    (True, None, {"repetition_penalty": 1.1}, (True, 1.0, True)),
-    (True, None, {"min_new_tokens": 1}, (True, 1.0, True)),
-    (True, None, {"extra": {"own": 1}}, (True, 1.0, True)),
-    (None, None, {}, (None, 1.0, False)),
-    (None, None, {"temperature": 0.5}, (None, None, False)),
-    (None, None, {"min_new_tokens": 1}, (None, None, True)),
-]
-
-
-@pytest.mark.parametrize(("processed", "truncated", "sampling", "expected"), SEMANTICS)
-def test_semantics_of_requests(
-    processed: Any, truncated: Any, sampling: dict[str, Any], expected: tuple[Any, ...]
-) -> None:
-    info = EngineInfo("fake", "m", None, "1", processed_logprobs=processed, truncated_logprobs=truncated)
-    reported = semantics_of(info, SamplingParams(**{**PLAIN, **sampling}))
-    assert (reported.processed, reported.temperature, reported.adjusted) == expected
-    assert reported.source == "fake 1, measured at connect"
-    unknown = EngineInfo("fake", "m", None, None)
-    assert semantics_of(unknown, SamplingParams()).source == "fake of unknown version, measured at connect"

@@ -110,24 +110,6 @@ def test_columns_are_the_policys_own_and_only_of_the_delta(
             assert token in row
 
 
-async def answered(kind: Kind, start: int, seed: int, optional_outputs: OptionalOutputs) -> dict[str, tuple[Any, ...]]:
-    engine = engine_of(kind, experts=(LAYERS, EXPERTS), raw_logprobs=True)
-    request = replace(
-        request_of(top_k=4, seed=seed, temperature=1.5), optional_outputs=optional_outputs, delta_start=start
-    )
-    columns = (await generate(in_process_backend(engine), request)).columns
-    return {name: (c.start, c.dtype, c.shape, c.buffer) for name, c in columns.items()}
-
-
-@given(start=st.integers(0, len(PROMPT)), seed=st.integers(0, 10**6), k=st.integers(1, 9))
-@settings(deadline=None, max_examples=10)
-def test_columns_are_equal_byte_for_byte_on_each_wire(start: int, seed: int, k: int) -> None:
-    optional_outputs = OptionalOutputs(top_logprobs=k, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
-    first, *others = [asyncio.run(answered(kind, start, seed, optional_outputs)) for kind in WIRES]
-    assert first.keys() == {"top_ids", "top_logprobs", "prompt_logprobs", "routed_experts"}
-    assert all(other == first for other in others)
-
-
 @pytest.mark.parametrize("kind", WIRES)
 def test_without_optional_outputs_nothing_is_sent_or_returned(kind: Kind) -> None:
     response, engine = ask(kind, optional_outputs=OptionalOutputs(), options={"sampling_masks": False})
@@ -315,10 +297,6 @@ def mask(change: Callable[[list[list[int]]], Any]) -> Edit:
         holder(answer)[name] = change(holder(answer)[name])
 
     return edit
-
-
-def other(sampled: int) -> int:
-    return (sampled + 1) % VOCAB
 
 
 PLANTED: dict[str, tuple[Edit, str]] = {

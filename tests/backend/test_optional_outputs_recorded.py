@@ -139,6 +139,8 @@ def test_sglang_capabilities() -> None:
     unknown = sglang_wire.capabilities(None, None)
     assert (unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (None, None, None)
     assert unknown.top_logprobs == 1000
+    bare = sglang_wire.capabilities(sglang_wire.ServerInfo(schedule_low_priority_values_first=True), 7)
+    assert (bare.lower_first, bare.sampling_mask, bare.top_logprobs) == (True, False, 7)
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["0.32", "0.31"])

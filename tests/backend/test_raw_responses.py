@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from decimal import Decimal
@@ -369,10 +370,6 @@ def test_negative_experts_are_refused(shape: tuple[int, ...]) -> None:
     assert str(shape) in str(refused(ask, truth(routed_experts=np.zeros(shape, np.int32)), request))
 
 
-def test_a_stop_string_may_end_an_answer() -> None:
-    assert ask(truth(stop="there"), request_of(stop=["there"])).stop == "there"
-
-
 def scored(**changes: Any) -> Any:
     raw = RawScores(**{"logprobs": [None, -1.0, -2.0], "token_ids": [None, 12, 13], **changes})
     return asyncio.run(score(Liar(raw), [11, 12, 13]))
@@ -400,6 +397,14 @@ def test_a_wrong_score_is_reported_with_its_offset(at: int, wrong: float) -> Non
     logprobs: list[float | None] = [None, -1.0, -2.0]
     logprobs[at] = wrong
     assert f"{wrong} at output offset {at} " in str(refused(scored, logprobs=logprobs))
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [([9, 12, 13], "id 11 at offset 0 was sent, the server scored 9"), ([11, None, 13], "id 12 at offset 1 .* None")],
+)
+def test_scores_of_another_id_are_refused(ids: list[Any], sentence: str) -> None:
+    assert re.search(sentence, str(refused(scored, token_ids=ids)))
 
 
 @pytest.mark.parametrize("short", [{"logprobs": [None, -1.0], "token_ids": None}, {"token_ids": [11, 12]}])

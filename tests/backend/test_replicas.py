@@ -38,9 +38,9 @@ from tito_conformance.testing import (
     first,
     scripted_server,
 )
-from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
+from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, create_backend
 from tito_core.backend.generate import generate, score
-from tito_core.backend.protocol import Backend, EngineAdmin, EngineInfo, TokenChunk, TokenRequest
+from tito_core.backend.protocol import Backend, EngineInfo, TokenChunk, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas, agreed
 from tito_core.backend.retries import Retries
 from tito_core.ledger.turn import Finish
@@ -67,19 +67,6 @@ def of_session(session: str | None, request_id: str = "r") -> TokenRequest:
 
 def taken(engines: Sequence[ScriptedEngine]) -> list[int]:
     return [len(engine.requests) for engine in engines]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_sessions_are_sticky_and_new_ones_are_balanced(kind: Kind) -> None:
-    engines = [engine_of(kind) for _ in range(3)]
-    backend, _ = replicas(kind, engines)
-    for turn in range(4):
-        for session in range(6):
-            await generate(backend, of_session(f"s{session}", f"r{session}-{turn}"))
-    assert taken(engines) == [8, 8, 8]
-    for engine in engines:
-        sessions = {request.request_id.partition("-")[0] for request in engine.requests}
-        assert len(sessions) == 2, "two of the six are its own"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,15 +154,6 @@ async def test_a_failed_server_is_left_out_and_a_refused_request_is_not_retried(
     assert taken(engines) == [1, 2]
 
 
-@pytest.mark.parametrize(("fault", "error"), [(THROTTLED, ThrottledError), (Fault(status=500), ServerError)])
-async def test_patience_is_counted_over_all_servers(fault: Fault, error: type[Exception]) -> None:
-    engines = [engine_of("sglang", fault=always(fault)) for _ in range(3)]
-    backend, _ = replicas("sglang", engines, patience_s=TRIES[4])
-    with pytest.raises(error):
-        await generate(backend, of_session("mine"))
-    assert sum(taken(engines)) == 4
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_scores_and_samples_are_those_of_one_server(kind: Kind) -> None:
     engines = [engine_of(kind) for _ in range(2)]
@@ -189,46 +167,12 @@ async def test_scores_and_samples_are_those_of_one_server(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_connect_queries_all_and_takes_the_shortest_context(kind: Kind) -> None:
-    engines = [engine_of(kind, max_model_len=length) for length in (4096, 2048)]
-    engines[1].state.weight_version = "step-2"
-    backend, _ = replicas(kind, engines)
-    info = await backend.connect()
-    assert info.max_model_len == {"vllm": 2048, "sglang": 2042}[engine_name(kind)]
-    assert info.weight_version is None, "they differ"
-    assert await backend.connect() is info
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_servers_of_different_models_are_refused_with_both_named(kind: Kind) -> None:
-    backend, _ = replicas(kind, [engine_of(kind, model="one"), engine_of(kind, model="other")])
-    with pytest.raises(BadRequestError, match=r"'one' at http://server0 .*'other' at http://server1"):
-        await backend.connect()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 async def test_an_unreachable_server_at_connect_is_named(kind: Kind) -> None:
     engines = [engine_of(kind), engine_of(kind)]
     engines[1].state.dead = True
     backend, _ = replicas(kind, engines, patience_s=TRIES[2])
     with pytest.raises(EngineConnectionError, match="http://server1"):
         await backend.connect()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_weights_are_changed_on_all(kind: Kind) -> None:
-    engines = [engine_of(kind) for _ in range(3)]
-    backend, _ = replicas(kind, engines)
-    assert isinstance(backend, EngineAdmin)
-    await backend.load_weights("/checkpoints/17", "step-17")
-    assert [engine.state.weight_version for engine in engines] == ["step-17"] * 3
-    assert await backend.weight_version() == "step-17"
-    engines[2].state.weight_version = "step-18"
-    assert await backend.weight_version() is None
-    await backend.pause()
-    assert all(engine.state.paused for engine in engines)
-    await backend.resume()
-    assert not any(engine.state.paused for engine in engines)
 
 
 @pytest.mark.parametrize("kind", KINDS)

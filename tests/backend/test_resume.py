@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.aborting import Aborting
-from support.backends import EOS, PROMPT, WIRES, Kind, engine_of, in_process_backend, request_of, reserved
+from support.backends import EOS, PROMPT, WIRES, Kind, engine_name, engine_of, in_process_backend, request_of, reserved
 from tito_conformance.testing import HashPolicy
 from tito_core.backend import GenerationAbortedError, OnAbort, TokenResponse, generate_resuming, resume
 from tito_core.ledger.laws import check_responses, check_versions
@@ -69,17 +69,6 @@ def test_a_resumed_completion_is_what_one_response_would_have_been(
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_the_token_limit_counts_earlier_parts(kind: Kind) -> None:
-    response = ask(kind, Aborting(WHOLE, [3, 2]), max_new_tokens=8, min_new_tokens=4, seed=2**63 - 1)
-    assert (response.finish, response.stop, len(response.output_ids)) == (Finish.LENGTH, None, 8)
-    script = Aborting(WHOLE, [3, 2])
-    ask(kind, script, max_new_tokens=8, min_new_tokens=4, seed=2**63 - 1)
-    assert [request.min_new_tokens for request in script.requests] == [4, 1, 0]
-    assert len({request.seed for request in script.requests}) == 3
-    assert all(-(2**63) <= request.seed < 2**63 for request in script.requests if request.seed is not None)
-
-
-@pytest.mark.parametrize("kind", WIRES)
 def test_an_abort_at_the_limit_is_a_length_finish(kind: Kind) -> None:
     script = Aborting(WHOLE, [8])
     response = ask(kind, script, max_new_tokens=8)
@@ -119,6 +108,15 @@ def test_a_generation_that_cannot_be_resumed_is_sampled_again(kind: Kind, sampli
     assert (response.responses, response.request_id) == ((), "r-part2")
 
 
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_streamed_part_that_cannot_be_resumed_is_an_error(kind: Kind) -> None:
+    backend = in_process_backend(engine_of(kind, Aborting(WHOLE, [1])))
+    reason = r"\(Aborted\)" if kind == "sglang" else "generation;"
+    with pytest.raises(GenerationAbortedError, match=f"{reason}.*stop strings.*streamed") as caught:
+        asyncio.run(generate_resuming(backend, request_of(stop=("xyz",)), on_chunk=lambda _: None))
+    assert (caught.value.backend, caught.value.request_id) == (engine_name(kind), "r")
+
+
 @pytest.mark.parametrize("emitted", [0, 3])
 @pytest.mark.parametrize("kind", WIRES)
 def test_discard_is_an_error(kind: Kind, emitted: int) -> None:
@@ -146,19 +144,6 @@ def test_a_server_that_aborts_everything_is_not_retried_forever(
     with pytest.raises(GenerationAbortedError, match=r"resumed 4 times, the most that is tried"):
         ask(kind, script)
     assert len(script.requests) == 5
-
-
-async def test_waits_grow_only_without_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.1)
-    monkeypatch.setattr(resume.asyncio, "sleep", sleep)
-    engine = engine_of("vllm", Aborting(WHOLE, [0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0]))
-    await generate_resuming(in_process_backend(engine), request_of(max_new_tokens=32))
-    assert waited == [0.1, 0.2, 0, 0.1, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
 
 
 @pytest.mark.parametrize("kind", WIRES)

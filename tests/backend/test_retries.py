@@ -25,6 +25,7 @@ from support.backends import (
     engine_name,
     engine_of,
     http_response,
+    http_to,
     in_process,
     request_of,
     soon,
@@ -42,6 +43,7 @@ from tito_core.backend import (
 from tito_core.backend.generate import generate
 from tito_core.backend.http import backend as in_flight
 from tito_core.backend.retries import Retries, backoff_s
+from tito_core.backend.values import InvalidValueError
 
 
 async def outcome_of(kind: Kind, patience_s: float = 60.0, **options: Any) -> tuple[Any, Waits, BackendError | None]:
@@ -266,8 +268,10 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(
 ) -> None:
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
     backend = backend_of(engine, timeout_s=0.1, sleep=waits)
-    with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.1 s.*timeout_s"):
+    path = {"vllm": "/inference/v1/generate", "sglang": "/generate"}[kind]
+    with pytest.raises(EngineTimeoutError, match=rf"{path} did not answer within 0\.1 s.*timeout_s") as caught:
         await generate(backend, request_of())
+    assert (caught.value.backend, caught.value.request_id) == (kind, "r")
     assert len(engine.requests) == 1
     assert waits.seconds == []
     assert await soon(lambda: not engine.running)
@@ -333,12 +337,21 @@ async def test_a_storm_of_503_costs_each_rollout_its_tries_and_no_more() -> None
     assert len(engine.requests) == 100
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("patience_s", -1), ("patience_s", float("inf")), ("timeout_s", 0), ("timeout_s", float("nan"))]
-)
-def test_invalid_retry_settings_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
-        backend_of(engine_of("vllm"), **{name: value})
+def test_invalid_retry_settings_are_refused() -> None:
+    bad = [0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000]
+    for name in ("timeout_s", "connect_timeout_s"):
+        for value in bad:
+            with pytest.raises(InvalidValueError, match=f"^{name} must be a positive number.{{1,120}}\n"):
+                http_to("vllm", "http://h", **{name: value})
+    for value in (-1, *bad[1:]):
+        with pytest.raises(InvalidValueError, match=r"^patience_s must be a number of seconds, or 0, not "):
+            Retries(value)
+    for value in (-1, True, 1.5, None):
+        with pytest.raises(InvalidValueError, match=f"max_connections .*at least 0.* {value}"):
+            http_to("vllm", "http://h", max_connections=value)
+    http = http_to("vllm", "http://h", timeout_s=0.5)
+    assert (http.connection.timeout_s, http.connection.connect_timeout_s) == (0.5, 0.5)
+    assert http_to("vllm", "http://h").connection.connect_timeout_s == 5.0
 
 
 async def test_a_retry_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

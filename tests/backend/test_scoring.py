@@ -117,8 +117,10 @@ PLANTED: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 async def test_scores_of_other_ids_are_refused(kind: Kind, name: str) -> None:
     edit, sentence = PLANTED[name]
-    with pytest.raises(ProtocolViolationError, match=sentence):
+    with pytest.raises(ProtocolViolationError, match=sentence) as caught:
         await score(in_process_backend(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
+    assert caught.value.backend == kind
+    assert name in ("NaN", "-inf") or len(caught.value.request_id or "") == 32
 
 
 # What logprobs mean.
@@ -274,7 +276,7 @@ MEANINGS: list[tuple[bool | None, dict[str, Any], tuple[float | None, bool]]] = 
             "repetition_penalty": 1.1,
             "min_new_tokens": 1,
             "grammar": REGEX,
-            "extra": {"logit_bias": {"5": 1}},
+            "extra": {"own": 1},
         }.items()
     ),
     # Unknown: only where both readings agree is there a temperature.
@@ -283,6 +285,7 @@ MEANINGS: list[tuple[bool | None, dict[str, Any], tuple[float | None, bool]]] = 
     (None, {"temperature": 0.0}, (1.0, False)),
     (None, {"top_k": 5}, (None, True)),
     (None, {"grammar": REGEX}, (None, True)),
+    (None, {"min_new_tokens": 1}, (None, True)),
 ]
 
 

@@ -143,11 +143,6 @@ async def test_the_key_is_hidden_in_a_content_type(kind: Kind, streams: bool) ->
     assert "<API key>" in str(caught.value)
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_error_has_the_location(status: int) -> None:
-    assert "http://x" in str(error_of(status, "no", {"location": "http://x"}))
-
-
 @given(status=st.integers(400, 599), words=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1))
 def test_a_location_header_matters_only_for_a_redirect(status: int, words: str) -> None:
     plain = error_of(status, words, {})

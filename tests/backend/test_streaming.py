@@ -296,7 +296,11 @@ def failing(error: Any, after: int) -> Fault:
         ({"message": "queue full", "code": 503}, ThrottledError, "queue full"),
         ({"message": "a proxy's text", "code": "400"}, BadRequestError, "a proxy's text"),
         ({"message": "a code of its own", "code": "E400"}, ServerError, "a code of its own"),
-        ("what is this", ServerError, "what is this"),
+        ({"message": "no", "code": 599}, ServerError, "answered 599: no"),
+        ({"message": "no", "code": 600}, ServerError, "answered 500: no"),
+        ({"message": "no", "code": 399}, ServerError, "answered 500: no"),
+        ({"message": "no"}, ServerError, "answered 500: no"),
+        ("what is this", ServerError, "answered 500: what is this"),
     ],
 )
 @pytest.mark.parametrize("kind", WIRES)

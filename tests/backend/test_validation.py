@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS
-from support.reported import OUTPUT, raw, refused, reported, request
+from support.reported import raw, refused, reported, request
 from tito_core.backend import EngineInfo, RawResponse, RawScores, TokenRequest
 from tito_core.backend.generate import validated_scores
 from tito_core.backend.protocol import NOTHING
@@ -27,16 +27,10 @@ def validate(response: RawResponse, sent: TokenRequest | None = None) -> Any:
     return validated(retried, sent or request(), INFO)
 
 
-def test_a_right_answer_is_kept_whole() -> None:
+def test_a_message_is_that_of_an_abort_and_versions_may_be_unknown() -> None:
     response = validate(reported(message="said", versions=[(0, 2, "a"), (2, 3, None)]))
-    assert response.output_ids.tolist() == list(OUTPUT)
-    assert response.logprobs.tolist() == [-1.0, -2.0, -3.0]
-    assert (response.output_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
-    assert (response.finish, response.stop, response.message) == (Finish.STOP, EOS, None)
-    assert (response.prompt_length, response.cached_tokens) == (5, 4)
-    assert (response.latency_s, response.request_id) == (0.5, "r7-retry1")
+    assert response.message is None
     assert response.versions == (VersionSpan(0, 2, "a"), VersionSpan(2, 3, None))
-    assert dict(response.columns) == {}
 
 
 def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
@@ -61,26 +55,16 @@ def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
 # What a scripted server can send is planted in test_answer_laws.py.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"finish": "x" * 101}, "Law 4.*'x+.*'abort'"),
-    ({"stop": "NaN happened"}, "Law 4.*'NaN happened' ended the output.*not requested"),
-    ({"prompt_tokens": None}, "Law 4.*prompt_tokens=None.* 5"),
     ({"output_ids": None}, "Law 4.*no output ids"),
-    ({"output_ids": [], "logprobs": []}, "Law 4.*no output ids"),
-    ({"output_ids": [2**31, -7, EOS]}, "Law 2.*output id -7 "),
     ({"logprob_ids": [21, 22]}, "Law 4.*3 output ids.*2 ids"),
-    ({"logprob_ids": [21, "x", EOS]}, "Law 4.*id 22 at offset 1.*x"),
     ({"logprobs": [-1.0, 0.5, -3.0]}, r"Law 4.*0\.5 at output offset 1.*logits.*--logprobs-mode raw_logprobs"),
     ({"finish": "length"}, "Law 4.*'length'.*3 of 8.*max_new_tokens in the server's --override-generation-config"),
-    ({"echoed": raw(["x"])}, "Law 4.*echo"),
-    ({"echoed": raw(None)}, "Law 4.*not echo.*proxy"),
-    ({"echoed": raw([11, 12, 13, 14])}, "Law 4.*5 prompt ids.* 4"),
-    ({"echoed": raw([11, 12, 13, 14, 9])}, "Law 4.*prompt id 15 at offset 4.* 9"),
 ]
 
 
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(("changes", "pattern"), WRONG)
-def test_a_wrong_answer_is_refused(changes: dict[str, Any], pattern: str, kept: bool) -> None:
-    refused(pattern, lambda: validate(reported(**changes), request(kept=kept)))
+def test_a_wrong_answer_is_refused(changes: dict[str, Any], pattern: str) -> None:
+    refused(pattern, lambda: validate(reported(**changes)))
 
 
 TOKENS = st.tuples(st.integers(0, 2**31 - 1).filter(lambda token: token != EOS), st.floats(-9998, 0))
@@ -184,7 +168,8 @@ def test_a_stop_token_before_the_end_is_named_with_its_offset() -> None:
 
 def test_an_echo_that_was_not_requested_is_compared_if_present() -> None:
     assert validate(reported(echoed=NOTHING), request(echo=False)).prompt_length == 5
-    refused(WRONG[-1][1], lambda: validate(reported(echoed=raw([11, 12, 13, 14, 9])), request(echo=False)))
+    other = reported(echoed=raw([11, 12, 13, 14, 9]))
+    refused("Law 4.*prompt id 15 at offset 4.* 9", lambda: validate(other, request(echo=False)))
 
 
 def test_a_request_aborted_in_the_queue_reports_nothing() -> None:
@@ -207,17 +192,6 @@ def test_a_request_aborted_in_the_queue_reports_nothing() -> None:
     )
 
 
-SCORES: list[tuple[list[Any], str]] = [
-    ([(7, None), (8, -1.0)], "Law 4.*3 ids.* 2"),
-    ([(7, None), (8, -1.0), (10, -1.0)], "Law 4.*id 9 at offset 2.* 10"),
-    ([(7, None), (None, -1.0), (9, -1.0)], "Law 4.*id 8 at offset 1.*None"),
-    ([(8, None), (8, -1.0), (9, -1.0)], "Law 4.*id 7 at offset 0.* 8"),
-    ([(7, -1.0), (8, -1.0), (9, -1.0)], r"Law 4.*id 7 at offset 0 with -1\.0"),
-    ([(7, None), (8, None), (9, -1.0)], "Law 4.*id 8 at offset 1 with None"),
-    ([(7, None), (8, -1.0), (9, 1.0)], r"Law 4.*1\.0 at output offset 2"),
-]
-
-
 def scores(pairs: list[Any]) -> RawScores:
     return RawScores(
         logprobs=[logprob for _, logprob in pairs],
@@ -225,16 +199,3 @@ def scores(pairs: list[Any]) -> RawScores:
         request_id="r7",
         response_id="cmpl-r7",
     )
-
-
-@pytest.mark.parametrize(("scored", "pattern"), SCORES)
-def test_wrong_scores_are_refused(scored: list[Any], pattern: str) -> None:
-    refused(pattern, lambda: validated_scores(scores(scored), np.array([7, 8, 9], np.int32), INFO))
-
-
-@pytest.mark.parametrize("first", [7, None])
-def test_scores_begin_with_none(first: int | None) -> None:
-    found = validated_scores(scores([(first, None), (8, -1.5), (9, -2.5)]), np.array([7, 8, 9], np.int32), INFO)
-    assert found.dtype == np.float32
-    assert np.isnan(found[0])
-    assert found[1:].tolist() == [-1.5, -2.5]

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,36 +57,11 @@ def test_an_event_that_does_not_continue_is_refused(ids: list[int], count: int) 
         stream.EventAssembler(LIMIT).add(event([5], 2))
 
 
-def test_a_stream_without_an_event_is_refused() -> None:
-    with pytest.raises(msgspec.DecodeError, match="no event"):
-        stream.EventAssembler(LIMIT).result()
-
-
 @pytest.mark.parametrize(
     ("prompt", "tokens", "every"), [(1, 2, 1), (1023, 1, 1), (1022, 4, 2), (1, 2046, 2), (32000, 300, 32)]
 )
 def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) -> None:
     assert stream.stream_interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
-
-
-def test_optional_request_fields() -> None:
-    request = replace(request_of(), delta_start=3)
-    assert wire.optional_request_fields(request) == {"logprob_start_len": -1}
-    every = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
-    assert wire.optional_request_fields(replace(request, optional_outputs=every)) == {
-        "logprob_start_len": 2,
-        "top_logprobs_num": 2,
-        "return_routed_experts": True,
-        "routed_experts_start_len": 2,
-        "return_sampling_mask": True,
-    }
-
-
-def test_sampling_under_its_names() -> None:
-    fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2))
-    assert (fields["max_new_tokens"], fields["min_new_tokens"], fields["no_stop_trim"]) == (7, 2, True)
-    assert fields["sampling_seed"] is None
-    assert wire.sampling_fields(SamplingParams(seed=0))["sampling_seed"] == 0
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -132,27 +106,6 @@ def loads(*sizes: int | None) -> wire.Loads:
 )
 def test_the_length_that_can_be_used(context: int | None, memory: tuple[int | None, ...], usable: int | None) -> None:
     assert wire.usable_length(context, loads(*memory)) == usable
-
-
-def test_the_vocabulary_in_a_refusal() -> None:
-    assert wire.vocab_size_in("logit_bias must has keys in [0, 151935], got 5") == 151936
-    assert wire.vocab_size_in("something else") is None
-
-
-def test_capabilities() -> None:
-    unknown = wire.capabilities(None, None)
-    assert (unknown.top_logprobs, unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (
-        1000,
-        None,
-        None,
-        None,
-    )
-    assert (unknown.expert_shape, unknown.lower_first, unknown.options) == (False, False, wire.OPTIONS)
-    found = wire.capabilities(wire.ServerInfo(True, False, True, 5), 2000)
-    assert (found.top_logprobs, found.routed_experts, found.sampling_mask, found.priority) == (1024, True, True, False)
-    assert found.lower_first is True
-    assert wire.capabilities(wire.ServerInfo(), 7).sampling_mask is False
-    assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
 
 
 def test_optional_outputs_are_reported() -> None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket, request_of
+from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket
 from tito_conformance.testing import WireResponse
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
     OptionalOutputs,
-    ProtocolViolationError,
     SamplingParams,
     ServerError,
 )
 from tito_core.backend.generate import score
 from tito_core.backend.http.streaming import StreamError
-from tito_core.backend.protocol import NOTHING
 from tito_vllm import wire
 from tito_vllm import wire as stream
 
@@ -74,26 +71,6 @@ def test_a_smaller_text_offset_is_refused_and_an_equal_one_is_not() -> None:
     fails("offset 3 .* 4", events, completion(offset=3))
 
 
-@pytest.mark.parametrize("event", [completion, generation])
-def test_events_are_assembled(event: Any) -> None:
-    kind = wire.Completion if event is completion else wire.Generation
-    events: stream.EventAssembler[Any] = stream.EventAssembler(kind)
-    for number in range(3):
-        given = event(finish_reason="stop" if number == 2 else None)
-        assert list(events.add(given)) == [5]
-    events.add(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
-    whole = events.result()
-    [choice] = whole.choices
-    assert (choice.token_ids, choice.finish_reason) == ([5] * 3, "stop")
-    assert whole.usage.completion_tokens == 3
-    assert len(choice.logprobs.tokens if kind is wire.Completion else choice.logprobs.content) == 3
-
-
-def test_a_stream_without_an_event_is_refused() -> None:
-    with pytest.raises(msgspec.DecodeError, match="no event"):
-        stream.EventAssembler(wire.Completion).result()
-
-
 def test_outputs_that_a_stream_lacks() -> None:
     for generates in (True, False):
         assert not stream.must_not_stream(OptionalOutputs(top_logprobs=1), generates=generates)
@@ -105,25 +82,7 @@ def test_outputs_that_a_stream_lacks() -> None:
     assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": options}
 
 
-def test_optional_request_fields() -> None:
-    request = replace(request_of(), delta_start=3)
-    every = replace(
-        request, optional_outputs=OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True)
-    )
-    assert (
-        wire.optional_request_fields(request, one_more=True)
-        == wire.optional_request_fields(request, one_more=False)
-        == {"logprobs": 0}
-    )
-    fields = {"prompt_logprobs": 0, "routed_experts_prompt_start": 2}
-    assert wire.optional_request_fields(every, one_more=True) == {"logprobs": 3, **fields}
-    assert wire.optional_request_fields(every, one_more=False) == {"logprobs": 2, **fields}
-
-
-def test_sampling_under_its_names() -> None:
-    fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2, seed=5))
-    assert (fields["max_tokens"], fields["min_tokens"], fields["seed"]) == (7, 2, 5)
-    assert "structured_outputs" not in fields
+def test_a_stop_regex_is_refused() -> None:
     with pytest.raises(BadRequestError, match="vLLM has no stop_regex: end answers with `stop`"):
         wire.sampling_fields(SamplingParams(extra={"stop_regex": "a+"}))
 
@@ -171,23 +130,6 @@ def test_top_tokens() -> None:
     assert wire.ContentLogprobs([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
 
 
-def test_a_prompts_own_tokens() -> None:
-    assert wire.score_of(None) == (None, None)
-    assert wire.score_of({5: wire.PromptLogprob(-1.0), 6: wire.PromptLogprob(-2.0)}) == (5, -1.0)
-
-
-def test_reported_prompt_logprobs_are_of_the_delta() -> None:
-    request = replace(request_of(), delta_start=2)
-    prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
-    choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]], prompt_logprobs=prompt)
-    fields = wire.reported(wire.Completion([choice]), request, "r")
-    assert (fields["top_logprobs"], fields["routed_experts"], fields["sampling_mask"]) == (None, "e", [[1]])
-    assert fields["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
-    generated = wire.Generation([wire.Generated(None, logprobs=wire.ContentLogprobs([]))])
-    assert wire.reported(generated, request, "r")["prompt_logprobs"] is None
-    assert choice.prompt_token_ids == NOTHING
-
-
 SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12": {"logprob": -1.0}}]}]}
 
 
@@ -212,17 +154,6 @@ async def test_scoring_requests_one_token() -> None:
         "prompt_logprobs": 0,
     }
     assert len(name) == 32
-
-
-async def test_a_score_without_an_answer_is_refused() -> None:
-    def handler(request: Received) -> WireResponse:
-        answer = (
-            {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"id": "cmpl-...", "choices": []}
-        )
-        return http_response(200, json=answer)
-
-    with pytest.raises(ProtocolViolationError, match=r"2 ids .*scored 0"):
-        await score(answering("vllm", handler), [11, 12])
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
