@@ -268,6 +268,7 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(
 ) -> None:
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
     backend = backend_of(engine, timeout_s=0.1, sleep=waits)
+    backend._info = await backend_of(engine).connect()  # which a busy machine may answer later than that
     path = {"vllm": "/inference/v1/generate", "sglang": "/generate"}[kind]
     with pytest.raises(EngineTimeoutError, match=rf"{path} did not answer within 0\.1 s.*timeout_s") as caught:
         await generate(backend, request_of())

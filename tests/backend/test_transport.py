@@ -535,13 +535,3 @@ async def test_proxies_of_the_environment_are_not_used(
         backend = backend_to(server, patience_s=0)
         await generate(backend, request_of())
         await backend.aclose()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_prompt_of_four_hundred_thousand_tokens_is_sent_and_echoed(kind: Kind) -> None:
-    prompt = [n % (VOCAB - 10) + 5 for n in range(400_000)]
-    async with served(kind, max_model_len=500_000) as server:
-        backend = backend_to(server)
-        response = await generate(backend, request_of(prompt))
-        assert response.prompt_length == len(prompt)
-        await backend.aclose()
