@@ -83,6 +83,10 @@ class SGLangBackend(HttpBackend):
         """Score with `input_token_logprobs`, which are raw, without generating."""
         return await self._scored(token_ids, token_ids, wire.adapter_fields(adapter))
 
+    async def score_ids(self, token_ids: TokenIds, of: TokenIds) -> RawScores:
+        """See `IdScorer`."""
+        return await self._scored(token_ids, token_ids, {"token_ids_logprob": of.tolist()}, scores=1 + len(of))
+
     async def score_with_images(
         self, token_ids: TokenIds, images: PromptImages, adapter: Adapter | None = None
     ) -> RawScores:
@@ -90,10 +94,10 @@ class SGLangBackend(HttpBackend):
         whole = expanded(token_ids, images.placeholder, images.lengths)
         return await self._scored(token_ids, whole, wire.image_fields(images.images) | wire.adapter_fields(adapter))
 
-    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any]) -> RawScores:
+    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any], scores: int = 1) -> RawScores:
         sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **more}
-        size = size_of(len(whole), 0, scores=True)
+        size = size_of(len(whole), 0, scores=scores)
         prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
         answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
         meta, info = answer.value.meta_info, await self.connect()

@@ -65,6 +65,7 @@ class MetaInfo(msgspec.Struct):
     weight_versions: list[WeightVersionSpan] = []
     output_token_logprobs: list[LogprobEntry] | None = None
     input_token_logprobs: list[LogprobEntry] | None = None
+    input_token_ids_logprobs: list[list[LogprobEntry] | None] | None = None
     output_top_logprobs: list[list[LogprobEntry]] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
@@ -302,7 +303,8 @@ def scored_prompt(meta: MetaInfo, ids: TokenIds, vocab_size: int | None) -> list
 def raw_scores(meta: MetaInfo, scored: list[tuple[int, float | None]], sent: str) -> RawScores:
     """Return the scores of a prompt."""
     logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
-    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id)
+    of_ids = [_scored(row or []) for row in (meta.input_token_ids_logprobs or [])[1:]]
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id, of_ids=of_ids)
 
 
 EXTRA_FIELDS = frozenset(("logit_bias", "stop_regex", "stream_interval"))

@@ -27,7 +27,7 @@ from support.rollout_forests import chain, grow, rollouts
 from support.scripted import BACKENDS, backend_of, engine_of, tokenizer
 from tito_conformance.testing import HashPolicy, scripted_server
 from tito_core import store
-from tito_core.backend import BackendError, EngineInfo, ProtocolViolationError, RawScores
+from tito_core.backend import BackendError, EngineInfo, ProtocolViolationError, RawScores, UnsupportedByServerError
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import LawViolationError, Ledger, Semantics, VocabularyCheck, check_ledger
 from tito_core.ledger.turn import Header
@@ -312,6 +312,32 @@ async def test_a_damaged_column_is_refused_when_it_is_read(value: Any) -> None:
     ledger.annotate(PREFIX + "teacher", value, turn=0)
     with pytest.raises(LawViolationError, match="the scores 'teacher' of turn 0"):
         samples_of(ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_given_ids_are_scored_beside_the_tokens_and_recorded_nowhere(kind: str) -> None:
+    teacher = await teacher_at(backend_of(engine_of(kind, distribution(), model_runner=2), kind))
+    ledger, of = branched(), [int(tokenizer().eos_token_id), 100]
+    notes = ledger.annotations
+    for trajectory in ledger.trajectories:
+        found, plain = await teacher.score(trajectory, token_ids=of), await teacher.score(trajectory)
+        assert found.matrix is not None
+        assert found.token_ids is not None
+        np.testing.assert_array_equal(found.logprobs, plain.logprobs)
+        assert (plain.token_ids, plain.matrix, found.semantics) == (None, None, plain.semantics)
+        assert (found.token_ids.tolist(), found.matrix.dtype) == (of, np.float32)
+        ids = trajectory.token_ids.tolist()
+        for at in range(1, len(ids)):
+            own = [distribution().score([*ids[:at], token], at, 1.0)[0] for token in of]
+            np.testing.assert_allclose(found.matrix[at], own, rtol=1e-5)
+        assert np.isnan(found.matrix[0]).all()
+        assert found.matrix.shape == (len(ids), 2)
+    assert ledger.annotations == notes
+
+
+async def test_a_teacher_that_cannot_score_given_ids_says_so() -> None:
+    with pytest.raises(UnsupportedByServerError, match="2 given ids cannot be scored by 'toy'"):
+        await (await teacher_at(Toy())).score(chain((3, 2)).trajectories[0], token_ids=[1, 2])
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -16,7 +16,7 @@ import numpy as np
 
 from strands_tito.inspect.mismatch import Mismatches, mismatch_of
 from tito_core.backend.values import InvalidValueError
-from tito_core.ledger.columns import Logprobs
+from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.laws import ROUNDING
 from tito_core.ledger.ledger import Ledger
@@ -41,6 +41,8 @@ class Scores:
         weight_version: The version of its weights when the scoring began; None if not reported.
         vocabulary: How its vocabulary was compared with the rollout's (law 15).
         semantics: What the logprobs mean (law 11): raw, at temperature 1; its source names the engine and its version.
+        token_ids: The ids that were given to `Teacher.score`, int32, shape (k,); columns of files have none.
+        matrix: float32, shape (n, k): log p(token_ids[j] | tokens before i), with the same semantics; NaN in row 0.
     """
 
     logprobs: Logprobs
@@ -48,6 +50,8 @@ class Scores:
     weight_version: str | None
     vocabulary: VocabularyCheck
     semantics: Semantics
+    token_ids: TokenIds | None = None
+    matrix: Logprobs | None = None
 
 
 def recorded(ledger: Ledger) -> dict[str, dict[int, Any]]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, encoded, expect_same, recorded
 from strands_tito.inspect.verify import score_path
 from tito_core.backend.errors import BadRequestError, ServerChangedError
@@ -75,19 +77,28 @@ class Teacher:
             raise
         return cls(engine, info, bound, check)
 
-    async def score(self, trajectory: Trajectory) -> Scores:
+    async def score(self, trajectory: Trajectory, token_ids: Sequence[int] = ()) -> Scores:
         """Score one path; nothing is stored.
 
+        Args:
+            trajectory: The path.
+            token_ids: Ids to score in the place of each token as well, in the same request: `Scores.matrix`.
+
         Raises:
+            UnsupportedByServerError: The server cannot score given ids, or not beside images.
             BadRequestError: The server cannot score it: it is too long, or its images cannot be sent.
             BackendError: Scoring failed.
             ServerChangedError: The server was replaced by one of another model, version or weight version.
             ProtocolViolationError: The scores are not those of these ids (law 4).
         """
-        found = await score_path(trajectory, self.backend, self.bound.template.certificate.media_ids)
+        media_ids = self.bound.template.certificate.media_ids
+        found = await score_path(trajectory, self.backend, media_ids, of=token_ids)
         if isinstance(found, str):
             raise BadRequestError(f"The path cannot be scored: {found}", backend=self.backend.name)
-        return Scores(found, **self._facts(self.vocabulary))
+        facts = self._facts(self.vocabulary)
+        if not len(token_ids):
+            return Scores(found, **facts)
+        return Scores(found[:, 0], **facts, token_ids=np.array(token_ids, np.int32), matrix=found[:, 1:])
 
     async def annotate(self, ledger: Ledger, column: str = TEACHER) -> list[str]:
         """Score the turns of a ledger that do not have a column yet, and add it to them.

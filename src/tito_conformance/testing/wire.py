@@ -105,6 +105,7 @@ class EngineState:
     adapters: dict[str, str] = field(default_factory=dict)
     """The folder of each LoRA adapter that is loaded, by its name."""
     release: str = "0.32.0"
+    model_runner: int = 1
     ranks: int = 1
     reasoning: tuple[int, int] | None = None
     raw_logprobs: bool | None = None
