@@ -174,9 +174,9 @@ class GenerateAnswer:
             "output_token_logprobs_length": len(output),
         }
         if (given := self.body.get("token_ids_logprob")) and prompt:
-            rows = given_scores(answer, [given] * (len(ids) - 1))[start:]
-            pairs = [_entries(list(zip(given, row, strict=True))) for row in rows]
-            entries |= {"input_token_ids_logprobs": [None, *pairs], "output_token_ids_logprobs": []}
+            table = given_scores(answer, [given] * len(ids))[start:]
+            *inside, after = [_entries(list(zip(given, row, strict=True))) for row in table]
+            entries |= {"input_token_ids_logprobs": [None, *inside], "output_token_ids_logprobs": [after]}
         if k:
             tops = self._tops(answer)
             before = [answer.scorer.top(context, n, k, 1.0) for n in range(start + 1, len(ids))]
