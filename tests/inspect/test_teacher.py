@@ -219,6 +219,18 @@ async def test_a_column_is_of_one_model() -> None:
     }
 
 
+async def test_another_models_teacher_writes_nothing_into_a_file_that_has_a_part_of_the_column(tmp_path: Path) -> None:
+    """A run that was killed has scored rollouts anywhere in the file."""
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [chain((3, 2)) for _ in range(4)])
+    with store.LedgerFile(path, "a") as file:
+        await (await teacher_at(Toy())).annotate(file.resume(file.uuids[2]))
+    before = path.read_bytes()
+    with pytest.raises(InvalidValueError, match=r"Law 11: column 'teacher' .* another name"):
+        await (await teacher_at(Toy(model="bigger"))).annotate_file(path, concurrency=1)
+    assert path.read_bytes() == before
+
+
 async def test_a_path_that_is_too_long_is_named_and_the_others_are_scored() -> None:
     ledger = branched()
     (refused,) = await (await teacher_at(Toy(context=16))).annotate(ledger)
@@ -234,6 +246,10 @@ async def test_a_sampled_id_that_the_teacher_lacks_leaves_out_its_path_alone() -
     (refused,) = await (await teacher_at(Toy())).annotate(ledger)
     assert refused.endswith(f"path to turn 5: it holds the id {last}, and the server's vocabulary has {last} ids.")
     assert set(recorded(ledger)["teacher"]) == {0, 1, 2, 3, 4}
+    engine = engine_of("vllm", distribution())  # it does not tell its size, and refuses the id
+    (refused,) = await (await teacher_at(backend_of(engine, "vllm"))).annotate(ledger, "second")
+    assert f"path to turn 5: vllm at http://scripted/v1/completions answered 400: Token id {last} is out of" in refused
+    assert set(recorded(ledger)["second"]) == {0, 1, 2, 3, 4}
 
 
 async def test_a_score_that_rounding_puts_above_0_can_be_read() -> None:
@@ -312,6 +328,8 @@ async def test_a_damaged_column_is_refused_when_it_is_read(value: Any) -> None:
     ledger.annotate(PREFIX + "teacher", value, turn=0)
     with pytest.raises(LawViolationError, match="the scores 'teacher' of turn 0"):
         samples_of(ledger)
+    with pytest.raises(LawViolationError, match=r"the scores 'teacher' of turn 0 .* another name"):
+        await _annotate(ledger)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
