@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -294,6 +294,22 @@ async def test_pictures_are_scored_and_their_placeholders_have_no_logprob() -> N
     assert inside.sum() == 5
     inside[0] = True
     assert np.array_equal(np.isnan(found), inside)
+
+
+class WithoutImages(Toy):
+    async def connect(self) -> EngineInfo:
+        return replace(await super().connect(), vocab_size=len(vision.tokenizer()))
+
+
+async def test_a_teacher_of_text_names_a_path_with_a_picture_and_scores_the_others() -> None:
+    model = (await vision.policy_of(vision.VisionEngine())).model()
+    for content in ([vision.image(vision.png(8, 8, 1)), {"text": "?"}], [{"text": "Hi"}]):
+        async for _ in model.stream([{"role": "user", "content": content}]):
+            pass
+    teacher = await Teacher.connect(backend=WithoutImages(), tokenizer=vision.tokenizer())
+    (refused,) = await teacher.annotate(model.ledger)
+    assert "path to turn 0: The prompt has 1 images, and this toy server takes none" in refused
+    assert set(recorded(model.ledger)["teacher"]) == {1}
 
 
 @settings(max_examples=10)

@@ -12,7 +12,7 @@ import numpy as np
 
 from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, decoded, encoded, expect_same, recorded
 from strands_tito.inspect.verify import score_path
-from tito_core.backend.errors import BadRequestError, ServerChangedError
+from tito_core.backend.errors import BadRequestError, ServerChangedError, UnsupportedByServerError
 from tito_core.backend.generate import connected
 from tito_core.backend.http.watch import Check, Watched
 from tito_core.backend.images import media_ids_of
@@ -109,7 +109,7 @@ class Teacher:
         Raises:
             LawViolationError: The ledger was recorded with another vocabulary (law 15), or its column is damaged.
             InvalidValueError: The column's name is not printable text, or it holds scores of another model.
-            BackendError: The server failed, or cannot score at all. The path's turns get no scores then.
+            BackendError: The server failed, or lacks the model. The path's turns get no scores then.
         """
         written, done = self._begun(ledger, column)
         media_ids, refused = media_ids_of(ledger), []
@@ -119,7 +119,7 @@ class Teacher:
                 continue
             try:
                 found = await score_path(trajectory, self.backend, media_ids)
-            except BadRequestError as error:
+            except (BadRequestError, UnsupportedByServerError) as error:
                 if error.status == 404:  # of the model or the address, and not of this path
                     raise
                 found = str(error)
