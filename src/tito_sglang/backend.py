@@ -38,12 +38,13 @@ class SGLangBackend(HttpBackend):
             model_task = group.create_task(self.get_optional("/model_info", wire.ModelInfo))
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
-        self._ranks = self._ranks or (server_task.result() or wire.ServerInfo()).dp_size
+        server = server_task.result() or wire.ServerInfo()
+        self._ranks = self._ranks or server.dp_size
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
         wire.refuse_preferred(info.preferred_sampling_params if info else None)
         return EngineInfo(
             self.name,
-            model.id,
+            server.served_model_name or model.id,
             wire.usable_length(model.max_model_len, loads),
             loads.version,
             info.weight_version if info else None,
@@ -52,6 +53,11 @@ class SGLangBackend(HttpBackend):
             images=wire.image_support(info, server_task.result()),
             extra_fields=wire.EXTRA_FIELDS,
         )
+
+    async def first_name(self) -> str | None:
+        """See `HttpBackend.first_name`."""
+        server = await self.get_optional("/server_info", wire.ServerInfo)
+        return server.served_model_name if server else None
 
     async def _vocab_size(self) -> int | None:
         """Read the size of the vocabulary from a refused request; a larger id would crash the server."""

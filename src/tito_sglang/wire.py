@@ -103,7 +103,7 @@ class Loads(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """`/server_info`: the launch arguments that concern optional outputs."""
+    """`/server_info`: launch arguments. `served_model_name` stays, where `/v1/models` has the folder of new weights."""
 
     enable_return_routed_experts: bool | None = None
     enable_priority_scheduling: bool | None = None
@@ -112,6 +112,7 @@ class ServerInfo(msgspec.Struct):
     limit_mm_data_per_request: dict[str, int] | None = None
     mm_preprocess_cache_size_mb: int | None = None
     dp_size: int | None = None
+    served_model_name: str | None = None
 
 
 _SAFE_TOP_LOGPROBS = 1000
