@@ -387,6 +387,12 @@ def test_the_command_adds_a_column_and_a_second_run_changes_nothing(kind: str, t
         once = path.read_bytes()
         assert CliRunner().invoke(app, [*asked, "--column", "big"]).exit_code == 0
         assert path.read_bytes() == once
+    room = 22 if kind == "sglang" else 16  # SGLang wants six tokens free
+    with scripted_server(kind, distribution(), encode=encode, **{**whole, "max_model_len": room}) as server:
+        asked[5] = server.base_url
+        short = CliRunner().invoke(app, [*asked, "--column", "short"])
+        assert (short.exit_code, "scored, column" in short.output) == (1, False)
+        assert "2 rollouts read; 1 path has no column 'short':" in short.output
     for ledger in store.read(path):
         for trajectory in ledger.trajectories:
             found = scores_of(ledger, trajectory.path)["big"].logprobs
