@@ -291,9 +291,7 @@ def score(
             raise typer.BadParameter(f"{path} holds no rollouts.")
         loaded = _tokenizer(file.load(uuids[0]), tokenizer)
     refused = asyncio.run(_score(path, len(uuids), column, concurrency, (backend, base_url, loaded)))
-    done = f"scored, column {column!r}."
-    if refused:
-        done = f"read; {count(len(refused), 'path')} {'has' if len(refused) == 1 else 'have'} no column {column!r}:"
+    done = f"read; paths without column {column!r}: {len(refused)}" if refused else f"scored, column {column!r}."
     console.print(f"{count(len(uuids), 'rollout')} {done}", markup=False, highlight=False)
     for line in refused:
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)

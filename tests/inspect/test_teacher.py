@@ -392,7 +392,7 @@ def test_the_command_adds_a_column_and_a_second_run_changes_nothing(kind: str, t
         asked[5] = server.base_url
         short = CliRunner().invoke(app, [*asked, "--column", "short"])
         assert (short.exit_code, "scored, column" in short.output) == (1, False)
-        assert "2 rollouts read; 1 path has no column 'short':" in short.output
+        assert "2 rollouts read; paths without column 'short': 1" in short.output
     for ledger in store.read(path):
         for trajectory in ledger.trajectories:
             found = scores_of(ledger, trajectory.path)["big"].logprobs

@@ -161,7 +161,7 @@ async def score(
     if images is None:
         clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)
     if len(of):
-        given = read_only(check_input_ids(of, info.vocab_size, backend=backend.name))
+        given = read_only(check_input_ids(of, info.vocab_size, backend=backend.name, what="Given id"))
         if not isinstance(backend, IdScorer) or images is not None or adapter is not None:
             problem = f"{len(of)} given ids cannot be scored by {backend.name!r}, with images or by an adapter."
             raise UnsupportedByServerError(f"{problem} Score the tokens alone.", backend=backend.name)
@@ -247,13 +247,16 @@ def room_of(request: TokenRequest, max_model_len: int | None, *, backend: str) -
     return room if request.images is None else clamp_for_images(request.images.new, room, length, max_model_len)
 
 
-def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
+def check_input_ids(
+    input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str, what: str = "Prompt token"
+) -> TokenIds:
     """Check a prompt before it is sent: an id outside the vocabulary, or an empty prompt, crashes an SGLang server.
 
     Args:
         input_ids: The prompt.
         vocab_size: Ids must be below it; None if unknown, then int32 is the bound.
         backend: Name for the error.
+        what: One of the ids, for the error.
 
     Returns:
         int32, shape (len(input_ids),).
@@ -274,7 +277,7 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
         wrong = np.flatnonzero((ids < 0) | (ids > highest))
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
         raise BadRequestError(
-            f"Prompt token {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
+            f"{what} {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
             f"not sent. {OUT_OF_VOCABULARY}",
             backend=backend,
         )
