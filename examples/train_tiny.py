@@ -144,7 +144,7 @@ class Training:
             self.run.proof = await self._prove([*self.untrained, *ledgers])
             progress.console.print("\n".join(curves.proof_lines(self.run.proof)), highlight=False)
         await self._ask("score", again)
-        retokenized = batch.mismatch(again, self.scores)
+        retokenized = batch.mismatch(again, self.scores, shown=())  # its tokens have no place in the answer
         stats = await self._ask("update", rows)
         await self._load(step, is_changed=stats["norm"] > 0)
         figures = {

@@ -206,6 +206,24 @@ async def test_a_distillation_records_the_reverse_kl_of_batches_and_of_held_out_
     assert f"| reverse KL to the teacher, first and last three updates | {mean}, **{mean}** |" in shown
 
 
+def test_figures_are_kept_short_and_say_the_same_and_a_merge_can_take_each_run() -> None:
+    runs = {name: {"updates": [{"kl": 1 / 3e12, "ratio": [1 - 1 / 3e5, 2 / 3, 7]}], "x": name} for name in ("b", "a")}
+    text = curves._short(runs)
+    assert [line[:5] for line in text.splitlines()[1:-1]] == ['"a":{', '"b":{']
+    kept = json.loads(text)["b"]["updates"][0]
+    assert [kept["kl"], *kept["ratio"]] == pytest.approx([1 / 3e12, 1 - 1 / 3e5, 2 / 3, 7], rel=6e-8, abs=0)
+    assert len(text) < 0.8 * len(json.dumps(runs))
+
+
+def test_figures_of_retokenized_text_are_of_no_place_in_the_answer(tmp_path: Path) -> None:
+    np.save(tmp_path / "scores.npy", np.zeros(2))
+    columns = ([4, 5, 6], [False, True, True], [0, -1, -1], [0, 0, 0], [0, 0, 1], [0, 1, 2])
+    row = batch.Row(*map(np.array, columns))
+    ours, theirs = (batch.mismatch([row], tmp_path / "scores.npy", **shown) for shown in ({}, {"shown": ()}))
+    assert set(ours) - set(theirs) == {"by_turn", "by_position"}
+    assert ours["by_turn"] == {str(turn): [1, *(theirs[name] for name in list(theirs)[1:])] for turn in (0, 1)}
+
+
 @pytest.mark.parametrize("flags", [["--lora", "--backend", "sglang"], ["--lora", "--distil"]])
 def test_kinds_of_runs_that_do_not_exist_are_refused_before_anything_starts(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,14 @@ def reverse_kl(rows: Sequence[Row]) -> float:
     return -float(trained(rows, "advantages").mean())
 
 
-def mismatch(rows: Sequence[Row], scores: Path) -> dict[str, Any]:
-    """Return the figures of `mismatch_of` for the learner's logprobs in a file: of all tokens, by turn, by position."""
+def mismatch(rows: Sequence[Row], scores: Path, shown: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Return the figures of `mismatch_of` for the learner's logprobs in a file: of all tokens, and of the shown parts.
+
+    Each of a part is a list, in the order of the fields of `Mismatch`.
+    """
     turns, positions = trained(rows, "turns"), trained(rows, "positions")
     found = mismatch_of(trained(rows, "logprobs"), np.load(scores), turns=turns, positions=positions)
-    parts = {name: {str(key): asdict(value) for key, value in getattr(found, name).items()} for name in PARTS}
+    parts = {name: {str(key): list(astuple(value)) for key, value in getattr(found, name).items()} for name in shown}
     return {**(asdict(found.whole) if found.whole else {}), **parts}
 
 

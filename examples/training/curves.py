@@ -78,7 +78,7 @@ def keep(run: Run, page: Path) -> None:
     figures = page.with_suffix(".json")
     runs = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
     runs[run.name] = asdict(run)
-    figures.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    figures.write_text(_short(runs), encoding="utf-8")
     plot(runs, page.with_suffix(".svg"))
     before, after = "# A run\n\n", "\n"
     if page.exists():
@@ -86,6 +86,13 @@ def keep(run: Run, page: Path) -> None:
         after = rest.split(END)[1]
     shown = f"![Reward, KL, importance ratio, mismatch]({page.with_suffix('.svg').name})\n\n{CAPTION}\n\n{table(runs)}"
     page.write_text(f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}", encoding="utf-8")
+
+
+def _short(runs: Mapping[str, Any]) -> str:
+    """Return runs as JSON, each on a line of its own, with digits enough for float32."""
+    rounded = json.loads(json.dumps(runs, sort_keys=True), parse_float=lambda text: float(f"{float(text):.8g}"))
+    lines = (f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in rounded.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def table(runs: Mapping[str, Any]) -> str:

@@ -291,7 +291,8 @@ def score(
             raise typer.BadParameter(f"{path} holds no rollouts.")
         loaded = _tokenizer(file.load(uuids[0]), tokenizer)
     refused = asyncio.run(_score(path, len(uuids), column, concurrency, (backend, base_url, loaded)))
-    console.print(f"{count(len(uuids), 'rollout')} scored, column {column!r}.", markup=False, highlight=False)
+    done = f"read; paths without column {column!r}: {len(refused)}" if refused else f"scored, column {column!r}."
+    console.print(f"{count(len(uuids), 'rollout')} {done}", markup=False, highlight=False)
     for line in refused:
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if refused:

@@ -38,12 +38,13 @@ class SGLangBackend(HttpBackend):
             model_task = group.create_task(self.get_optional("/model_info", wire.ModelInfo))
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
-        self._ranks = self._ranks or (server_task.result() or wire.ServerInfo()).dp_size
+        server = server_task.result() or wire.ServerInfo()
+        self._ranks = self._ranks or server.dp_size
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
         wire.refuse_preferred(info.preferred_sampling_params if info else None)
         return EngineInfo(
             self.name,
-            model.id,
+            server.served_model_name or model.id,
             wire.usable_length(model.max_model_len, loads),
             loads.version,
             info.weight_version if info else None,
@@ -52,6 +53,11 @@ class SGLangBackend(HttpBackend):
             images=wire.image_support(info, server_task.result()),
             extra_fields=wire.EXTRA_FIELDS,
         )
+
+    async def first_name(self) -> str | None:
+        """See `HttpBackend.first_name`."""
+        server = await self.get_optional("/server_info", wire.ServerInfo)
+        return server.served_model_name if server else None
 
     async def _vocab_size(self) -> int | None:
         """Read the size of the vocabulary from a refused request; a larger id would crash the server."""
@@ -83,6 +89,10 @@ class SGLangBackend(HttpBackend):
         """Score with `input_token_logprobs`, which are raw, without generating."""
         return await self._scored(token_ids, token_ids, wire.adapter_fields(adapter))
 
+    async def score_ids(self, token_ids: TokenIds, of: TokenIds) -> RawScores:
+        """See `IdScorer`."""
+        return await self._scored(token_ids, token_ids, {"token_ids_logprob": of.tolist()}, scores=1 + len(of))
+
     async def score_with_images(
         self, token_ids: TokenIds, images: PromptImages, adapter: Adapter | None = None
     ) -> RawScores:
@@ -90,10 +100,10 @@ class SGLangBackend(HttpBackend):
         whole = expanded(token_ids, images.placeholder, images.lengths)
         return await self._scored(token_ids, whole, wire.image_fields(images.images) | wire.adapter_fields(adapter))
 
-    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any]) -> RawScores:
+    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any], scores: int = 1) -> RawScores:
         sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **more}
-        size = size_of(len(whole), 0, scores=True)
+        size = size_of(len(whole), 0, scores=scores)
         prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
         answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
         meta, info = answer.value.meta_info, await self.connect()

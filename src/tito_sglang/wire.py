@@ -65,6 +65,7 @@ class MetaInfo(msgspec.Struct):
     weight_versions: list[WeightVersionSpan] = []
     output_token_logprobs: list[LogprobEntry] | None = None
     input_token_logprobs: list[LogprobEntry] | None = None
+    input_token_ids_logprobs: list[list[LogprobEntry] | None] | None = None
     output_top_logprobs: list[list[LogprobEntry]] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
@@ -102,7 +103,7 @@ class Loads(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """`/server_info`: the launch arguments that concern optional outputs."""
+    """`/server_info`: launch arguments. `served_model_name` stays, where `/v1/models` has the folder of new weights."""
 
     enable_return_routed_experts: bool | None = None
     enable_priority_scheduling: bool | None = None
@@ -111,6 +112,7 @@ class ServerInfo(msgspec.Struct):
     limit_mm_data_per_request: dict[str, int] | None = None
     mm_preprocess_cache_size_mb: int | None = None
     dp_size: int | None = None
+    served_model_name: str | None = None
 
 
 _SAFE_TOP_LOGPROBS = 1000
@@ -302,7 +304,8 @@ def scored_prompt(meta: MetaInfo, ids: TokenIds, vocab_size: int | None) -> list
 def raw_scores(meta: MetaInfo, scored: list[tuple[int, float | None]], sent: str) -> RawScores:
     """Return the scores of a prompt."""
     logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
-    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id)
+    of_ids = [_scored(row or []) for row in (meta.input_token_ids_logprobs or [])[1:]]
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=meta.id, of_ids=of_ids)
 
 
 EXTRA_FIELDS = frozenset(("logit_bias", "stop_regex", "stream_interval"))

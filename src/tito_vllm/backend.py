@@ -148,10 +148,18 @@ class VLLMBackend(HttpBackend):
         reported = wire.reported(answer.value, request, answer.request_id, unordered=answer.unordered)
         return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
 
+    async def score_ids(self, token_ids: TokenIds, of: TokenIds) -> RawScores:
+        """Score over `/inference/v1/generate`, which takes a row of ids for each token but the first.
+
+        vLLM 0.30 takes no notice of them, and the V1 model runner, as on a CPU, refuses them (0.32.0).
+        """
+        rows = {"prompt_logprob_token_ids": [of.tolist()] * (len(token_ids) - 1)}
+        return await self._generated_scores(token_ids, None, size_of(len(token_ids), 1, scores=1 + len(of)), rows)
+
     async def score(self, token_ids: TokenIds, adapter: Adapter | None = None) -> RawScores:
         """Score with `prompt_logprobs`, which are raw in every logprob mode."""
         fields = {"model": wire.model_of(await self.connect(), adapter), **_SCORING}
-        body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=True)
+        body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=1)
         answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
         )
@@ -163,13 +171,14 @@ class VLLMBackend(HttpBackend):
         self, token_ids: TokenIds, images: PromptImages, adapter: Adapter | None = None
     ) -> RawScores:
         """Score over `/inference/v1/generate`: `/v1/completions` ignores images."""
-        fields = {
-            "model": wire.model_of(await self.connect(), adapter),
-            "sampling_params": {**_SCORING, "logprobs": 0},
-            "content_parts": wire.image_parts(images.images),
-        }
-        length = len(token_ids) + sum(images.lengths)
-        body, size = IdText.of(token_ids).body(fields, "token_ids"), size_of(length, 1, scores=True)
+        size = size_of(len(token_ids) + sum(images.lengths), 1, scores=1)
+        return await self._generated_scores(token_ids, adapter, size, {}, content_parts=wire.image_parts(images.images))
+
+    async def _generated_scores(
+        self, token_ids: TokenIds, adapter: Adapter | None, size: AnswerSize, sampling: Mapping[str, Any], **more: Any
+    ) -> RawScores:
+        model, sampling = wire.model_of(await self.connect(), adapter), {**_SCORING, "logprobs": 0, **sampling}
+        body = IdText.of(token_ids).body({"model": model, "sampling_params": sampling, **more}, "token_ids")
         answer = await self.send_generation(
             uuid.uuid4().hex, lambda running: _post(_GENERATE, body, running, size), wire.Generation
         )

@@ -161,6 +161,7 @@ class Generation(msgspec.Struct):
     usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = NOTHING
     prompt_logprobs: PromptLogprobs = None
+    prompt_token_id_logprobs: str | None = None
     mm_placeholders: Placeholders | None = None
 
 
@@ -437,7 +438,8 @@ def raw_scores(entries: PromptLogprobs, answer: Completion | Generation, sent: s
     response_id = answer.request_id if isinstance(answer, Generation) else answer.id
     scored = [score_of(entry) for entry in entries or ()]
     logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
-    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=response_id)
+    of_ids = answer.prompt_token_id_logprobs if isinstance(answer, Generation) else None
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=sent, response_id=response_id, of_ids=of_ids)
 
 
 def token_of(text: str) -> int | str:

@@ -170,7 +170,7 @@ UNLIKE: dict[str, str] = {
         ),
         TEXT,
     ),
-    "gen_score_only_max0": "no output ids",  # scoring, which samples nothing
+    **dict.fromkeys(("gen_score_only_max0", "gen_given_ids"), "no output ids"),  # scoring, which samples nothing
     "session_turn2": "reported prompt_tokens=11",  # a session of SGLang's own, whose prompts the server puts together
     "structured_grammar_generate": "reported stop token 151643",  # its ids were cut when they were recorded
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +27,13 @@ from support.backends import (
     reserved,
 )
 from tito_conformance.testing import Completion, Fault, ScriptedRequest, always
-from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
+from tito_core.backend import BackendError, EngineInfo, Grammar, ProtocolViolationError, SamplingParams
+from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.generate import generate, score
+from tito_core.backend.replicas import Replicas
+from tito_core.backend.retries import Retries
 from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
-from tito_core.ledger.turn import Semantics
+from tito_core.ledger.turn import Adapter, Semantics
 
 Edit = Callable[[Any], Any]
 
@@ -121,6 +126,111 @@ async def test_scores_of_other_ids_are_refused(kind: Kind, name: str) -> None:
         await score(in_process_backend(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
     assert caught.value.backend == kind
     assert name in ("NaN", "-inf") or len(caught.value.request_id or "") == 32
+
+
+# Given ids in the place of each token.
+
+
+def given_engine(kind: Kind, **options: Any) -> Any:
+    return engine_of(kind, model_runner=2, **options)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(deadline=None, max_examples=10)
+def test_given_ids_have_the_policys_own_logprobs_in_each_place(kind: Kind, several: bool, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=30))
+    likely = [token for at in (1, len(ids)) for token, _ in hash_policy().top([*ids, 0], at, 3, 1.0)]
+    of = data.draw(st.lists(st.sampled_from([*likely, *ids, VOCAB - 1, 0]), min_size=1, max_size=20))
+    servers = [in_process_backend(given_engine(kind)) for _ in range(1 + several)]
+    backend: Any = Replicas(servers, ["a", "b"], Retries(0)) if several else servers[0]
+    found = asyncio.run(score(backend, ids, of=of))
+    assert (found.dtype, found.shape) == (np.float32, (len(ids), 1 + len(of)))
+    assert np.isnan(found[0]).all()
+    for at in range(1, len(ids)):
+        expected = [hash_policy().score([*ids[:at], token], at, 1.0)[0] for token in (ids[at], *of)]
+        np.testing.assert_allclose(found[at], expected, rtol=1e-6)
+
+
+LIKELY = [11]
+for _ in range(4):
+    LIKELY += [hash_policy().top([*LIKELY, 0], len(LIKELY), 1, 1.0)[0][0]]
+OF = (*LIKELY[2:4], 40)
+
+
+def table_of(answer: Any) -> np.ndarray:
+    if "choices" in answer:
+        return np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
+    rows = answer["meta_info"]["input_token_ids_logprobs"][1:]
+    return np.array([[logprob for logprob, *_ in row] for row in rows])
+
+
+def with_table(change: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    def edit(answer: Any) -> None:
+        table = change(table_of(answer))
+        if "choices" in answer:
+            stream = io.BytesIO()
+            np.save(stream, table)
+            answer["prompt_token_id_logprobs"] = base64.b64encode(stream.getvalue()).decode()
+        else:
+            rows = [[[value, token, None] for value, token in zip(row, OF, strict=False)] for row in table.tolist()]
+            answer["meta_info"]["input_token_ids_logprobs"] = [None, *rows]
+
+    return edit
+
+
+def without_table(answer: Any) -> None:
+    if "choices" in answer:
+        answer["prompt_token_id_logprobs"] = None
+    else:
+        del answer["meta_info"]["input_token_ids_logprobs"]
+
+
+def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda table: np.where(table == table[1, 2], value, table)
+
+
+GIVEN: dict[str, tuple[Edit, str]] = {
+    "no table": (without_table, "took no notice of 3 given ids"),
+    "a row less": (with_table(lambda table: table[:-1]), r"4 places have scores of 3 ids .* shape \(3, 3\)"),
+    "a row more": (with_table(lambda table: np.vstack([table, table[:1]])), r"shape \(5, 3\)"),
+    "an id less": (with_table(lambda table: table[:, :2]), r"shape \(4, 2\)|, 40\] were requested"),
+    "the next place": (
+        with_table(lambda table: np.roll(table, -1, 0)),
+        r"id \d+ at offset [23] .* among the given ids",
+    ),
+    "NaN": (with_table(put(float("nan"))), "nan|NaN"),
+    "-inf": (with_table(put(float("-inf"))), "-inf|Infinity"),
+    "a logit": (with_table(put(3.0)), "logprob 3.0"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_scores_of_given_ids_that_are_not_theirs_are_refused(kind: Kind, name: str) -> None:
+    edit, sentence = GIVEN[name]
+    with pytest.raises(BackendError, match=sentence):
+        await score(in_process_backend(given_engine(kind, fault=always(Fault(edit=edit)))), LIKELY, of=OF)
+
+
+@pytest.mark.parametrize("value", ["?", "k05VTVBZ", base64.b64encode(b"\x93NUMPY" + bytes(60)).decode()])
+async def test_a_table_that_cannot_be_read_is_refused(value: str) -> None:
+    edit: Edit = lambda answer: answer.update(prompt_token_id_logprobs=value)  # noqa: E731
+    with pytest.raises(ProtocolViolationError, match="cannot be read"):
+        await score(in_process_backend(given_engine("vllm", fault=always(Fault(edit=edit)))), LIKELY, of=OF)
+
+
+async def test_who_cannot_score_given_ids_says_so() -> None:
+    """On a CPU vLLM 0.32.0 answers as here: its model runner there is the first."""
+    engine = engine_of("vllm")
+    with pytest.raises(BadRequestError, match="requires the V2 model runner"):
+        await score(in_process_backend(engine), LIKELY, of=OF)
+    backend = in_process_backend(engine_of("sglang"))
+    with pytest.raises(UnsupportedByServerError, match="by an adapter"):
+        await score(backend, LIKELY, of=OF, adapter=Adapter("a"))
+    with pytest.raises(BadRequestError, match=r"Given id 1000 at .* of 1000 tokens"):  # it would crash the server
+        await score(backend, LIKELY, of=[VOCAB])
 
 
 # What logprobs mean.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,7 @@ from support.rollout_forests import chain, grow, rollouts
 from support.scripted import BACKENDS, backend_of, engine_of, tokenizer
 from tito_conformance.testing import HashPolicy, scripted_server
 from tito_core import store
-from tito_core.backend import BackendError, EngineInfo, ProtocolViolationError, RawScores
+from tito_core.backend import BackendError, EngineInfo, ProtocolViolationError, RawScores, UnsupportedByServerError
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger import LawViolationError, Ledger, Semantics, VocabularyCheck, check_ledger
 from tito_core.ledger.turn import Header
@@ -219,6 +219,18 @@ async def test_a_column_is_of_one_model() -> None:
     }
 
 
+async def test_another_models_teacher_writes_nothing_into_a_file_that_has_a_part_of_the_column(tmp_path: Path) -> None:
+    """A run that was killed has scored rollouts anywhere in the file."""
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [chain((3, 2)) for _ in range(4)])
+    with store.LedgerFile(path, "a") as file:
+        await (await teacher_at(Toy())).annotate(file.resume(file.uuids[2]))
+    before = path.read_bytes()
+    with pytest.raises(InvalidValueError, match=r"Law 11: column 'teacher' .* another name"):
+        await (await teacher_at(Toy(model="bigger"))).annotate_file(path, concurrency=1)
+    assert path.read_bytes() == before
+
+
 async def test_a_path_that_is_too_long_is_named_and_the_others_are_scored() -> None:
     ledger = branched()
     (refused,) = await (await teacher_at(Toy(context=16))).annotate(ledger)
@@ -234,6 +246,10 @@ async def test_a_sampled_id_that_the_teacher_lacks_leaves_out_its_path_alone() -
     (refused,) = await (await teacher_at(Toy())).annotate(ledger)
     assert refused.endswith(f"path to turn 5: it holds the id {last}, and the server's vocabulary has {last} ids.")
     assert set(recorded(ledger)["teacher"]) == {0, 1, 2, 3, 4}
+    engine = engine_of("vllm", distribution())  # it does not tell its size, and refuses the id
+    (refused,) = await (await teacher_at(backend_of(engine, "vllm"))).annotate(ledger, "second")
+    assert f"path to turn 5: vllm at http://scripted/v1/completions answered 400: Token id {last} is out of" in refused
+    assert set(recorded(ledger)["second"]) == {0, 1, 2, 3, 4}
 
 
 async def test_a_score_that_rounding_puts_above_0_can_be_read() -> None:
@@ -280,6 +296,22 @@ async def test_pictures_are_scored_and_their_placeholders_have_no_logprob() -> N
     assert np.array_equal(np.isnan(found), inside)
 
 
+class WithoutImages(Toy):
+    async def connect(self) -> EngineInfo:
+        return replace(await super().connect(), vocab_size=len(vision.tokenizer()))
+
+
+async def test_a_teacher_of_text_names_a_path_with_a_picture_and_scores_the_others() -> None:
+    model = (await vision.policy_of(vision.VisionEngine())).model()
+    for content in ([vision.image(vision.png(8, 8, 1)), {"text": "?"}], [{"text": "Hi"}]):
+        async for _ in model.stream([{"role": "user", "content": content}]):
+            pass
+    teacher = await Teacher.connect(backend=WithoutImages(), tokenizer=vision.tokenizer())
+    (refused,) = await teacher.annotate(model.ledger)
+    assert "path to turn 0: The prompt has 1 images, and this toy server takes none" in refused
+    assert set(recorded(model.ledger)["teacher"]) == {1}
+
+
 @settings(max_examples=10)
 @given(ledger=rollouts())
 def test_exports_hold_the_column(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> None:
@@ -312,6 +344,34 @@ async def test_a_damaged_column_is_refused_when_it_is_read(value: Any) -> None:
     ledger.annotate(PREFIX + "teacher", value, turn=0)
     with pytest.raises(LawViolationError, match="the scores 'teacher' of turn 0"):
         samples_of(ledger)
+    with pytest.raises(LawViolationError, match=r"the scores 'teacher' of turn 0 .* another name"):
+        await _annotate(ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_given_ids_are_scored_beside_the_tokens_and_recorded_nowhere(kind: str) -> None:
+    teacher = await teacher_at(backend_of(engine_of(kind, distribution(), model_runner=2), kind))
+    ledger, of = branched(), [int(tokenizer().eos_token_id), 100]
+    notes = ledger.annotations
+    for trajectory in ledger.trajectories:
+        found, plain = await teacher.score(trajectory, token_ids=of), await teacher.score(trajectory)
+        assert found.matrix is not None
+        assert found.token_ids is not None
+        np.testing.assert_array_equal(found.logprobs, plain.logprobs)
+        assert (plain.token_ids, plain.matrix, found.semantics) == (None, None, plain.semantics)
+        assert (found.token_ids.tolist(), found.matrix.dtype) == (of, np.float32)
+        ids = trajectory.token_ids.tolist()
+        for at in range(1, len(ids)):
+            own = [distribution().score([*ids[:at], token], at, 1.0)[0] for token in of]
+            np.testing.assert_allclose(found.matrix[at], own, rtol=1e-5)
+        assert np.isnan(found.matrix[0]).all()
+        assert found.matrix.shape == (len(ids), 2)
+    assert ledger.annotations == notes
+
+
+async def test_a_teacher_that_cannot_score_given_ids_says_so() -> None:
+    with pytest.raises(UnsupportedByServerError, match="2 given ids cannot be scored by 'toy'"):
+        await (await teacher_at(Toy())).score(chain((3, 2)).trajectories[0], token_ids=[1, 2])
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -327,6 +387,12 @@ def test_the_command_adds_a_column_and_a_second_run_changes_nothing(kind: str, t
         once = path.read_bytes()
         assert CliRunner().invoke(app, [*asked, "--column", "big"]).exit_code == 0
         assert path.read_bytes() == once
+    room = 22 if kind == "sglang" else 16  # SGLang wants six tokens free
+    with scripted_server(kind, distribution(), encode=encode, **{**whole, "max_model_len": room}) as server:
+        asked[5] = server.base_url
+        short = CliRunner().invoke(app, [*asked, "--column", "short"])
+        assert (short.exit_code, "scored, column" in short.output) == (1, False)
+        assert "2 rollouts read; paths without column 'short': 1" in short.output
     for ledger in store.read(path):
         for trajectory in ledger.trajectories:
             found = scores_of(ledger, trajectory.path)["big"].logprobs

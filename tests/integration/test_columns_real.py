@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from support.real import Served, serve
 from support.reference import reference
 from tito_conformance.agents import collect_answer
 from tito_core import TITOModel
-from tito_core.backend import UnsupportedByServerError
+from tito_core.backend import BadRequestError, UnsupportedByServerError
 from tito_core.backend.generate import score
 from tito_core.ledger import check_ledger
 from tito_engines.spec import EngineSpec, find
@@ -58,6 +59,21 @@ def test_capabilities_and_logprob_semantics_are_measured(served: Served) -> None
 def test_an_output_that_the_server_does_not_offer_is_refused_before_the_rollout(served: Served) -> None:
     with pytest.raises(UnsupportedByServerError, match="--enable-return-routed-experts"):
         served.policy.model(optional_outputs={"routed_experts": (2, 2)})
+
+
+async def test_given_ids_have_the_scores_that_each_has_as_the_next_token(served: Served) -> None:
+    backend, last = served.policy.backend, len(served.policy.tokenizer) - 1
+    ids = served.policy.tokenizer.encode("One, two, three, four, five.", add_special_tokens=False)
+    of = [*ids[2:4], last, 0]
+    if served.kind == "vllm":
+        with pytest.raises(BadRequestError, match="prompt_logprob_token_ids requires the V2 model runner"):
+            await score(backend, ids, of=of)
+        return
+    others = [score(backend, ids) for _ in range(4)]  # in one batch with requests without given ids
+    table, plain, *_ = await asyncio.gather(score(backend, ids, of=of), *others)
+    assert np.abs(table[1:, 0] - plain[1:]).max() <= NATS
+    computed = reference("qwen3-tiny", [ids])["logprobs_0"]
+    assert np.abs(table[1:, 1:] - computed[: len(ids) - 1, of]).max() <= NATS
 
 
 async def test_top_and_prompt_logprobs_are_what_the_engine_and_transformers_compute(served: Served) -> None:

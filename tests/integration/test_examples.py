@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,10 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     assert run.updates[0]["kl"] < 1e-6 < run.updates[-1]["kl"]
     curves.keep(run, tmp_path / "page.md")
     assert (tmp_path / "page.svg").read_text().startswith("<?xml")
-    assert json.loads((tmp_path / "page.json").read_text())[run.name]["updates"] == run.updates
-    assert run.engine in (tmp_path / "page.md").read_text()
+    kept = json.loads((tmp_path / "page.json").read_text())
+    assert [each["sampled_by"] for each in kept[run.name]["updates"]] == [each["sampled_by"] for each in run.updates]
+    assert curves.table(kept) == curves.table({run.name: asdict(run)})
+    assert curves.table(kept) in (tmp_path / "page.md").read_text()
 
 
 def trained_anew(settings: Settings) -> Any:

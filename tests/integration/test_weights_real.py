@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import tito_engines as engines
+from support.real import policy_at
+from tito_conformance.agents import collect_answer
 from tito_core.backend import (
     EngineAdmin,
     EngineConnectionError,
@@ -93,6 +95,17 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
             break
     assert [span.version for span in spans] == [f"step-{number - 1}", f"step-{number}"]
     assert (spans[0].start, spans[0].stop, spans[1].stop) == (0, spans[1].start, 1500)
+
+
+async def test_a_rollout_goes_on_after_new_weights_and_a_long_step(server: Server) -> None:
+    """After 15 idle seconds the server is compared with that of connect, and SGLang has renamed its model."""
+    policy = await policy_at(server.kind, server.url, "qwen3-tiny")
+    model = policy.model(sampling={"max_new_tokens": 4})
+    for version in ("one", "two"):
+        await policy.backend.load_weights(str(server.weights), version)  # type: ignore[attr-defined]
+        policy.backend.http.interruptions += 1  # type: ignore[attr-defined]
+        await collect_answer(model.stream([{"role": "user", "content": [{"text": version}]}]))
+    assert [span.version for turn in model.ledger for span in turn.draft.versions] == ["one", "two"]
 
 
 async def test_an_aborted_generation_is_resumed_with_new_weights(server: Server, tmp_path: Path) -> None:

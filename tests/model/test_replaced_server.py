@@ -209,6 +209,22 @@ def test_a_restart_while_the_client_was_idle_is_noticed(kind: str) -> None:
     assert len(model.ledger) == 2
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_server_with_new_weights_is_the_one_it_was(kind: str) -> None:
+    """SGLang names its model by the folder of its last weights, and a learner's step leaves the server idle."""
+    policy, address = connected(kind)
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    asyncio.run(policy.backend.load_weights("/weights/1", "step-1"))  # type: ignore[attr-defined]
+    policy.backend.http.interruptions += 1  # type: ignore[attr-defined]
+    agent("And now?")
+    versions = [None, None] if kind == "vllm-completions" else ["default", "step-1"]
+    assert [turn.draft.versions[0].version for turn in model.ledger] == versions
+    named = BACKENDS[kind]("http://scripted", model="scripted", **instant({"http_transport": lambda: address}))
+    assert Policy.connect(backend=named, tokenizer=tokenizer()).info.model == "scripted"
+
+
 async def test_a_long_request_is_no_idle_time() -> None:
     policy, _ = await asyncio.to_thread(connected, "vllm")
     http: Any = policy.backend.http  # type: ignore[attr-defined]

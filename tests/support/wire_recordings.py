@@ -124,6 +124,8 @@ class Recorded:
         self.known: dict[tuple[int, ...], str] = {}
         self.prompt_scores: list[float | None] = []
         self.prompt_tops: list[Sequence[tuple[int, float]]] = []
+        self.given: dict[tuple[int, int], float] = {}
+        """Logprobs of given ids by (place, id)."""
         self._derived = PositionScorer()
         read = self._vllm if recording.kind == "vllm" else self._sglang
         self.answers = list(read()) if recording.status == 200 else []
@@ -137,6 +139,8 @@ class Recorded:
         return self.answers[self._next - 1]
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
+        if len(ids) == start + 1 and (start, ids[-1]) in self.given:
+            return [self.given[start, ids[-1]]]
         if self.prompt_scores and len(ids) == len(self.prompt_scores):
             return [score for score in self.prompt_scores[start:] if score is not None]
         return self._derived.score(ids, start, temperature)
@@ -250,6 +254,8 @@ class Recorded:
             ):
                 self.prompt_scores.append(entry[0])
                 self.prompt_tops.append([(token, lp) for lp, token, _ in top or ()])
+            rows = [*meta.get("input_token_ids_logprobs", ()), *meta.get("output_token_ids_logprobs", ())]
+            self.given |= {(at, token): lp for at, row in enumerate(rows) for lp, token, _ in row or ()}
             missing = meta.get("prompt_tokens", 0) - len(self.prompt_scores)  # the expanded prompt, if it has images
             if self.prompt_scores:
                 self.prompt_scores[:0] = [None] * missing

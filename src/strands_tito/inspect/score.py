@@ -16,7 +16,7 @@ import numpy as np
 
 from strands_tito.inspect.mismatch import Mismatches, mismatch_of
 from tito_core.backend.values import InvalidValueError
-from tito_core.ledger.columns import Logprobs
+from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.laws import ROUNDING
 from tito_core.ledger.ledger import Ledger
@@ -41,6 +41,8 @@ class Scores:
         weight_version: The version of its weights when the scoring began; None if not reported.
         vocabulary: How its vocabulary was compared with the rollout's (law 15).
         semantics: What the logprobs mean (law 11): raw, at temperature 1; its source names the engine and its version.
+        token_ids: The ids that were given to `Teacher.score`, int32, shape (k,); columns of files have none.
+        matrix: float32, shape (n, k): log p(token_ids[j] | tokens before i), with the same semantics; NaN in row 0.
     """
 
     logprobs: Logprobs
@@ -48,6 +50,8 @@ class Scores:
     weight_version: str | None
     vocabulary: VocabularyCheck
     semantics: Semantics
+    token_ids: TokenIds | None = None
+    matrix: Logprobs | None = None
 
 
 def recorded(ledger: Ledger) -> dict[str, dict[int, Any]]:
@@ -70,7 +74,7 @@ def scores_of(ledger: Ledger, path: Sequence[Turn]) -> dict[str, Scores]:
         if not path or any(turn.index not in values for turn in path):
             continue
         first = values[path[0].index]
-        pieces = [_decoded(column, ledger, turn, values[turn.index]) for turn in path]
+        pieces = [decoded(column, ledger, turn, values[turn.index]) for turn in path]
         for turn in path:
             expect_same(column, ledger, turn.index, values[turn.index], first)
         found[column] = Scores(np.concatenate(pieces), **_facts(column, ledger, path[0].index, first))
@@ -104,7 +108,7 @@ def mismatch_with(ledger: Ledger, column: str) -> ColumnMismatch:
         draft, value = turn.draft, values.get(turn.index)
         if value is None:
             continue
-        scores = _decoded(column, ledger, turn, value)[draft.columns.prompt :]
+        scores = decoded(column, ledger, turn, value)[draft.columns.prompt :]
         facts = facts or _facts(column, ledger, turn.index, value)
         expect_same(column, ledger, turn.index, value, next(iter(values.values())))
         if _mean_the_same(draft.engine.semantics, facts["semantics"]):
@@ -154,7 +158,12 @@ def _facts(column: str, ledger: Ledger, turn: int, value: Any) -> dict[str, Any]
         _refuse(column, ledger, turn, error)
 
 
-def _decoded(column: str, ledger: Ledger, turn: Turn, value: Any) -> Logprobs:
+def decoded(column: str, ledger: Ledger, turn: Turn, value: Any) -> Logprobs:
+    """Return the logprobs of a turn's stored value, float32, shape (own tokens,).
+
+    Raises:
+        LawViolationError: It is damaged (law 2).
+    """
     try:
         logprobs = np.frombuffer(base64.b64decode(value["logprobs"], validate=True), "<f4").astype(np.float32)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
@@ -166,5 +175,7 @@ def _decoded(column: str, ledger: Ledger, turn: Turn, value: Any) -> Logprobs:
 
 def _refuse(column: str, ledger: Ledger, turn: int, why: object) -> NoReturn:
     raise LawViolationError(
-        2, f"the scores {column!r} of turn {turn} of rollout {ledger.uuid} cannot be used: {why!r:.200}. Score again."
+        2,
+        f"the scores {column!r} of turn {turn} of rollout {ledger.uuid} cannot be used: {why!r:.200}. "
+        "Score again under another name (--column).",
     )

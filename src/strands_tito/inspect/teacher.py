@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
-from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, encoded, expect_same, recorded
+import numpy as np
+
+from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, decoded, encoded, expect_same, recorded
 from strands_tito.inspect.verify import score_path
-from tito_core.backend.errors import BadRequestError, ServerChangedError
+from tito_core.backend.errors import BadRequestError, ServerChangedError, UnsupportedByServerError
 from tito_core.backend.generate import connected
 from tito_core.backend.http.watch import Check, Watched
 from tito_core.backend.images import media_ids_of
@@ -75,19 +77,28 @@ class Teacher:
             raise
         return cls(engine, info, bound, check)
 
-    async def score(self, trajectory: Trajectory) -> Scores:
+    async def score(self, trajectory: Trajectory, token_ids: Sequence[int] = ()) -> Scores:
         """Score one path; nothing is stored.
 
+        Args:
+            trajectory: The path.
+            token_ids: Ids to score in the place of each token as well, in the same request: `Scores.matrix`.
+
         Raises:
+            UnsupportedByServerError: The server cannot score given ids, or not beside images.
             BadRequestError: The server cannot score it: it is too long, or its images cannot be sent.
             BackendError: Scoring failed.
             ServerChangedError: The server was replaced by one of another model, version or weight version.
             ProtocolViolationError: The scores are not those of these ids (law 4).
         """
-        found = await score_path(trajectory, self.backend, self.bound.template.certificate.media_ids)
+        media_ids = self.bound.template.certificate.media_ids
+        found = await score_path(trajectory, self.backend, media_ids, of=token_ids)
         if isinstance(found, str):
             raise BadRequestError(f"The path cannot be scored: {found}", backend=self.backend.name)
-        return Scores(found, **self._facts(self.vocabulary))
+        facts = self._facts(self.vocabulary)
+        if not len(token_ids):
+            return Scores(found, **facts)
+        return Scores(found[:, 0], **facts, token_ids=np.array(token_ids, np.int32), matrix=found[:, 1:])
 
     async def annotate(self, ledger: Ledger, column: str = TEACHER) -> list[str]:
         """Score the turns of a ledger that do not have a column yet, and add it to them.
@@ -96,22 +107,24 @@ class Teacher:
             Why paths could not be scored, a sentence each.
 
         Raises:
-            LawViolationError: The ledger was recorded with another vocabulary (law 15).
+            LawViolationError: The ledger was recorded with another vocabulary (law 15), or its column is damaged.
             InvalidValueError: The column's name is not printable text, or it holds scores of another model.
-            BackendError: As `score`. The path's turns get no scores then.
+            BackendError: The server failed, or lacks the model. The path's turns get no scores then.
         """
-        if not column or not column.isprintable():
-            raise InvalidValueError(f"column={column!r} must be a name of printable characters.")
-        written = as_json(self._facts(self._checked(ledger)))
-        done = recorded(ledger).get(column, {})
-        for index, value in done.items():
-            expect_same(column, ledger, index, value, written)
+        written, done = self._begun(ledger, column)
         media_ids, refused = media_ids_of(ledger), []
         for trajectory in ledger.trajectories:
             missing = [turn for turn in trajectory.path if turn.index not in done]
-            found = await score_path(trajectory, self.backend, media_ids) if missing else ""
+            if not missing:
+                continue
+            try:
+                found = await score_path(trajectory, self.backend, media_ids)
+            except (BadRequestError, UnsupportedByServerError) as error:
+                if error.status == 404:  # of the model or the address, and not of this path
+                    raise
+                found = str(error)
             if isinstance(found, str):
-                refused += [f"Rollout {ledger.uuid}, path to turn {trajectory.turns[-1]}: {found}"] if missing else []
+                refused.append(f"Rollout {ledger.uuid}, path to turn {trajectory.turns[-1]}: {found}")
                 continue
             for turn in missing:
                 own = found[turn.path_length - turn.own_length : turn.path_length]
@@ -130,7 +143,8 @@ class Teacher:
     ) -> list[str]:
         """Add a column to every ledger of a file, `concurrency` of them at a time; see `annotate`.
 
-        Each turn's scores are appended as one record. A second run after a kill scores what is missing.
+        Each turn's scores are appended as one record. A second run after a kill scores what is missing. A column that
+        this teacher cannot continue in one of the ledgers is refused before anything is written.
         """
         slots, refused = asyncio.Semaphore(concurrency), list[str]()
 
@@ -140,11 +154,23 @@ class Teacher:
             on_rollout()
 
         with LedgerFile(path, "a") as file:
+            for ledger in file:
+                self._begun(ledger, column)
             async with task_group() as group:
                 for uuid in file.uuids:
                     group.create_task(one(uuid))
             file.sync()
         return refused
+
+    def _begun(self, ledger: Ledger, column: str) -> tuple[dict[str, Any], dict[int, Any]]:
+        """Return what the column says of this teacher, and its values so far by turn; see `annotate` for errors."""
+        if not column or not column.isprintable():
+            raise InvalidValueError(f"column={column!r} must be a name of printable characters.")
+        written, done = as_json(self._facts(self._checked(ledger))), recorded(ledger).get(column, {})
+        for index, value in done.items():
+            decoded(column, ledger, ledger[index], value)
+            expect_same(column, ledger, index, value, written)
+        return written, done
 
     def _checked(self, ledger: Ledger) -> VocabularyCheck:
         """Compare the tokenizer that a ledger's certificate names with ours; without one, nothing is known of it."""

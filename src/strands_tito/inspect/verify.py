@@ -115,7 +115,11 @@ async def _scores(
 
 
 async def score_path(
-    trajectory: Trajectory, backend: Backend, media_ids: Sequence[int], adapter: Adapter | None = None
+    trajectory: Trajectory,
+    backend: Backend,
+    media_ids: Sequence[int],
+    adapter: Adapter | None = None,
+    of: Sequence[int] = (),
 ) -> Logprobs | str:
     """Score the ids of a path by a server, with their images.
 
@@ -124,9 +128,11 @@ async def score_path(
         backend: The server, of the policy or of another model with the same vocabulary.
         media_ids: Ids of the vocabulary's placeholders; see `media_ids_of`.
         adapter: The server's adapter that scores; None for the model alone.
+        of: Ids to score in the place of each token; see `score`.
 
     Returns:
-        float32, shape (n,); see `score`. Or a sentence that says why the server cannot score this path.
+        float32, shape (n,), with k ids `of` (n, 1 + k); see `score`. Or a sentence that says why the server cannot
+        score this path.
 
     Raises:
         BackendError: As `score`.
@@ -141,10 +147,10 @@ async def score_path(
         return f"it holds the id {largest}, and the server's vocabulary has {rows} ids."
     try:
         if not spans:
-            return await score(backend, trajectory.token_ids, adapter=adapter)
+            return await score(backend, trajectory.token_ids, adapter=adapter, of=of)
         placeholder = int(trajectory.token_ids[spans[0][0]])
         images = PromptImages(trajectory.images, placeholder, tuple(length for _, length in spans))
-        return await score(backend, collapsed(trajectory.token_ids, spans), images, adapter)
+        return await score(backend, collapsed(trajectory.token_ids, spans), images, adapter, of)
     except ContextLengthError as error:  # vLLM needs room for one more token than it scores
         return str(error)
 

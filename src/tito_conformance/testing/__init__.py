@@ -114,6 +114,7 @@ class Options(TypedDict, total=False):
         adapters: (). Names of LoRA adapters that are loaded from the start, each from a folder of its own name.
         release: "0.32.0". The vLLM release to play. From 0.33 on `/pause` in the modes `abort` and `wait` refuses new
             requests with 503 until `/resume`.
+        model_runner: 1. vLLM's model runner: 2, on a GPU, scores given ids; 1, on a CPU, refuses them.
         ranks: 1. Data-parallel ranks, which SGLang's `/server_info` reports. A request for another is refused.
         reasoning: None. Ids of `<think>` and `</think>` on a vLLM server with `--reasoning-parser`, which applies a
             grammar only after the reasoning.
@@ -145,6 +146,7 @@ class Options(TypedDict, total=False):
     scale_out: bool
     adapters: Sequence[str]
     release: str
+    model_runner: int
     ranks: int
     reasoning: tuple[int, int] | None
     raw_logprobs: bool | None

@@ -425,6 +425,15 @@ def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start
     ]
 
 
+def given_scores(answer: Settled, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return raw logprobs of the ids of each row as the token after 1, 2, ... tokens of the prompt."""
+    before = [replace(answer.request, prompt_ids=answer.request.prompt_ids[:n]) for n in range(1, 1 + len(rows))]
+    return [
+        [answer.scorer.score(each.whole((token,)), len(each.prompt_ids), 1.0)[0] for token in row]
+        for each, row in zip(before, rows, strict=True)
+    ]
+
+
 def reported_top(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int) -> Top:
     """Return the `k` most likely ids with the same logprobs, filled up with masked ids where fewer were kept."""
     left = _changed(scorer, request, ids, position, k)

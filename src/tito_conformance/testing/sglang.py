@@ -105,12 +105,12 @@ class SGLangWire:
         return WireResponse(503 if since is not None and time.monotonic() - since > _UNHEALTHY_AFTER else 200)
 
     def _model_info(self) -> Answer:
-        model = self.state.model
+        model = self.state.renamed or self.state.model
         return json_response(
             {
                 "model_path": model,
                 "served_model_name": model,
-                "tokenizer_path": model,
+                "tokenizer_path": self.state.model,
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "weight_version": self.state.weight_version,
@@ -130,6 +130,7 @@ class SGLangWire:
         return json_response(
             {
                 "model_path": self.state.model,
+                "served_model_name": self.state.model,
                 "enable_return_routed_experts": self.state.experts is not None,
                 "enable_priority_scheduling": self.state.priorities,
                 "schedule_low_priority_values_first": False,
@@ -148,17 +149,18 @@ class SGLangWire:
         return json_response({"version": VERSION, "accelerator": None, "num_accelerators": 1, "loads": []})
 
     def _models(self) -> Answer:
+        name = self.state.renamed or self.state.model
         model = {
-            "id": self.state.model,
+            "id": name,
             "object": "model",
             "created": now(),
             "owned_by": "sglang",
-            "root": self.state.model,
+            "root": name,
             "parent": None,
             "max_model_len": self.state.max_model_len,
         }
-        of_model = {"parent": self.state.model, "max_model_len": None}
-        adapters = [{**model, "id": name, "root": folder, **of_model} for name, folder in self.state.adapters.items()]
+        of_model = {"parent": name, "max_model_len": None}
+        adapters = [{**model, "id": each, "root": folder, **of_model} for each, folder in self.state.adapters.items()]
         return json_response({"object": "list", "data": [model, *adapters]})
 
     def _detokenize(self, body: dict[str, Any]) -> Answer:
@@ -212,7 +214,8 @@ class SGLangWire:
         message = "Succeeded to update model weights."
         if body.get("abort_all_requests"):
             self.state.abort(lambda request: True)
-        self.state.load(str(body["model_path"]))
+        self.state.renamed = str(body["model_path"])
+        self.state.load(self.state.renamed)
         if (version := body.get("weight_version")) is not None:
             self.state.set_version(str(version))
             message += f" Weight version updated to {version}."

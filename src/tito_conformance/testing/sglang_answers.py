@@ -12,6 +12,7 @@ from tito_conformance.testing.engine import completion_text, prefixes
 from tito_conformance.testing.script import (
     ScriptedRequest,
     Settled,
+    given_scores,
     reported_top,
     routed,
     support,
@@ -172,6 +173,10 @@ class GenerateAnswer:
             "output_token_logprobs": output,
             "output_token_logprobs_length": len(output),
         }
+        if (given := self.body.get("token_ids_logprob")) and prompt:
+            table = given_scores(answer, [given] * len(ids))[start:]
+            *inside, after = [_entries(list(zip(given, row, strict=True))) for row in table]
+            entries |= {"input_token_ids_logprobs": [None, *inside], "output_token_ids_logprobs": [after]}
         if k:
             tops = self._tops(answer)
             before = [answer.scorer.top(context, n, k, 1.0) for n in range(start + 1, len(ids))]

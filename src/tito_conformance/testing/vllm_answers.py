@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_conformance.testing.engine import completion_text, deltas
 from tito_conformance.testing.pictures import PlacedImage
-from tito_conformance.testing.script import Settled, rank_of, reported_top, routed, support
+from tito_conformance.testing.script import Settled, given_scores, rank_of, reported_top, routed, support
 from tito_conformance.testing.wire import (
     EngineState,
     WireResponse,
@@ -161,7 +161,7 @@ class GenerateAnswer:
                 "created": now(),
                 "usage": usage_of(self.state, self.body, answers, self.samples, self.prompt_logprobs is not None),
                 "prompt_logprobs": prompt_logprobs(self.state, first, self.prompt_logprobs),
-                "prompt_token_id_logprobs": None,
+                "prompt_token_id_logprobs": self._of_ids(first),
                 "prompt_token_ids": list(first.request.prompt_ids) if echoed else None,
                 "mm_placeholders": placeholders(first.request.images) if echoed else None,
                 "metrics": None,
@@ -192,6 +192,10 @@ class GenerateAnswer:
 
     def _experts(self, answer: Settled) -> str | None:
         return routed_experts(self.state, answer, self.body["sampling_params"])
+
+    def _of_ids(self, answer: Settled) -> str | None:
+        rows = self.body["sampling_params"].get("prompt_logprob_token_ids")
+        return None if rows is None else npy(np.array(given_scores(answer, rows), np.float32))
 
     def _events(self, answers: Sequence[Settled]) -> Iterator[dict[str, Any]]:
         options = self.body.get("stream_options") or {}
@@ -279,8 +283,13 @@ def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any
     if state.experts is None or answer.completion.routed_experts is not None:
         return answer.completion.routed_experts
     start = params.get("routed_experts_prompt_start") or 0
+    return npy(routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
+
+
+def npy(values: np.ndarray) -> str:
+    """Return base64 of a whole `.npy`."""
     stream = io.BytesIO()
-    np.save(stream, routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
+    np.save(stream, values)
     return base64.b64encode(stream.getvalue()).decode()
 
 

@@ -88,8 +88,14 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
     check_logprobs(params.get("logprobs"), state.vocab_size, state.max_logprobs)
     check_replay(state, params)
     check_budget(state, params)
+    name, rows = "prompt_logprob_token_ids", params.get("prompt_logprob_token_ids")
+    if rows is not None and state.model_runner < 2:
+        raise Refused(bad_value(f"{name} requires the V2 model runner (VLLM_USE_V2_MODEL_RUNNER=1).", name))
     check_vocabulary(ids, state.vocab_size)
     _check_length(state, ids, completions=False)
+    if rows is not None and len(rows) != (scored := len(ids) - 1):
+        counted = f"{name} has {len(rows)} rows, but the prompt has {scored} scored rows"
+        raise Refused(bad_value(f"{counted} (prompt_len - 1 - prompt_logprob_start).", name, len(rows)))
     server_id = f"generate-tokens-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
     prompt_logprobs = params.get("prompt_logprobs")
     one = _scripted(state, body, params, ids, params.get("max_tokens"), server_id, prompt_logprobs)

@@ -105,6 +105,7 @@ class EngineState:
     adapters: dict[str, str] = field(default_factory=dict)
     """The folder of each LoRA adapter that is loaded, by its name."""
     release: str = "0.32.0"
+    model_runner: int = 1
     ranks: int = 1
     reasoning: tuple[int, int] | None = None
     raw_logprobs: bool | None = None
@@ -120,6 +121,8 @@ class EngineState:
     weight_version: str = "default"
     folders: list[str] = field(default_factory=list)
     """The folders whose weights were loaded, in the order of their first load."""
+    renamed: str | None = None
+    """The model's name since SGLang loaded weights: their folder."""
     weights: int = 0
     """Index of the current weights' folder. The first folder has the weights that the server started with."""
     paused_since: float | None = None

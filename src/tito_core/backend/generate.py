@@ -7,6 +7,7 @@ functions. They never send a request that can crash a server, and never accept a
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import math
 from collections.abc import Sequence
@@ -28,9 +29,11 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.id_text import IdText
 from tito_core.backend.images import PromptImages, check_images, clamp_for_images, expanded
+from tito_core.backend.optional_columns import read_npy
 from tito_core.backend.protocol import (
     Backend,
     EngineInfo,
+    IdScorer,
     ImageScorer,
     OnChunk,
     RawResponse,
@@ -129,6 +132,7 @@ async def score(
     token_ids: Sequence[int] | TokenIds,
     images: PromptImages | None = None,
     adapter: Adapter | None = None,
+    of: Sequence[int] | TokenIds = (),
 ) -> Logprobs:
     """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
 
@@ -137,10 +141,13 @@ async def score(
         token_ids: The sequence; collapsed if it has images.
         images: Its images, with all their lengths.
         adapter: The LoRA adapter that scores; None for the model alone.
+        of: Ids to score in the place of each token as well, by a server that can (`IdScorer`); not with images or an
+            adapter.
 
     Returns:
         float32, shape (n,) of the expanded sequence; NaN for the first, since no token precedes it, and for
-        placeholders of images, whose scores mean nothing.
+        placeholders of images, whose scores mean nothing. With k ids `of`, shape (n, 1 + k): the logprob of the token,
+        then log p(of[j] | tokens before i).
 
     Raises:
         BackendError: The sequence cannot be sent, or scoring failed.
@@ -153,6 +160,13 @@ async def score(
     # vLLM cannot score without sampling one token.
     if images is None:
         clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)
+    if len(of):
+        given = read_only(check_input_ids(of, info.vocab_size, backend=backend.name, what="Given id"))
+        if not isinstance(backend, IdScorer) or images is not None or adapter is not None:
+            problem = f"{len(of)} given ids cannot be scored by {backend.name!r}, with images or by an adapter."
+            raise UnsupportedByServerError(f"{problem} Score the tokens alone.", backend=backend.name)
+        return validated_scores(await backend.score_ids(ids, given), ids, info, of=given)
+    if images is None:
         return validated_scores(await backend.score(ids, **named), ids, info)
     check_images(images, ids, info.images, backend=backend.name)
     if images.new:
@@ -233,13 +247,16 @@ def room_of(request: TokenRequest, max_model_len: int | None, *, backend: str) -
     return room if request.images is None else clamp_for_images(request.images.new, room, length, max_model_len)
 
 
-def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
+def check_input_ids(
+    input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str, what: str = "Prompt token"
+) -> TokenIds:
     """Check a prompt before it is sent: an id outside the vocabulary, or an empty prompt, crashes an SGLang server.
 
     Args:
         input_ids: The prompt.
         vocab_size: Ids must be below it; None if unknown, then int32 is the bound.
         backend: Name for the error.
+        what: One of the ids, for the error.
 
     Returns:
         int32, shape (len(input_ids),).
@@ -260,7 +277,7 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
         wrong = np.flatnonzero((ids < 0) | (ids > highest))
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
         raise BadRequestError(
-            f"Prompt token {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
+            f"{what} {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
             f"not sent. {OUT_OF_VOCABULARY}",
             backend=backend,
         )
@@ -373,7 +390,9 @@ def _readable(chunk: object, reader: RawReader) -> list[int]:
     return ids
 
 
-def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder: int | None = None) -> Logprobs:
+def validated_scores(
+    raw: object, sent: TokenIds, info: EngineInfo, placeholder: int | None = None, of: TokenIds | None = None
+) -> Logprobs:
     """Check law 4 on teacher-forced scores: the ids equal those sent, and all but the first have a logprob.
 
     Args:
@@ -381,9 +400,10 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder:
         sent: The sequence, int32, shape (n,); expanded.
         info: The server's properties.
         placeholder: Id of the placeholders of its images, for which servers report other ids and meaningless scores.
+        of: The given ids, int32, shape (k,); see `IdScorer`.
 
     Returns:
-        float32, shape (n,); the first and placeholders are NaN.
+        float32, shape (n,), or (n, 1 + k); the first and placeholders are NaN.
 
     Raises:
         ProtocolViolationError: `raw` is not a `RawScores`, or contradicts the request.
@@ -412,7 +432,7 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo, placeholder:
         logprobs = reader.logprobs([0.0, *scored[1:]]).copy()
         logprobs[0] = np.nan
         logprobs[inside] = np.nan
-        return logprobs
+        return logprobs if of is None else np.column_stack([logprobs, _of_ids(reader, raw.of_ids, sent, of, logprobs)])
     except Exception as error:
         raise reader.unreadable(raw, error)  # noqa: B904  # it is the cause already
 
@@ -426,6 +446,42 @@ def _same_ids(reader: RawReader, ids: object, sent: list[int], placeholder: int 
             raise reader.violation(
                 f"Law 4: id {token} at offset {offset} was sent, the server scored {short_repr(other)}."
             )
+
+
+RECOMPUTED = 0.5
+"""Most nats between two logprobs of one token in one answer: a bfloat16 logit of 16 to 32 has steps of 0.125."""
+
+
+def _of_ids(reader: RawReader, raw: object, sent: TokenIds, of: TokenIds, own: Logprobs) -> Logprobs:
+    """Return the scores of the ids `of`, float32, shape (n, k), NaN in row 0.
+
+    Where one of them is the token itself, its score must be the token's own.
+    """
+    if not raw:
+        problem = f"The server took no notice of {len(of)} given ids: it is too old, or a proxy removed them."
+        raise UnsupportedByServerError(
+            f"{problem} Score the tokens alone, or use another server.", backend=reader.backend
+        )
+    if isinstance(raw, str):
+        table = read_npy(base64.b64decode(raw, validate=True), "f")
+    else:
+        rows = [list(row) for row in raw] if isinstance(raw, Sequence) else []
+        named, asked = [[token for token, _ in row] for row in rows], of.tolist()
+        if wrong := next((row for row in named if row != asked), None):
+            raise reader.violation(f"Law 4: scores of the ids {asked} were requested, the server scored {wrong}.")
+        table = np.array([[np.nan if score is None else score for _, score in row] for row in rows], np.float64)
+    if table.shape != (len(sent) - 1, len(of)):
+        problem = f"{len(sent) - 1} places have scores of {len(of)} ids each, but the server's have shape {table.shape}"
+        raise reader.violation(f"Law 4: {problem}.")
+    scores = reader.logprobs(table.ravel().tolist()).reshape(table.shape)
+    apart = np.where(sent[1:, None] == of, np.abs(scores - own[1:, None]), 0)
+    if np.any(apart > RECOMPUTED):
+        offset, at = np.unravel_index(int(apart.argmax()), apart.shape)
+        raise reader.violation(
+            f"Law 4: id {of[at]} at offset {offset + 1} has the score {own[offset + 1]}, but among the given ids "
+            f"{scores[offset, at]}."
+        )
+    return np.concatenate([np.full((1, len(of)), np.nan, np.float32), scores])
 
 
 def validated_ids(raw: object, info: EngineInfo) -> TokenIds | None:

@@ -201,7 +201,7 @@ class ColumnValidation(msgspec.Struct, frozen=True):
         try:
             raw = base64.b64decode(value, validate=True)
             if raw.startswith(_NPY):
-                return _read_npy(raw)
+                return read_npy(raw, "iu")
             flat = np.frombuffer(raw, "<i4")
         except (ValueError, OverflowError) as error:
             raise self.reader.violation(f"Law 2: routed_experts cannot be read: {error}.") from error
@@ -237,8 +237,12 @@ class ColumnValidation(msgspec.Struct, frozen=True):
         return token
 
 
-def _read_npy(raw: bytes) -> npt.NDArray[Any]:
-    """Read an integer `.npy`. Its header is compared with its length first, so that a false shape allocates nothing."""
+def read_npy(raw: bytes, kinds: str) -> npt.NDArray[Any]:
+    """Read a `.npy` of some NumPy `kinds`. Its header is compared with its length, so a false shape allocates nothing.
+
+    Raises:
+        ValueError: It cannot be read, or is of another kind.
+    """
     stream = io.BytesIO(raw)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -247,6 +251,6 @@ def _read_npy(raw: bytes) -> npt.NDArray[Any]:
     except (TokenError, RecursionError, MemoryError) as error:  # raised by Python's parser, which NumPy uses
         raise ValueError("its header cannot be parsed") from error
     body = raw[stream.tell() :]
-    if dtype.kind not in "iu" or len(body) != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"{len(body)} bytes are not an integer array of dtype {dtype} and shape {shape}")
+    if dtype.kind not in kinds or len(body) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(body)} bytes are not the expected array of dtype {dtype} and shape {shape}")
     return np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")

@@ -93,6 +93,19 @@ class ImageScorer(Protocol):
         """
 
 
+@runtime_checkable
+class IdScorer(Protocol):
+    """The optional method of a backend whose server may score given ids in the place of each token of a sequence."""
+
+    async def score_ids(self, token_ids: TokenIds, of: TokenIds) -> RawScores:
+        """Score a sequence and, in the same pass, given ids as its next tokens: `RawScores.of_ids`.
+
+        Args:
+            token_ids: See `Backend.score`.
+            of: The given ids, int32, shape (k,), checked.
+        """
+
+
 Running = Literal["keep", "abort"]
 """Whether a pause keeps running generations, which continue afterwards, or aborts them."""
 
@@ -594,12 +607,15 @@ class RawScores:
         request_id: Id that the backend sent; None if it sent none.
         response_id: The id by which the answer names its request. Required with `request_id`, unless
             `EngineInfo.unreported` names it.
+        of_ids: What `IdScorer.score_ids` adds, for each token but the first: rows of (id, logprob) in the order of the
+            given ids, or base64 of the `.npy` of a floating array of shape (n - 1, k).
     """
 
     logprobs: Floats | None
     token_ids: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None = None
     request_id: str | None = None
     response_id: str | None = None
+    of_ids: str | Sequence[ScoredTokens] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,6 +25,7 @@ from tito_core.backend.protocol import (
     Backend,
     EngineAdmin,
     EngineInfo,
+    IdScorer,
     ImageScorer,
     OnChunk,
     RawResponse,
@@ -141,6 +142,10 @@ class Replicas:
         return await self._scored(
             lambda backend: cast(ImageScorer, backend).score_with_images(token_ids, images, **adapter)
         )
+
+    async def score_ids(self, token_ids: TokenIds, of: TokenIds) -> RawScores:
+        """Score on one of the servers; see `IdScorer`."""
+        return await self._scored(lambda backend: cast(IdScorer, backend).score_ids(token_ids, of))
 
     async def _scored(self, score: Callable[[Backend], Awaitable[RawScores]]) -> RawScores:
         await self.connect()

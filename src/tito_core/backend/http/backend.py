@@ -352,6 +352,10 @@ class HttpBackend(ABC):
                 " ".join(hidden(str(error)).split()) or f"no answer within {ABORT_WITHIN_S:g} s",
             )
 
+    async def first_name(self) -> str | None:
+        """Return the model's name from the server's start, where new weights give it another; None if unknown."""
+        return None
+
     async def served_model(self) -> ServedModel:
         """Find the configured model among those served, and check that the server runs this engine."""
         models = (await self.get("/v1/models", ServedModels)).data
@@ -366,7 +370,7 @@ class HttpBackend(ABC):
             )
         own = [model for model in models if not _is_adapter(model, models)]
         for model in own:
-            if self._model in (None, model.id):
+            if self._model in (None, model.id) or self._model == await self.first_name():
                 return model
         self._refuse_adapter(self._model, models)
         names = ", ".join(short_repr(model.id) for model in own[:_LISTED_MODELS])

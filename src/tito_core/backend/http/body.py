@@ -70,7 +70,7 @@ def size_of(
     *,
     top_k: int = 0,
     repeats: int = 1,
-    scores: bool = False,
+    scores: int = 0,
 ) -> AnswerSize:
     """Return the size limits for a number of prompt and output tokens.
 
@@ -80,14 +80,13 @@ def size_of(
         optional_outputs: The requested optional outputs.
         top_k: The sampling parameter, which limits the width of a sampling mask.
         repeats: See `answer_size`.
-        scores: Whether prompt logprobs are requested besides `optional_outputs`.
+        scores: Logprobs of each prompt token that are requested besides `optional_outputs`.
     """
     tokens = prompt + sampled
     body = BASE_BYTES + tokens * TOKEN_BYTES
     body += optional_outputs.top_logprobs * sampled * SCORED_BYTES
     body += max(top_k, 0) * sampled * MASK_BYTES
-    if scores or optional_outputs.prompt_logprobs:
-        body += prompt * SCORED_BYTES
+    body += prompt * (scores or int(optional_outputs.prompt_logprobs)) * SCORED_BYTES
     if optional_outputs.routed_experts:
         layers, experts = optional_outputs.expert_shape or (1, UNKNOWN_EXPERTS)
         body += tokens * layers * experts * EXPERT_BYTES
