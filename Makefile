@@ -67,7 +67,7 @@ test: $(READY)  ## run every test that needs no engine
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(TEST_ARGS)
 
 suite: $(READY)  ## hold the conformance suite itself to account: scripted servers, sound ones and ones with planted defects
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m suite --timeout 600 tests/conformance $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 6 --dist worksteal -m suite --timeout 600 tests/conformance $(TEST_ARGS)
 
 browser: $(READY)  ## run the viewer's pages in a headless Chromium (apt-get install chromium)
 	$(BIN)/python -m pytest -q -m browser -s tests/viewer $(TEST_ARGS)

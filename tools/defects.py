@@ -1,6 +1,6 @@
 """Plant every defect, run the suite on each, and write evidence/defects.md: what catches each, and after how long.
 
-    python tools/defects.py [--seeds 20] [--jobs 2] [--sample 60] [--only NAME ...]
+    python tools/defects.py [--seeds 20] [--jobs 8] [--sample 60] [--only NAME ...]
 
 It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only or
 --sample nothing is written. An interrupted run resumes if the code has not changed. The engines are scripted, so no
@@ -36,6 +36,8 @@ from tito_conformance.checks import LAWS, PROFILES
 from tito_engines import models
 
 ROOT = Path(__file__).resolve().parents[1]
+JOBS = 4 * (os.cpu_count() or 1)
+"""Four of five seconds of a run are the scripted engine's latency."""
 CODE = ("src", "tests/conformance/defects")
 """Paths that the verdicts depend on."""
 PAGE = ROOT / "evidence" / "defects.md"
@@ -74,7 +76,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="runs without a defect, of each kind")
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
     parser.add_argument("--sample", type=int, help="plant this many, drawn anew for each commit")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="processes")
     arguments = parser.parse_args()
     console, started, commit = Console(), time.monotonic(), commit_of_code()
     FOUND.parent.mkdir(exist_ok=True)
