@@ -85,7 +85,7 @@ class Teacher:
             token_ids: Ids to score in the place of each token as well, in the same request: `Scores.matrix`.
 
         Raises:
-            UnsupportedByServerError: The server cannot score given ids, or not beside images.
+            UnsupportedByServerError: The server cannot score given ids, or the path has images.
             BadRequestError: The server cannot score it: it is too long, or its images cannot be sent.
             BackendError: Scoring failed.
             ServerChangedError: The server was replaced by one of another model, version or weight version.

@@ -443,7 +443,7 @@ class Annotation:
         call: The number of the tool call in `Draft.calls` of the turn that it describes, or None for the whole turn.
 
     Raises:
-        TypeError: The name is not a string, the value is not JSON, or `turn` or `call` is no whole number.
+        TypeError: The name is not a string, the value is not JSON, or `turn` or `call` is not a whole number.
         ValueError: The value does not fit in JSON.
     """
 
