@@ -258,8 +258,20 @@ def cpu_torch(python: str) -> Path | None:
     return next(folder.glob("torch-*+cpu*.whl"), None)
 
 
+def tested_by(name: str) -> str:
+    """Return the first row with tests that has this row's Python and its version of all that we need; or itself."""
+    ours = pins("bare").keys()
+    same = {(package, version) for package, version in pins(name).items() if package in ours}
+    python = ROWS[name].python
+    rows = (row for row in ROWS if row != "bare" and ROWS[row].python == python)
+    return next(row for row in rows if row == name or same <= pins(row).items())
+
+
 def play(name: str, *, whole: bool) -> str:
-    """Run a row's rollouts and tests, all of them or those that other packages' versions decide; return what passed.
+    """Run a row's rollouts and tests; return what passed.
+
+    The tests are all of them, or those that other packages' versions decide: where another row has the same versions of
+    what we need, only those of exports, which the row's own package decides.
 
     Raises:
         RuntimeError: Something failed; has the end of the output.
@@ -271,9 +283,11 @@ def play(name: str, *, whole: bool) -> str:
     done = run(python, "-W", "ignore", "tests/support/first_rollout.py", extras, env=variables).splitlines()[-1]
     if name == "bare":
         return done
-    tests = [f"tests/{one}" for one in (WHOLE if whole else TESTS)]
-    passed = run(python, "-c", PYTEST, "-q", "--timeout", "900", *tests, env=variables)
-    return f"{done}, {passed.splitlines()[-1].strip('= ').partition(' in ')[0]}"
+    twin = tested_by(name)
+    chosen = WHOLE if whole else TESTS if twin == name else ("export",)
+    output = run(python, "-c", PYTEST, "-q", "--timeout", "900", *(f"tests/{one}" for one in chosen), env=variables)
+    passed = output.splitlines()[-1].strip("= ").partition(" in ")[0]
+    return f"{done}, {passed}" + (f", other tests as `{twin}`" if chosen == ("export",) else "")
 
 
 def table_row(name: str, result: str) -> str:
@@ -285,12 +299,22 @@ def table_row(name: str, result: str) -> str:
         if package == "torch" and version:
             version += f", ran {CPU_TORCH}{' (CPU)' if cpu_torch(python) else ''}"
         cells.append(version)
+    if result != "failed":
+        result += f", at commit `{commit_of_code()}`"
     absent = sorted({re.sub(r"^(nvidia|cuda|flashinfer)-.*", r"\1-*", package) for package in left_out(name)})
     return f"| `{name}` | {python} | {' | '.join(cells)} | {', '.join(absent)} | {result} |"
 
 
+@cache
+def commit_of_code() -> str:
+    """Return the last commit that changed what a row runs, with " with changes" if there are uncommitted changes."""
+    paths = "src", "tests/export/locks"
+    changed = run("git", "status", "--porcelain", "--", *paths).strip()
+    return run("git", "log", "-1", "--format=%h", "--", *paths).strip() + (" with changes" if changed else "")
+
+
 def write(results: dict[str, str]) -> None:
-    """Replace the lines of these rows in the page's table."""
+    """Replace the lines of these rows in the page's table; `tools/prove.py --check` looks for their commits."""
     text = PAGE.read_text(encoding="utf-8")
     for name, result in results.items():
         line = table_row(name, result)

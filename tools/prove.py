@@ -2,10 +2,13 @@
 
     python tools/prove.py [NAME ...] [--count N] [--seed N]     # all, or these; a whole run is recorded
     python tools/prove.py --smallest                            # in .ci/run: the proofs that no test runs, small
+    python tools/prove.py --smallest --record                   # before a release: the same, and recorded
     python tools/prove.py --table                               # write the table again, with the age of its rows
-    python tools/prove.py --check                               # before a release: fail on rows older than their code
+    python tools/prove.py --check                               # before a release: fail on what is older than its code
 
-A proof is one command with a number of cases and a seed. It is printed, so it can be run alone.
+A proof is one command with a number of cases and a seed. It is printed, so it can be run alone. The large sizes take
+hours, and their rows say how old they are; what a release must have on its own commit is each small size, and the pages
+with figures.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ RESULTS, PAGE = EVIDENCE / "proofs.json", EVIDENCE / "proofs.md"
 PROOFS: dict[str, dict[str, Any]] = tomllib.loads((EVIDENCE / "proofs.toml").read_text(encoding="utf-8"))
 PAGES = {
     "docs/benchmarks.md": ["src/tito_core", "src/tito_sglang", "src/tito_vllm", "benchmarks"],
+    "docs/compatibility.md": ["src", "tests/export/locks"],
     "evidence/defects.md": ["src/tito_core", "src/tito_conformance"],
 }
 """Other pages that name the commit of their figures, and the code that these are of."""
@@ -35,11 +39,13 @@ INTRODUCTION = """# Proofs
 
 Each proof checks one property on many random cases. *Holds* means that no case failed. It does not cover cases that the
 generator cannot draw, or code that changed afterwards: *changed since* counts the commits after the proof's own that
-changed what it tests. A wire is an HTTP API of an engine. Servers are [scripted](../docs/testing.md) where no real one
-is named. `make prove` runs the proofs of `proofs.toml`, which has the command of each, and writes this page.
+changed what it tests. Rows are of the large size, which takes hours; *small size* is the last run before a release, in
+minutes. Proofs without one run among the tests. A wire is an HTTP API of an engine. Servers are
+[scripted](../docs/testing.md) where no real one is named. `make prove` runs the proofs of `proofs.toml`, which has the
+command of each, and writes this page.
 
-| proof | ran | outcome | seed | commit | date | changed since | seconds |
-| --- | --- | --- | --- | --- | --- | --- | --- |"""
+| proof | ran | outcome | seed | commit | date | changed since | seconds | small size |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def main() -> int:
@@ -49,6 +55,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20261121)
     parser.add_argument("--count", type=int, help="number of cases; fewer than the proof's own are not recorded")
     parser.add_argument("--smallest", action="store_true", help="the small sizes, of the proofs that have one")
+    parser.add_argument("--record", action="store_true", help="record the small sizes too")
     parser.add_argument("--table", action="store_true", help="run nothing; write the table")
     parser.add_argument("--check", action="store_true", help="run nothing; fail if a row is older than its code")
     arguments = parser.parse_args()
@@ -62,14 +69,17 @@ def main() -> int:
     holds = True
     for name in () if arguments.table else chosen:
         size = PROOFS[name]["smallest"] if arguments.smallest else arguments.count or PROOFS[name]["count"]
-        holds &= run(name, size, arguments.seed)
-    if not arguments.smallest:
+        holds &= run(name, size, arguments.seed, record=arguments.record)
+    if arguments.record or not arguments.smallest:
         PAGE.write_text(page(), encoding="utf-8")
     return 0 if holds else 1
 
 
-def run(name: str, count: int, seed: int) -> bool:
-    """Run a proof; record it if it has all its cases. It holds if its command succeeds and ran as many as it should."""
+def run(name: str, count: int, seed: int, *, record: bool = False) -> bool:
+    """Run a proof; it holds if its command succeeds and ran as many cases as it should.
+
+    It is recorded if it has all its cases, or as the proof's small size if `record`.
+    """
     proof = PROOFS[name]
     command = proof["command"].format(count=count, seed=seed)
     print(f"{name}: {command}", flush=True)
@@ -85,10 +95,16 @@ def run(name: str, count: int, seed: int) -> bool:
     print(f"{name}: {ran:,} {proof['unit']}, {'holds' if holds else 'DOES NOT HOLD'}, {seconds} s", flush=True)
     if not holds:
         print(ended.stdout[-6000:], ended.stderr[-2000:], sep="\n", flush=True)
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    row = {"ran": ran, "holds": holds, "seconds": seconds, "seed": seed, "commit": commit, "date": date}
+    results = json.loads(RESULTS.read_text())
     if count >= proof["count"]:
-        date = time.strftime("%Y-%m-%d", time.gmtime())
-        row = {"ran": ran, "holds": holds, "seconds": seconds, "seed": seed, "commit": commit, "date": date}
-        RESULTS.write_text(json.dumps({**json.loads(RESULTS.read_text()), name: row}, indent=1) + "\n")
+        results[name] = row
+    elif record:
+        results.setdefault("small sizes", {})[name] = row
+    else:
+        return holds
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return holds
 
 
@@ -104,23 +120,27 @@ def commit_of(paths: list[str]) -> str:
 
 
 def changed_since(commit: str, paths: list[str]) -> int | str:
-    """Return how many commits changed the code of a proof after a commit."""
+    """Return how many commits changed the code of a proof after a commit, or why that is not known."""
+    if " " in commit:
+        return "ran with uncommitted changes"
     try:
-        return len(git("log", "--format=%h", f"{commit.split()[0]}..HEAD", "--", *paths).splitlines())
+        return len(git("log", "--format=%h", f"{commit}..HEAD", "--", *paths).splitlines())
     except subprocess.CalledProcessError:
         return "unknown"
 
 
 def stale() -> list[str]:
-    """Return a sentence for each row of evidence that is missing, failed, smaller than it should be, or out of date."""
+    """Return a sentence for each figure of a release that is missing, failed or older than its code."""
     results, wrong = json.loads(RESULTS.read_text()), []
     for name, proof in PROOFS.items():
-        row = results.get(name, {"commit": "", "ran": 0, "holds": False})
+        if (row := results.get(name)) is not None and not row["holds"]:
+            wrong.append(f"make prove PROVE_ARGS={name}: does not hold at {row['commit']}.")
+        row = results.get("small sizes", {}).get(name, {"commit": "", "holds": False})
         since = changed_since(row["commit"], proof["paths"]) if row["commit"] else "never ran"
-        if since or not row["holds"] or row["ran"] < proof["count"]:
-            wrong.append(f"make prove PROVE_ARGS={name}: {row['ran']:,} of {proof['count']:,}, changed since: {since}.")
+        if "smallest" in proof and (since or not row["holds"]):
+            wrong.append(f"make prove PROVE_ARGS='--smallest --record {name}': changed since: {since}.")
     for file, paths in PAGES.items():
-        commits = dict.fromkeys(re.findall(r"[Cc]ommit `(\w+)`", (ROOT / file).read_text(encoding="utf-8")))
+        commits = dict.fromkeys(re.findall(r"[Cc]ommit `([^`]+)`", (ROOT / file).read_text(encoding="utf-8")))
         ages = {commit: changed_since(commit, paths) for commit in commits}
         wrong += [
             f"{file}: figures of commit {commit}, changed since: {since}." for commit, since in ages.items() if since
@@ -134,15 +154,19 @@ def page() -> str:
     for name, proof in PROOFS.items():
         details += [f"\n## {name}\n", proof["what"], "\n```bash", proof["command"].format(count=proof["count"], seed=1)]
         details += ["```"]
+        small = ""
+        if last := results.get("small sizes", {}).get(name):
+            outcome = "holds" if last["holds"] else "**does not hold**"
+            small = f"{last['ran']:,} at `{last['commit']}`, {last['date']}: {outcome}"
         if row := results.get(name):
             outcome = "**does not hold**" if not row["holds"] else "holds"
             if row["ran"] < proof["count"]:
                 outcome += f" so far, of {proof['count']:,}"
             since = changed_since(row["commit"], proof["paths"])
             cells = (name, f"{row['ran']:,} {proof['unit']}", outcome, row["seed"], f"`{row['commit']}`", row["date"])
-            rows.append(f"| {' | '.join(map(str, cells))} | {since} | {row['seconds']:,} |")
+            rows.append(f"| {' | '.join(map(str, cells))} | {since} | {row['seconds']:,} | {small} |")
         else:
-            rows.append(f"| {name} | | never recorded | | | | | |")
+            rows.append(f"| {name} | | never recorded | | | | | | {small} |")
     return "\n".join([INTRODUCTION, *rows, *details]) + "\n"
 
 
