@@ -19,6 +19,9 @@ import aiohttp
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Tab": 9, "Home": 36, "End": 35, "Enter": 13, "Escape": 27}
 
+_SETTLED = """new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))
+  .then(() => Promise.allSettled(document.getAnimations().map((each) => each.finished))).then(() => true)"""
+
 
 class NavigatedError(RuntimeError):
     """The page that a script was evaluated on is gone."""
@@ -105,11 +108,23 @@ class Tab:
                         return value
                 await asyncio.sleep(0.05)
 
+    async def settle(self) -> None:
+        """Wait until what was changed is drawn and its transitions have ended."""
+        await self.run(_SETTLED)
+
+    async def click(self, selector: str) -> None:
+        """Click the first element of a selector."""
+        with suppress(NavigatedError):
+            await self.run(f"document.querySelector({json.dumps(selector)}).click()")
+            await self.settle()
+
     async def press(self, key: str) -> None:
         code = _KEYS.get(key, ord(key[0].upper()))
         text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
         await self.send("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
         await self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+        with suppress(NavigatedError):
+            await self.settle()
 
     async def frame_text(self) -> str:
         """Read the text of the first frame of the page, whatever its origin."""

@@ -92,7 +92,7 @@ async def test_each_mode_has_its_legend_and_its_colours(page: Tab, tmp_path: Pat
     await page.press("j")
     colours = set()
     for mode in ("provenance", "logprob", "entropy", "version", "trained"):
-        await page.run(f"document.querySelector('input[value={mode}]').click()")
+        await page.click(f"input[value={mode}]")
         assert await page.run("document.querySelectorAll('.legend li').length") > 4
         colours.add(await page.run("getComputedStyle(document.querySelector('.t.current')).backgroundColor"))
     assert len(colours) >= 4
@@ -107,7 +107,7 @@ async def test_a_branch_leads_to_where_it_left_and_to_its_own_path(page: Tab, tm
     assert await page.run("turns()") == "Turn 0,Turn 2"
     assert "retry, from turn 1" in await page.run("document.querySelector('button.branch').textContent")
     assert "context here" in await page.run("document.querySelector('section.turn').textContent")
-    await page.run("document.querySelector('button.branch').click()")
+    await page.click("button.branch")
     assert await page.run("turns()") == "Turn 0,Turn 1"
     await page.run("location.hash = '#turn-2'")
     await page.until("turns() === 'Turn 0,Turn 2'")
@@ -166,7 +166,7 @@ async def test_a_table_sorts_searches_and_leads_to_rollouts(page: Tab) -> None:
         await open_page(page, server.url)
         await page.until("!document.querySelector('[role=status]').textContent.includes('reading')")
         assert await page.run("cells(1)") == ["1", "2", "3", "4", "5", "6"]
-        await page.run("document.querySelector('[data-key=sampled]').click()")
+        await page.click("[data-key=sampled]")
         names = await page.run("headings()")
         sampled = [int(value) for value in await page.run(f"cells({names.index('sampled ↓')})")]
         assert sampled == sorted(sampled, reverse=True)
@@ -177,7 +177,7 @@ async def test_a_table_sorts_searches_and_leads_to_rollouts(page: Tab) -> None:
             "[...document.querySelectorAll('input[type=checkbox]')].slice(0, 2).forEach((tick) => tick.click())"
         )
         assert "compare" in await page.run("document.querySelector('a.button').getAttribute('href')")
-        await page.run("document.querySelector('.rollouts a').click()")
+        await page.click(".rollouts a")
         await page.until("!!document.querySelector('.tokens')")
 
 
@@ -274,8 +274,8 @@ async def test_texts_have_contrast_in_every_mode(page: Tab, tmp_path: Path, dark
     await page.run("document.querySelector('.tokens').focus()")
     await page.press("j")
     for mode in ("provenance", "logprob", "entropy", "version", "trained"):
-        await page.run(f"document.querySelector('input[value={mode}]').click()")
-        await asyncio.sleep(0.2)
+        await page.click(f"input[value={mode}]")
+        await page.settle()
         assert await page.run("faint()") == [], mode
 
 
@@ -284,7 +284,7 @@ async def test_narrow_windows_need_no_sideways_scrolling(page: Tab, view: str) -
     await page.look(width=360, height=740)
     with served(REAL / "vllm.tito", REAL / "sglang.tito") as server:
         await open_page(page, server.url + view)
-        await asyncio.sleep(0.3)
+        await page.settle()
         assert await page.run("document.documentElement.scrollWidth") <= 360
 
 
@@ -292,7 +292,7 @@ async def test_narrow_windows_need_no_sideways_scrolling(page: Tab, view: str) -
 async def test_screen_readers_have_a_name_for_everything_that_acts(page: Tab, view: str) -> None:
     with served(REAL / "vllm.tito", REAL / "sglang.tito") as server:
         await open_page(page, server.url + view)
-        await asyncio.sleep(0.5)
+        await page.settle()
         nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
     seen = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
     acting = [

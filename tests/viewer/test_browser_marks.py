@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ async def test_the_tokens_that_drift_and_only_they_are_marked(
             expected += [piece(token) for token in ids[start:stop]]
     await open_page(page, filed(tmp_path, REAL / f"{kind}.tito", numbers=(number,)))
     await page.run(UNFOLD)
-    await asyncio.sleep(0.2)
+    await page.settle()
     assert await labels_of(page, "drift") == expected
 
 
@@ -126,7 +125,8 @@ async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp
         rescored = Rescored(differences, 0, by_turn=((0, np.arange(sampled), differences),))
         data = ledger_data(ledger, Evidence(TokenText(tokenizer()), rescored)) | {"title": "one"}
     await open_page(page, written_page(tmp_path, make_page("rollout", data)))
-    await page.run("document.querySelector('input[value=difference]').click()")
+    await page.click("input[value=difference]")
+    await page.until("document.querySelector('.output .t')")  # drawn when an observer sees them
     steps = await page.run(
         "[...document.querySelectorAll('.output .t')].slice(0, 4).map((token) => token.classList[1])"
     )
@@ -136,7 +136,7 @@ async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp
     assert (await page.run("facts()"))["re-scored"] == "exactly the same"
     await page.press("ArrowRight")
     assert (await page.run("facts()"))["re-scored"] == "differs by 2.0e-3 nats"
-    await page.run("document.querySelector('details.mismatch summary').click()")
+    await page.click("details.mismatch summary")
     table = await page.run(
         "[...document.querySelectorAll('.mismatch tr')].map((row) => [...row.children].map((cell) => cell.innerText))"
     )
@@ -149,7 +149,7 @@ async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp
 async def test_the_weights_mode_has_a_colour_for_each_version(page: Tab, tmp_path: Path) -> None:
     ledger = rich()
     await open_page(page, filed(tmp_path, written(tmp_path, ledger)))
-    await page.run("document.querySelector('input[value=version]').click()")
+    await page.click("input[value=version]")
     spans = ledger[0].draft.engine.versions
     expected = [f"v{number}" for number, span in enumerate(spans) for _ in range(span.start, span.stop)]
     found = await page.run(
@@ -171,7 +171,7 @@ async def test_a_turns_engine_record_the_reward_and_the_termination_are_shown(
         ledger = rollouts.load(1)
     await open_page(page, filed(tmp_path, path))
     engine = ledger[0].draft.engine
-    await page.run("document.querySelector('.turn-head summary').click()")
+    await page.click(".turn-head summary")
     record = await page.run(
         "Object.fromEntries([...document.querySelectorAll('.turn-head')][0].querySelectorAll('dt').values()"
         ".map((name) => [name.textContent, name.nextSibling.innerText]))"
