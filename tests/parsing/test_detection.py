@@ -123,7 +123,7 @@ def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.Mon
         groups.append(group)
         return points
 
-    monkeypatch.setattr(parser_registry, "entry_points", entry_points)
+    monkeypatch.setattr("tito_core.entry_points.entry_points", entry_points)
     assert isinstance(get_tool_parser("theirs", tokenizer_of("byte level")), Theirs)
     assert isinstance(get_tool_parser("hermes", tokenizer_of("byte level")), TurnParser)
     assert "theirs" in known_tool_parsers()
