@@ -140,7 +140,7 @@ def given_engine(kind: Kind, **options: Any) -> Any:
 @given(data=st.data())
 @settings(deadline=None, max_examples=10)
 def test_given_ids_have_the_policys_own_logprobs_in_each_place(kind: Kind, several: bool, data: st.DataObject) -> None:
-    ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=30))
+    ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30))
     likely = [token for at in (1, len(ids)) for token, _ in hash_policy().top([*ids, 0], at, 3, 1.0)]
     of = data.draw(st.lists(st.sampled_from([*likely, *ids, VOCAB - 1, 0]), min_size=1, max_size=20))
     servers = [in_process_backend(given_engine(kind)) for _ in range(1 + several)]
@@ -231,6 +231,24 @@ async def test_who_cannot_score_given_ids_says_so() -> None:
         await score(backend, LIKELY, of=OF, adapter=Adapter("a"))
     with pytest.raises(BadRequestError, match=r"Given id 1000 at .* of 1000 tokens"):  # it would crash the server
         await score(backend, LIKELY, of=[VOCAB])
+
+
+class Plain:
+    """A third party's backend without the optional methods."""
+
+    name = "toy"
+
+    async def connect(self) -> EngineInfo:
+        return EngineInfo("toy", "m", 100, "1", vocab_size=VOCAB)
+
+
+async def test_a_backend_that_cannot_score_given_ids_or_images_says_so() -> None:
+    several: Any = Replicas([Plain(), Plain()], ["a", "b"], Retries(0))  # type: ignore[list-item]
+    for backend in (Plain(), several):
+        with pytest.raises(UnsupportedByServerError, match="'toy'"):
+            await score(backend, LIKELY, of=OF)
+    with pytest.raises(UnsupportedByServerError, match=r"'toy' .* score_with_images\(\)"):
+        await several.score_with_images(LIKELY, None)
 
 
 # What logprobs mean.

@@ -131,6 +131,9 @@ def test_tinkers_advantage_is_zero_where_nothing_is_trained(monkeypatch: pytest.
     for wrong in (missing[:1], missing[None]):
         with pytest.raises(ValueError, match="one number, or one for each of 4 tokens"):
             datum_of(sample, advantage=wrong)
+    for wrong in (np.array([0, 0, np.nan, 2]), np.float64(1e39)):
+        with pytest.raises(ValueError, match=r"is (nan|inf) at token 2, which is trained"):
+            datum_of(sample, advantage=wrong)
 
 
 @pytest.mark.usefixtures("skyrl")
