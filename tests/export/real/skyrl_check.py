@@ -24,9 +24,8 @@ from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_te
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID  # noqa: E402
 from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
 
-from strands_tito.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
+from strands_tito.export import BranchedRolloutError, LogprobMismatchError, TrainingSample, samples_of  # noqa: E402
 from strands_tito.export.kept import kept_logprobs  # noqa: E402
-from strands_tito.export.sample import counted_last  # noqa: E402
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
 from support.kept_sets import sampled  # noqa: E402
 from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, grow, rollouts  # noqa: E402
@@ -43,6 +42,11 @@ def rewarded(ledger: Ledger) -> Ledger:
     if len(ledger) and samples_of(ledger)[0].reward is None:
         ledger.annotate("reward", 0.5)
     return ledger
+
+
+def in_steps(samples: list[TrainingSample]) -> list[TrainingSample]:
+    """Return those that train no token first: of one agent, and with a reward, they are told apart by nothing else."""
+    return [sample for trains in (False, True) for sample in samples if sample.loss_mask.any() == trains]
 
 
 def at_the_end(output: Any) -> list[torch.Tensor]:
@@ -65,7 +69,7 @@ def rows_are_trained_as_sampled(ledgers: list[Ledger]) -> None:
         [rewarded(ledger) for ledger in ledgers], trajectory_ids=names, branches="steps", **OPTIONS
     )
     assert set(output) == set(GeneratorOutput.__annotations__)
-    samples = [one for ledger in ledgers for one in counted_last(samples_of(ledger), ledger, None)]
+    samples = [one for ledger in ledgers for one in in_steps(samples_of(ledger))]
     trained = any(sample.loss_mask.any() and not sample.ended_outside for sample in samples)
     if all(len(sample) > 1 for sample in samples):
         checks = {"routes_expected": trained} if "routes_expected" in CHECKS else {}  # 0.4.0 has it
