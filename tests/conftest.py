@@ -14,7 +14,9 @@ from hypothesis import Phase, settings
 # Tests are never timed: a slow machine is not a defect. Benchmarks hold speed.
 settings.register_profile("tito", deadline=None)
 # A mutant is killed by the first example that fails; the smallest one is not needed.
-settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
+settings.register_profile(
+    "mutants", deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True, database=None
+)
 # A row of tools/matrix.py asks whether other versions of packages work, which few examples tell.
 settings.register_profile("matrix", deadline=None, derandomize=True, database=None)
 PROFILE = os.environ.get("TITO_PROFILE", "tito")

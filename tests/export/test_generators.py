@@ -87,7 +87,7 @@ def test_every_termination_has_its_word() -> None:
 @settings(max_examples=20)
 @given(rollouts(experts=False))
 def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
-    found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
+    found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)
     every = samples_of(ledger)  # of one agent, and with a reward: those that train no token come first
     samples = [sample for trains in (False, True) for sample in every if sample.loss_mask.any() == trains]
     assert found["is_last_step"] == [False] * (len(samples) - 1) + [True]
@@ -105,7 +105,7 @@ def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
             credit = np.zeros(len(sample)) if sample.credit is None else sample.credit.copy()
             credit[-1] += 1.0
             assert rewards == credit[sample.prompt_length :].tolist()
-    assert found["pixel_values"] is None  # type: ignore[typeddict-item]
+    assert found["pixel_values"] is None
 
 
 def of_a_solver(*later: dict[str, Any]) -> Ledger:
@@ -133,7 +133,7 @@ def test_the_step_whose_reward_counts_for_all_is_last(later: Any, rewards: Any, 
     ledger = of_a_solver(*later)
     for turn, reward in rewards.items():
         ledger.annotate("reward", reward, turn=turn)
-    found = generator_output_of([ledger], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
+    found = generator_output_of([ledger], branches="steps", trajectory_ids=["a"], **SKYRL)
     assert list(zip(found["loss_masks"], found["rewards"], strict=True)) == rows
     assert found["is_last_step"] == [False, True]
 

@@ -101,7 +101,7 @@ def test_a_loop_that_is_closed_under_a_turn_is_forgotten_quietly(kind: str) -> N
 
     async def begin() -> asyncio.Task[Any]:
         stream = model.stream([{"role": "user", "content": [{"text": "Hi?"}]}])
-        task = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(anext(stream))
         while not model.scripted.running:  # type: ignore[attr-defined]
             await asyncio.sleep(0.001)
         return task

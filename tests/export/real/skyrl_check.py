@@ -13,7 +13,7 @@ from typing import Any
 
 import typing_extensions
 
-typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment,misc]
+typing.TypedDict = typing_extensions.TypedDict
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -97,8 +97,8 @@ def rows_are_trained_as_sampled(ledgers: list[Ledger]) -> None:
         expected = np.zeros(size) if sample.credit is None else sample.credit[sample.prompt_length :].copy()
         expected[-1] += sample.reward or 0.0
         assert rewards[row, -size:].tolist() == (0 * expected if sample.ended_outside else expected).tolist()
-        assert output["stop_reasons"][row] == STOP_REASON[sample.termination]  # type: ignore[index]
-        routes = output["rollout_expert_indices"][row]  # type: ignore[index]
+        assert output["stop_reasons"][row] == STOP_REASON[sample.termination]
+        routes = output["rollout_expert_indices"][row]
         if len(sample) > 1:
             np.testing.assert_array_equal(routes, sample.routed_experts[:-1])  # type: ignore[index]
     assert sum(output["is_last_step"] or []) == len(ledgers)
@@ -129,7 +129,7 @@ def a_whole_group_is_trained_without_its_bad_rows() -> None:
     sizes = [len(ids) for ids in output["response_ids"]]
     rewards, mask = torch.zeros(6, max(sizes)), torch.zeros(6, max(sizes))
     for row, size in enumerate(sizes):
-        rewards[row, size - 1] = output["rewards"][row]  # type: ignore[assignment]
+        rewards[row, size - 1] = output["rewards"][row]
         mask[row, :size] = torch.tensor(output["loss_masks"][row])
     advantages, _ = compute_grpo_outcome_advantage(rewards, mask, np.array(["g"] * 6))
     every = torch.tensor([*REWARDS, 0.0, 0.0, 0.0])
@@ -174,7 +174,7 @@ def torch_takes_gradients_over_kept_sets() -> None:
     values = kept_logprobs(scores, ids, sample.kept)
     np.testing.assert_allclose(values.detach(), kept_logprobs(scores.detach().numpy(), ids, sample.kept))
     values.sum().backward()
-    for row, kept in zip(scores.grad, sample.kept.padded(), strict=True):  # type: ignore[arg-type]
+    for row, kept in zip(scores.grad, sample.kept.padded(), strict=True):
         inside = kept[kept >= 0] if (kept >= 0).any() else np.arange(12)
         assert set(torch.nonzero(row)[:, 0].tolist()) <= set(inside.tolist())
         assert torch.isfinite(row).all()
