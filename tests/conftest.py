@@ -58,3 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             wanted = max(own.max_examples, EXAMPLES) if EXAMPLES else min(own.max_examples, FEW)
             raised = settings(own, max_examples=wanted)
             setattr(getattr(held_by, "__func__", held_by), name, raised)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the checks of raw responses, for backends that return a `TokenResponse`."""
+
+    async def generate(backend: Any, request: Any, on_chunk: Any = None) -> Any:
+        return await (backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk))
+
+    monkeypatch.setattr("tito_core.backend.resume.generate", generate)
