@@ -12,7 +12,7 @@ import pytest
 
 import tito_core.entry_points
 from strands_tito import cli
-from strands_tito.errors import BrokenEntryPointError, TokenizerError
+from strands_tito.errors import BrokenEntryPointError, InvalidValueError, TokenizerError, UnknownParserError
 from support.distributions import write_distribution
 from support.scripted import tokenizer
 from tito_conformance.testing import find_wire
@@ -66,6 +66,34 @@ def test_a_broken_command_is_named_and_the_others_work(words: str, capsys: pytes
     assert "docs: errors.md#brokenentrypointerror" in printed
     assert {"conformance", "verify"} <= {each.name or each.callback.__name__ for each in cli.app.registered_commands}
     assert "broken" not in {each.name for each in cli.app.registered_commands}
+
+
+HALF = """
+class Half:
+    name = "half"
+
+    def __init__(self, base_url, **options):
+        pass
+
+    async def generate(self, request):
+        pass
+
+
+def no_parser(tokenizer):
+    return Half
+"""
+
+
+@pytest.mark.parametrize("url", [URL, [URL, f"{URL}/b"]])
+def test_what_an_entry_point_makes_is_checked_where_it_is_made(
+    url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = "[tito.backends]\nhalf = half_offer:Half\n[tito.tool_parsers]\nhalf = half_offer:no_parser\n"
+    monkeypatch.syspath_prepend(str(write_distribution(tmp_path, "half_offer", HALF, points)))
+    with pytest.raises(InvalidValueError, match="a Half without `async def` of connect, score, tokenize, abort"):
+        create_backend("half", url)
+    with pytest.raises(UnknownParserError, match=r"'half' of an installed package makes a type, which has no start"):
+        get_tool_parser("half", tokenizer())
 
 
 def test_what_is_not_offered_is_none() -> None:

@@ -99,6 +99,7 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
     Raises:
         UnknownBackendError: Unknown name; the message lists the installed backends.
         BrokenEntryPointError: The package that offers it cannot be imported.
+        InvalidValueError: What the package offers makes no `Backend`.
         ValueError: A list of addresses is empty or has a duplicate; an option is unknown or has a bad value.
     """
     options = one_model(options)
@@ -108,7 +109,7 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
     if factory is None:
         raise UnknownBackendError(f"Unknown backend {short_repr(name)}. Installed: {', '.join(installed_backends())}.")
     _check_options(name, factory, options)
-    return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
+    return _built(factory, base_url, options) if isinstance(base_url, str) else _several(factory, base_url, options)
 
 
 def one_model(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,6 +173,12 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 _SECRETS = ("api_key", "admin_api_key", "headers")
 
 
+def _built(factory: Callable[..., Backend], address: str, options: Mapping[str, Any]) -> Backend:
+    backend = factory(address, **options)
+    check_backend(backend)
+    return backend
+
+
 def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:
     """Build one backend per address, without retries of its own: `Replicas` retries on another server."""
     if not addresses:
@@ -179,5 +186,5 @@ def _several(factory: Callable[..., Backend], addresses: Sequence[str], options:
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
         raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
     retry_options = {key: options[key] for key in ("patience_s", "sleep", "clock") if key in options}
-    members = [factory(address, **{**options, "patience_s": 0}) for address in addresses]
+    members = [_built(factory, address, {**options, "patience_s": 0}) for address in addresses]
     return replicas_of(members, addresses, Retries(pause_s=options.get("timeout_s", TIMEOUT_S), **retry_options))

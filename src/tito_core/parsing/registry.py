@@ -209,7 +209,13 @@ def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     if factory is None:
         known = ", ".join([AUTO, *sorted({*_FACTORIES, *offered(ENTRY_POINT_GROUP)})])
         raise UnknownParserError(f"Unknown tool parser {name!r}. Available: {known}.")
-    return factory(tokenizer)
+    parser = factory(tokenizer)
+    if not callable(getattr(parser, "start", None)) or isinstance(parser, type):
+        kind = type(parser).__name__
+        raise UnknownParserError(
+            f"{name!r} of an installed package makes a {kind}, which has no start(): see ToolParser."
+        )
+    return parser
 
 
 def known_tool_parsers() -> list[str]:
