@@ -14,7 +14,9 @@ from hypothesis import Phase, settings
 # Tests are never timed: a slow machine is not a defect. Benchmarks hold speed.
 settings.register_profile("tito", deadline=None)
 # A mutant is killed by the first example that fails; the smallest one is not needed.
-settings.register_profile("mutants", deadline=None, phases=[Phase.generate], derandomize=True, database=None)
+settings.register_profile(
+    "mutants", deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True, database=None
+)
 # A row of tools/matrix.py asks whether other versions of packages work, which few examples tell.
 settings.register_profile("matrix", deadline=None, derandomize=True, database=None)
 PROFILE = os.environ.get("TITO_PROFILE", "tito")
@@ -56,3 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             wanted = max(own.max_examples, EXAMPLES) if EXAMPLES else min(own.max_examples, FEW)
             raised = settings(own, max_examples=wanted)
             setattr(getattr(held_by, "__func__", held_by), name, raised)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the checks of raw responses, for backends that return a `TokenResponse`."""
+
+    async def generate(backend: Any, request: Any, on_chunk: Any = None) -> Any:
+        return await (backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk))
+
+    monkeypatch.setattr("tito_core.backend.resume.generate", generate)

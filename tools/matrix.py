@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from packaging.requirements import Requirement
@@ -167,13 +168,13 @@ def uv() -> str:
     return str(folder / "bin" / "uv")
 
 
-def run(*command: str, **options: object) -> str:
+def run(*command: str, **options: Any) -> str:
     """Run a command; return its output.
 
     Raises:
         RuntimeError: It failed; has the end of its output.
     """
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)
     if done.returncode:
         raise RuntimeError(
             f"{' '.join(command)[:200]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"

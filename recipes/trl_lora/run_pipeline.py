@@ -148,7 +148,7 @@ def load_merged(trainer: Any, policy: Policy, folder: Path) -> None:
 
     async def load() -> None:
         try:
-            await policy.backend.load_weights(str(path), f"step-{step}")  # type: ignore[attr-defined]
+            await policy.backend.load_weights(str(path), f"step-{step}")  # type: ignore[attr-defined]  # an EngineAdmin
         finally:
             await policy.aclose()
 

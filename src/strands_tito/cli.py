@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -36,6 +36,7 @@ from strands_tito.inspect.verify import Rescored, connect_for_scoring, merge, re
 from strands_tito.viewer.cli import view
 from strands_tito.viewer.rollouts import Rollouts
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
+from tito_core.entry_points import BrokenEntryPointError, load, offered
 from tito_core.ledger.errors import TITOError, place_in_docs
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
@@ -326,9 +327,12 @@ async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> Rescor
 
 @cache
 def add_commands() -> None:
-    """Add the commands of other packages, once."""
-    for point in entry_points(group=COMMANDS):
-        app.command(point.name)(point.load())
+    """Add the commands of other packages, once. One that cannot be loaded is named, and the others work."""
+    for name in offered(COMMANDS):
+        try:
+            app.command(name)(load(COMMANDS, name))
+        except BrokenEntryPointError as error:
+            print_error(error)
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.rendering import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
+from tito_core.entry_points import BrokenEntryPointError
 from tito_core.hooks import (
     LoopLimitReachedError,
     MaxMessagesReachedError,
@@ -80,6 +81,7 @@ __all__ = [
     "BackendError",
     "BadRequestError",
     "BranchedRolloutError",
+    "BrokenEntryPointError",
     "Cancelled",
     "CannotInstall",
     "CollectError",

@@ -10,7 +10,6 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, cast
 
@@ -39,6 +38,7 @@ from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
 from tito_core.backend.values import at_least
 from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.entry_points import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -310,8 +310,7 @@ def as_sglang_error(error: BackendError) -> BackendError:
 @cache
 def _backend_type() -> type[HttpBackend]:
     """Return the installed SGLang backend with the client's HTTP."""
-    (point,) = entry_points(group=ENTRY_POINT_GROUP, name="sglang")
-    backend: type[HttpBackend] = point.load()
+    backend: type[HttpBackend] = load(ENTRY_POINT_GROUP, "sglang")
     return type(backend.__name__, (backend,), {"http_type": _ClientHttp})
 
 

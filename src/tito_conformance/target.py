@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -23,7 +22,8 @@ from numpy.typing import NDArray
 from tito_conformance.agents import TOOLS
 from tito_conformance.checks import BrokenLawError, Tally, Where, refusing, set_place
 from tito_conformance.oracle import compare_request
-from tito_conformance.testing.wire import WireKit, find_wire, installed_wires
+from tito_conformance.testing import find_wire, installed_wires
+from tito_conformance.testing.wire import WireKit
 from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError, ServerChangedError, hidden
@@ -46,6 +46,7 @@ from tito_core.backend.protocol import (
 )
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.backend.sampling import SamplingParams
+from tito_core.entry_points import load
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Adapter
 from tito_core.model import Policy
@@ -338,10 +339,8 @@ LEAST_ROOM = 64
 
 
 def _takes_transport(backend: str) -> bool:
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == backend:
-            return "http_transport" in inspect.signature(point.load()).parameters
-    return False
+    factory = load(ENTRY_POINT_GROUP, backend)
+    return factory is not None and "http_transport" in inspect.signature(factory).parameters
 
 
 def _pool(target: Target) -> TransportFactory:

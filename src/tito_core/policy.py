@@ -323,7 +323,6 @@ async def connect(
     if not isinstance(backend, str):
         refuse_ignored(backend, {"base_url": base_url, **options})
     engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
-    check_backend(engine)
     name = getattr(tokenizer, "name_or_path", tokenizer)
     stage("tokenizer=<%s> | loading the tokenizer and certifying its chat template", name)
     bound = bind(

@@ -10,11 +10,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import platformdirs
 
+from tito_core.entry_points import load, offered
 from tito_core.ledger.errors import how_to_install
 from tito_engines.errors import UnknownEngine
 
@@ -114,12 +114,12 @@ def standin_files(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
 
 def names() -> list[str]:
     """Return the names of the engines that installed packages offer."""
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
+    return offered(GROUP)
 
 
 def installed() -> dict[str, EngineSpec]:
     """Return the engines that installed packages offer, by name."""
-    return {entry.name: entry.load() for entry in entry_points(group=GROUP)}
+    return {name: find(name) for name in names()}
 
 
 def find(name: str) -> EngineSpec:
@@ -127,15 +127,13 @@ def find(name: str) -> EngineSpec:
 
     Raises:
         UnknownEngine: The engine is unknown; the message lists the available ones.
+        BrokenEntryPointError: The package that offers it cannot be imported.
     """
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            spec = entry.load()
-            if not isinstance(spec, EngineSpec):
-                raise UnknownEngine(f"Entry point {entry.value} is of type {type(spec).__name__}, not an EngineSpec.")
-            return spec
-    available = ", ".join(names()) or f"none, {how_to_install()}"
-    raise UnknownEngine(f"Unknown engine {name!r}. Available: {available}.")
+    spec: EngineSpec | None = load(GROUP, name, EngineSpec)
+    if spec is None:
+        available = ", ".join(names()) or f"none, {how_to_install()}"
+        raise UnknownEngine(f"Unknown engine {name!r}. Available: {available}.")
+    return spec
 
 
 def cache_dir() -> Path:

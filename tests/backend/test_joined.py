@@ -28,6 +28,8 @@ from tito_core.backend.resume import continuing, joined, resumable
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 def part(ids: list[int], number: int = 0, **changes: Any) -> TokenResponse:
     fields: dict[str, Any] = {
@@ -175,19 +177,6 @@ def test_columns_of_parts_are_concatenated() -> None:
 )
 def test_resumable_parameters(sampling: dict[str, Any], can: bool) -> None:
     assert resumable(request_of(**sampling).sampling) is can
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The responses of these backends are `TokenResponse`s already and are not validated."""
-
-    async def generate(backend: Any, request: Any, on_chunk: Any = None) -> TokenResponse:
-        response: TokenResponse = await (
-            backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk)
-        )
-        return response
-
-    monkeypatch.setattr(resume, "generate", generate)
 
 
 class Parts:

@@ -140,7 +140,7 @@ def given_engine(kind: Kind, **options: Any) -> Any:
 @given(data=st.data())
 @settings(deadline=None, max_examples=10)
 def test_given_ids_have_the_policys_own_logprobs_in_each_place(kind: Kind, several: bool, data: st.DataObject) -> None:
-    ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=30))
+    ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30))
     likely = [token for at in (1, len(ids)) for token, _ in hash_policy().top([*ids, 0], at, 3, 1.0)]
     of = data.draw(st.lists(st.sampled_from([*likely, *ids, VOCAB - 1, 0]), min_size=1, max_size=20))
     servers = [in_process_backend(given_engine(kind)) for _ in range(1 + several)]
@@ -233,38 +233,40 @@ async def test_who_cannot_score_given_ids_says_so() -> None:
         await score(backend, LIKELY, of=[VOCAB])
 
 
+class Plain:
+    """A third party's backend without the optional methods."""
+
+    name = "toy"
+
+    async def connect(self) -> EngineInfo:
+        return EngineInfo("toy", "m", 100, "1", vocab_size=VOCAB)
+
+
+async def test_a_backend_that_cannot_score_given_ids_or_images_says_so() -> None:
+    several: Any = Replicas([Plain(), Plain()], ["a", "b"], Retries(0))  # type: ignore[list-item]
+    for backend in (Plain(), several):
+        with pytest.raises(UnsupportedByServerError, match="'toy'"):
+            await score(backend, LIKELY, of=OF)
+    with pytest.raises(UnsupportedByServerError, match=r"'toy' .* score_with_images\(\)"):
+        await several.score_with_images(LIKELY, None)
+
+
 # What logprobs mean.
 
 
-def processed(kind: Kind) -> Any:
-    """A policy whose reported logprobs include the temperature, on a wire that may not do so by itself."""
+def reporting(kind: Kind, *, processed: bool) -> Any:
+    """A policy that reports log_softmax of the raw logits, or with the temperature, whatever its wire does."""
     policy = hash_policy()
 
-    class Processed:
+    class Reporting:
         score, top = policy.score, policy.top
 
         def __call__(self, request: ScriptedRequest) -> Completion:
-            completion = policy(request)
-            whole = [*request.prompt_ids, *completion.output_ids]
-            logprobs = policy.score(whole, len(request.prompt_ids), request.temperature or 1.0)
-            return Completion(completion.output_ids, logprobs)
+            ids, start = policy(request).output_ids, len(request.prompt_ids)
+            temperature = (processed and request.temperature) or 1.0
+            return Completion(ids, policy.score([*request.prompt_ids, *ids], start, temperature))
 
-    return engine_of(kind, Processed())
-
-
-def raw(kind: Kind) -> Any:
-    """The same policy, reporting log_softmax of the raw logits."""
-    policy = hash_policy()
-
-    class Raw:
-        score, top = policy.score, policy.top
-
-        def __call__(self, request: ScriptedRequest) -> Completion:
-            completion = policy(request)
-            whole = [*request.prompt_ids, *completion.output_ids]
-            return Completion(completion.output_ids, policy.score(whole, len(request.prompt_ids), 1.0))
-
-    return engine_of(kind, Raw())
+    return engine_of(kind, Reporting())
 
 
 def alike(kind: Kind, logprob: float) -> Any:
@@ -290,8 +292,8 @@ async def measured(engine: Any) -> EngineInfo:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_processing_is_measured_for_any_server(kind: Kind) -> None:
-    assert (await measured(raw(kind))).processed_logprobs is False
-    assert (await measured(processed(kind))).processed_logprobs is True
+    assert (await measured(reporting(kind, processed=False))).processed_logprobs is False
+    assert (await measured(reporting(kind, processed=True))).processed_logprobs is True
 
 
 async def test_the_engines_as_they_start_by_default() -> None:

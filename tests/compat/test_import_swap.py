@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tito_sglang.sglang
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
 from strands_tito.export.sample import samples_of
+from support.histories import add
 from support.names import client_of, named
 from support.scripted import BACKENDS, Says, call, engine_of, ids_of, tokenizer
 from tito_compat.sglang_client import SGLangTimeoutError
@@ -40,17 +41,6 @@ from tito_vllm import VLLMModel
 by_kind = pytest.mark.parametrize("kind", BACKENDS)
 CALL = call("add", '{"a": 2, "b": 3}')
 MESSAGES: Any = [{"role": "user", "content": [{"text": "2 + 3?"}]}]
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return str(a + b)
 
 
 def agent_of(model: Any, **options: Any) -> Agent:

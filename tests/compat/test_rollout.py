@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import MaxTokensReachedException
 
+from support.histories import add
 from support.names import named
 from support.scripted import BACKENDS, Says, call
 from tito_compat.rollout import Rollout, Token, TokenManager, decode_routed_experts
@@ -26,17 +27,6 @@ from tito_core.model import SeveralTrajectoriesError
 
 by_kind = pytest.mark.parametrize("kind", BACKENDS)
 ANSWERS = (call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 2,}'), "It is 5.", "", "on and " * 40 + "on...")
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return str(a + b)
 
 
 def agent_of(model: Any) -> Agent:

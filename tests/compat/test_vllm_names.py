@@ -13,6 +13,7 @@ from strands.handlers.callback_handler import CompositeCallbackHandler
 from strands.hooks import BeforeToolCallEvent, HookRegistry
 
 import tito_vllm
+from support.histories import add
 from support.names import named
 from support.scripted import Says, call, ids_of, tokenizer
 from tito_core.backend.errors import EngineConnectionError
@@ -22,17 +23,6 @@ from tito_vllm import TokenManager, VLLMModel, VLLMTokenRecorder, VLLMToolValida
 
 CALL = call("add", '{"a": 2, "b": 3}')
 URL = "http://localhost:8000/v1"
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return str(a + b)
 
 
 def recorded(script: Says, **options: Any) -> tuple[Any, VLLMTokenRecorder, Agent]:

@@ -19,6 +19,7 @@ from conformance.defects import all_defects
 from conformance.defects.defect import latency
 from strands_tito import cli
 from support.conformance_command import served
+from support.distributions import write_distribution
 from support.scripted import tokenizer
 from tito_conformance.testing import Fault, ScriptedServer
 
@@ -255,13 +256,8 @@ def test_weights_change_only_on_request(tokenizer_folder: str, here: Path) -> No
 @pytest.fixture(scope="module")
 def toy_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installed distribution of the toy backend."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "toy_backend.py").write_text((HERE / "toy" / "toy_backend.py").read_text())
-    info = site / "toy_backend-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tito.backends]\ntoy = toy_backend:ToyBackend\n")
-    return site
+    source, points = (HERE / "toy" / "toy_backend.py").read_text(), "[tito.backends]\ntoy = toy_backend:ToyBackend\n"
+    return write_distribution(tmp_path_factory.mktemp("site"), "toy_backend", source, points)
 
 
 def shifted(answer: dict[str, Any]) -> None:

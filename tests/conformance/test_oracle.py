@@ -27,7 +27,7 @@ from tito_conformance.oracle import (
     compare_semantics,
 )
 from tito_conformance.rendering import CallReader, compare_calls
-from tito_conformance.testing.wire import find_wire
+from tito_conformance.testing import find_wire
 from tito_conformance.wire import WireGeneration
 from tito_core.ledger.turn import Semantics
 

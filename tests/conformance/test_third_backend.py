@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from support.scripted import tokenizer
-from tito_conformance import suite, target
+from tito_conformance import suite
 from tito_conformance.checks import PROFILES, Profile
 from tito_conformance.report import did_not_apply, rows
 from tito_conformance.target import Target
-from tito_core.backend import registry
+from tito_core.backend.registry import ENTRY_POINT_GROUP
 
 HERE = Path(__file__).parent
 Lie = Callable[[dict[str, Any]], None]
@@ -24,9 +24,8 @@ Lie = Callable[[dict[str, Any]], None]
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy backend, found by its entry point."""
     monkeypatch.syspath_prepend(str(HERE / "toy"))
-    points = [EntryPoint("toy", "toy_backend:ToyBackend", registry.ENTRY_POINT_GROUP)]
-    for module in (registry, target):
-        monkeypatch.setattr(module, "entry_points", lambda group: points)
+    point = EntryPoint("toy", "toy_backend:ToyBackend", ENTRY_POINT_GROUP)
+    monkeypatch.setattr("tito_core.entry_points.entry_points", lambda group: [point] * (group == point.group))
 
 
 @pytest.fixture

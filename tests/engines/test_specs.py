@@ -134,7 +134,7 @@ def test_the_kernel_stand_in_gives_each_request_the_next_slots(sgl_kernel: Modul
     table = np.zeros((4, 6), dtype=np.int32)
     sgl_kernel.assign_req_to_token_pool_cpu(
         np.array([2, 0]), table, np.array([1, 4]), np.array([4, 5]), np.array([70, 71, 72, 90]), 6
-    )  # type: ignore[arg-type]
+    )
     assert table.tolist() == [[0, 0, 0, 0, 90, 0], [0] * 6, [0, 70, 71, 72, 0, 0], [0] * 6]
 
 

@@ -222,7 +222,7 @@ def test_a_samples_turn_is_counted_among_those_of_its_agent() -> None:
     assert [(each.identity.agent, each.identity.turn) for each in samples_of(ledger)] == [("b", 0), ("b", 1)]
 
 
-class Sample(Recorded):  # type: ignore[misc, valid-type]
+class Sample(Recorded):  # type: ignore[misc]
     def get_reward_value(self, args: Any) -> Any:
         return self.reward
 
@@ -282,7 +282,7 @@ def test_the_report_of_a_file_adds_up(tmp_path_factory: Any, ledgers: list[Ledge
     path: Path = tmp_path_factory.mktemp("credit") / "out"
     for to in ("parquet", "slime", "verl", "trl"):
         for branches in ("list", "last"):
-            options = ExportOptions(lambda _: str, logprobs="omit", branches=branches)  # type: ignore[arg-type]
+            options = ExportOptions(lambda _: str, logprobs="omit", branches=branches)
             written = write(ledgers, to, path, options)
             left = written.elsewhere.total() + written.masked + written.constrained
             assert written.trained + left == written.sampled

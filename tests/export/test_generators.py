@@ -21,12 +21,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
-from strands_tito.export.sample import counted_last
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of
 from strands_tito.export.tinker import datum_of
 from strands_tito.export.trainer import trained_turns
 from strands_tito.export.verifiers import STOP, trace_of
 from strands_tito.export.verl import output_of
+from support.drafts import make_draft
 from support.rollout_forests import HOT, chain, grow, rollouts
 from support.trainer_packages import run
 from tito_compat.spans import emit_spans
@@ -87,8 +87,9 @@ def test_every_termination_has_its_word() -> None:
 @settings(max_examples=20)
 @given(rollouts(experts=False))
 def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
-    found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
-    samples = counted_last(samples_of(ledger), ledger, None)
+    found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)
+    every = samples_of(ledger)  # of one agent, and with a reward: those that train no token come first
+    samples = [sample for trains in (False, True) for sample in every if sample.loss_mask.any() == trains]
     assert found["is_last_step"] == [False] * (len(samples) - 1) + [True]
     assert found["trajectory_ids"] == ["a"] * len(samples)
     is_by_token = any(sample.credit is not None for sample in samples)
@@ -104,18 +105,37 @@ def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
             credit = np.zeros(len(sample)) if sample.credit is None else sample.credit.copy()
             credit[-1] += 1.0
             assert rewards == credit[sample.prompt_length :].tolist()
-    assert found["pixel_values"] is None  # type: ignore[typeddict-item]
+    assert found["pixel_values"] is None
+
+
+def of_a_solver(*later: dict[str, Any]) -> Ledger:
+    """Return a rollout of a solver's turn of 2 sampled tokens, and of later ones of 3 each with roots of their own."""
+    ledger = Ledger()
+    for number, changes in enumerate(({"agent": "solver"}, *later)):
+        ledger.commit(make_draft(None, 0, [100] * 2, [200] * (2 + bool(number)), **changes))
+    return ledger
 
 
 @pytest.mark.usefixtures("skyrl")
-def test_the_step_whose_reward_counts_for_all_is_last() -> None:
-    """SkyRL gives all rows of a rollout the advantage of its last; a judge that comes later has no reward."""
-    ledger = chain((3, 2))
-    grow(ledger, None, 2, 3)
-    ledger.annotate("reward", 1.0, turn=0)
-    found = generator_output_of([ledger], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
-    assert found["rewards"] == [[0.0] * 3, [0.0, 1.0]]
-    assert (found["loss_masks"], found["is_last_step"]) == ([[0] * 3, [1] * 2], [False, True])
+@pytest.mark.parametrize(
+    ("later", "rewards", "rows"),
+    [
+        ([{"agent": "judge"}], {0: 1.0}, [([0] * 3, [0.0] * 3), ([1, 1], [0.0, 1.0])]),
+        ([{"agent": "judge"}], {None: 1.0}, [([1] * 3, 1.0), ([1, 1], 1.0)]),
+        ([{"agent": "judge"}], {1: 1.0}, [([0, 0], [0.0] * 2), ([1] * 3, [0.0, 0.0, 1.0])]),
+        ([{"agent": "solver"}], {None: 1.0}, [([1, 1], 1.0), ([1] * 3, 1.0)]),
+        ([{"agent": "solver", "constrained": True}], {None: 1.0}, [([0] * 3, 1.0), ([1, 1], 1.0)]),
+        ([{"agent": "solver", "constrained": True}], {1: 1.0}, [([0] * 3, [0.0, 0.0, 1.0]), ([0, 0], [0.0] * 2)]),
+    ],
+)
+def test_the_step_whose_reward_counts_for_all_is_last(later: Any, rewards: Any, rows: Any) -> None:
+    """SkyRL gives all rows of a rollout the advantage of its last."""
+    ledger = of_a_solver(*later)
+    for turn, reward in rewards.items():
+        ledger.annotate("reward", reward, turn=turn)
+    found = generator_output_of([ledger], branches="steps", trajectory_ids=["a"], **SKYRL)
+    assert list(zip(found["loss_masks"], found["rewards"], strict=True)) == rows
+    assert found["is_last_step"] == [False, True]
 
 
 def test_tinkers_advantage_is_zero_where_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +150,9 @@ def test_tinkers_advantage_is_zero_where_nothing_is_trained(monkeypatch: pytest.
     assert found["advantages"].tolist() == [0, 0, 0]
     for wrong in (missing[:1], missing[None]):
         with pytest.raises(ValueError, match="one number, or one for each of 4 tokens"):
+            datum_of(sample, advantage=wrong)
+    for wrong in (np.array([0, 0, np.nan, 2]), np.float64(1e39)):
+        with pytest.raises(ValueError, match=r"is (nan|inf) at token 2, which is trained"):
             datum_of(sample, advantage=wrong)
 
 

@@ -33,7 +33,7 @@ from tito_core.ledger import Ledger
 TEXT: dict[str, Any] = {"decode": lambda ids: "", "temperature": 1.0}
 
 
-class Sample(Recorded):  # type: ignore[misc, valid-type]
+class Sample(Recorded):  # type: ignore[misc]
     """slime's sample, with its way of reading a reward."""
 
     def get_reward_value(self, args: Any) -> Any:

@@ -115,7 +115,7 @@ def test_a_truncation_without_kept_sets_is_refused_and_the_error_says_by_how_muc
     off = float(np.mean(np.array(truth.over_kept) - np.array(truth.whole)))
     assert float(found[1]) - 0.01 <= off <= float(found[2]) + 0.01
     for policy in ("as-recorded", "omit"):
-        logprobs_for(sample, **TRAINER, replays=replays, policy=policy)  # type: ignore[arg-type]
+        logprobs_for(sample, **TRAINER, replays=replays, policy=policy)
     (blind,) = samples_of(truncated(7, 3, top=0, mask=False, top_p=0.7))
     with pytest.raises(LogprobMismatchError, match=rf"For {blind.loss_mask.sum()} of them it is unknown"):
         logprobs_for(blind, **TRAINER, replays=replays)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.export import TrainingSample, parquet, samples_of
+from strands_tito.export.kept import KeptSets
 from strands_tito.export.parquet import SamplesSchemaError, read_parquet, samples_in, schema, table_of, write_parquet
 from strands_tito.export.sample import sampled_mask
+from strands_tito.inspect.score import Scores
 from support.rollout_forests import chain, rollouts
 from support.trainer_packages import run
 from tito_core.ledger import Ledger
+from tito_core.ledger.turn import Semantics, VocabularyCheck
 
 sets = st.lists(rollouts(most_turns=4), min_size=0, max_size=3)
 
@@ -77,6 +82,29 @@ def test_a_table_in_memory_is_sliced_and_read() -> None:
     assert same(next(samples_in(table.slice(1, 1))), samples[1])
 
 
+def changed(name: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
+    """Change the value that a column has in the first row."""
+
+    def edit(table: pa.Table) -> pa.Table:
+        values = table.column(name).to_pylist()
+        column = pa.array([change(values[0]), *values[1:]], table.schema.field(name).type)
+        return table.drop_columns([name]).append_column(name, [column])
+
+    return edit
+
+
+def rich(samples: list[TrainingSample]) -> list[TrainingSample]:
+    """Add the columns that few rollouts have."""
+    full = []
+    for sample in samples:
+        n = len(sample)
+        kept = KeptSets(np.zeros(0, np.int32), np.zeros(n + 1, np.int32), np.ones((n, 2), np.float32))
+        scores = Scores(np.zeros(n, np.float32), "m", None, VocabularyCheck.TOKENIZE, Semantics(False, 1.0, False, "m"))
+        experts = np.zeros((n, 1, 2), np.int16)
+        full.append(replace(sample, kept=kept, scores={"teacher": scores}, routed_experts=experts))
+    return full
+
+
 def test_added_and_reordered_columns_do_no_harm(tmp_path: Path) -> None:
     samples = [sample for size in (1, 2) for sample in samples_of(chain((2, size)))]
     table = table_of(samples).append_column("advantage", [[0.5, -0.5]])
@@ -94,10 +122,16 @@ def test_added_and_reordered_columns_do_no_harm(tmp_path: Path) -> None:
         (lambda table: table.drop_columns(["turns"]).append_column("turns", [["x", "y"]]), "'[xy]'"),
         (lambda table: table.drop_columns(["loss_mask"]).append_column("loss_mask", [[[1], [1]]]), "'loss_mask': 1"),
         (lambda table: table.drop_columns(["credit"]).append_column("credit", [[[1, None, 0], None]]), "'credit': 2"),
+        (changed("scores", lambda value: [{**value[0], "logprobs": [0.0]}]), "'scores teacher': 1"),
+        (changed("routed_experts", lambda value: {**value, "rows": value["rows"][:-1]}), "buffer size"),
+        (changed("routed_experts", lambda value: {**value, "rows": value["rows"][:-4]}), "'routed_experts': 2"),
+        (changed("kept", lambda value: {**value, "offsets": value["offsets"][:-1]}), "'kept': 2"),
+        (changed("kept", lambda value: {**value, "mass_low": [0.0]}), "inhomogeneous"),
+        (changed("termination", lambda _: "bored"), "'bored' is not a valid Termination"),
     ],
 )
 def test_rows_that_are_not_samples_say_why(change: Any, named: str) -> None:
-    table = table_of([sample for size in (1, 2) for sample in samples_of(chain((2, size)))])
+    table = table_of(rich([sample for size in (1, 2) for sample in samples_of(chain((2, size)))]))
     with pytest.raises(SamplesSchemaError, match=rf"rows are not samples: .*({named})"):
         next(samples_in(change(table)))
 

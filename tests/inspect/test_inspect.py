@@ -194,6 +194,16 @@ def test_the_summary_of_short_values_is_whole_at_common_widths(width: int, left_
     assert [column.name for column in columns if column.name not in shown] == left_out
 
 
+def test_the_summary_has_the_sum_of_the_latest_rewards_of_turns_and_calls() -> None:
+    judged, plain = forked(), forked()
+    for value, place in ((9, {"turn": 1}), (0.25, {"turn": 1}), (-1, {"turn": 1, "call": 0}), (None, {"turn": 2})):
+        judged.annotate("reward", value, **place)  # type: ignore[arg-type]
+    plain.annotate("reward", 2)
+    cells = {column.name: column.cells for column in ledger_table([judged, plain]).columns}
+    assert (cells["reward"], cells["credit"]) == (["", "2.0"], ["-0.75", ""])
+    assert "credit" not in {column.name for column in ledger_table([plain]).columns}
+
+
 def test_tokens_are_shown_as_ids_without_a_tokenizer(path: Path) -> None:
     shown = output_of("inspect", path, "--rollout", 1, "--tokens")
     assert "trajectory 1 of 2" in shown

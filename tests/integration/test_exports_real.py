@@ -164,8 +164,8 @@ def test_spans_and_turns_hold_each_turn_once(ledgers: list[Ledger]) -> None:
         assert sorted(each.turn.index for each in turns) == list(range(len(ledger)))
         for span, each in zip(exporter.get_finished_spans(), turns, strict=True):
             attributes, draft = dict(span.attributes or {}), each.turn.draft
-            assert list(attributes["prompt_token_ids"]) == each.prompt_ids.tolist()  # type: ignore[call-overload]
-            assert list(attributes["response_token_ids"]) == draft.output_ids.tolist()  # type: ignore[call-overload]
+            assert list(attributes["prompt_token_ids"]) == each.prompt_ids.tolist()
+            assert list(attributes["response_token_ids"]) == draft.output_ids.tolist()
             logprobs = [entry["logprob"] for entry in json.loads(str(attributes["logprobs.content"]))]
             assert logprobs == draft.logprobs.tolist()
             assert ledger.path_ids(each.turn.index).tolist() == [*each.prompt_ids, *draft.output_ids]

@@ -6,25 +6,15 @@ import re
 from typing import Any
 
 import pytest
-from strands import Agent, tool
+from strands import Agent
 
 from strands_tito.inspect.verify import rescore
+from support.histories import add
 from support.real import Served
 from tito_conformance.agents import collect_answer
 from tito_core.ledger import Provenance, check_ledger
 
 pytestmark = pytest.mark.engine
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return str(a + b)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def scripted(engine: Any = None) -> Policy:
 
 
 def sample(prompt: Any = QUESTION) -> Any:
-    return Recorded(index=3, prompt=prompt)  # type: ignore[call-arg]
+    return Recorded(index=3, prompt=prompt)
 
 
 @pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
@@ -95,10 +95,10 @@ async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
     policy = scripted()
     args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
     run = generate_with(make_agent, policy=policy)
-    rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
+    rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")
     with pytest.raises(ValueError, match="--apply-chat-template"):
         await run(args, rendered, {**PARAMETERS})
-    chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
+    chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])
     (done,) = await run(args, chat, {**PARAMETERS})
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
@@ -252,7 +252,7 @@ async def test_patience_and_template_arguments_are_of_slimes_configuration(
 async def test_template_arguments_that_the_given_policy_does_not_have_are_refused() -> None:
     args = arguments("http://nowhere:1", "unused", apply_chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(ValueError, match=r"--apply-chat-template-kwargs is .*enable_thinking.*template_arguments"):
-        await generate_with(make_agent, policy=policy_of("sglang"))(args, Recorded(prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+        await generate_with(make_agent, policy=policy_of("sglang"))(args, Recorded(prompt=QUESTION), {**PARAMETERS})
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def plain(model: Any, row: Any) -> Agent:
 async def ran(make: Any, script: Any, *, evaluation: bool = False, sample: Any = None, **options: Any) -> Any:
     _, policy = seeing("sglang", script)
     args = arguments("http://nowhere:1", "unused", partial_rollout=options.get("partial", False))
-    own = Recorded(index=3, prompt="What is this?") if sample is None else sample  # type: ignore[call-arg]
+    own = Recorded(index=3, prompt="What is this?") if sample is None else sample
     run = generate_with(make, policy=policy, branches=options.get("branches"))
     return own, await run(args, own, {**PARAMETERS}, evaluation=evaluation)
 

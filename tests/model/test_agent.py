@@ -11,25 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException, StructuredOutputException
 
+from support.histories import add
 from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
 from tito_core import store
 from tito_core.ledger import Ledger, check_ledger
 
 UUID = "00000000-0000-4000-8000-000000000000"
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return str(a + b)
 
 
 def agent_of(model: Any, **options: Any) -> Agent:

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from strands import Agent, tool
+from strands import Agent
 from strands.types.agent import ConcurrentInvocationMode
 from strands.types.exceptions import ConcurrencyException, EventLoopException
 
+from support.histories import add
 from support.interrupts import Boom, Steps
 from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, tokenizer
 from tito_conformance.testing import ScriptedRequest, ScriptedServer
@@ -23,17 +24,6 @@ from tito_core import TITOModel
 from tito_core.ledger import Ledger, Reason, check_ledger
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return str(a + b)
 
 
 def agent_of(model: TITOModel, **options: Any) -> Agent:
@@ -101,7 +91,7 @@ def test_a_loop_that_is_closed_under_a_turn_is_forgotten_quietly(kind: str) -> N
 
     async def begin() -> asyncio.Task[Any]:
         stream = model.stream([{"role": "user", "content": [{"text": "Hi?"}]}])
-        task = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(anext(stream))
         while not model.scripted.running:  # type: ignore[attr-defined]
             await asyncio.sleep(0.001)
         return task

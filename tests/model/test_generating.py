@@ -15,31 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams, resume
+from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
 from tito_core.backend.protocol import TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings
 from tito_core.turn import generate
 from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
+pytestmark = pytest.mark.usefixtures("frozen_heap", "unchecked")
 
 
 def ids(*values: int) -> Any:
     return np.array(values, np.int32)
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip validation: the backend here returns a `TokenResponse`."""
-
-    async def generate(backend: Any, request: Any, on_chunk: Any = None) -> TokenResponse:
-        response: TokenResponse = await (
-            backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk)
-        )
-        return response
-
-    monkeypatch.setattr(resume, "generate", generate)
 
 
 class Engine:

@@ -52,6 +52,18 @@ def summarise(agent: Any) -> None:
     agent.messages[:3] = [user("So far: nothing.")]
 
 
+def summarise_two(agent: Any) -> None:
+    agent.messages[:2] = [user("So far: nothing.")]
+
+
+def trim_without_the_answer(agent: Any) -> None:
+    agent.messages[:] = agent.messages[2:3]
+
+
+def say_again(agent: Any) -> None:
+    agent.messages[2:2] = agent.messages[:2]
+
+
 def call_directly(agent: Any) -> None:
     agent.tool.add(a=1, b=2)
 
@@ -78,6 +90,12 @@ CHANGES = [
         summarise,
         r"message 0 \(user\) changed .*'First\?'.*'So far: nothing\.' \(summary, from turn 1, at message 0\)",
     ),
+    (summarise_two, r"message 0 \(user\) changed .* \(summary, from turn 1, at message 0\)"),
+    (
+        trim_without_the_answer,
+        r"message 0 \(user\) changed .*'First\?'.*'Second\?' \(trim, from turn 1, at message 0\)",
+    ),
+    (say_again, r"message 2 \(user\) changed .*'Second\?'.*'First\?' \(edit, from turn 0, at message 2\)"),
     (
         call_directly,
         r"message 5 \(assistant\) was not sampled here: '[^']*add[^']*' \(edit, from turn 1, at message 4\)",

@@ -268,6 +268,16 @@ SPOKEN_FOR = [(ask, 0, 0, 0), (speak_for_it, 0, 1, 1), (ask, 0, 2, 0), (retry, 0
 BACK = [(ask, 0, 0, 0), (ask, 0, 1, 0), (change_the_system, 0, 1, 0), (pop, 0, 3, 0), (ask, 0, 0, 0)]
 BACK += [(change_the_system, 0, 0, 0), (ask, 0, 2, 0)]
 """A system prompt that is back: the branch leaves the last turn under it, not the agent's own last turn."""
+CHANGED_LATE = [(pop, 1, 0, 0), (speak_for_it, 1, 1, 1), (ask, 1, 0, 0)]
+"""A change after the last question, after which nothing can be extended: the branch leaves the last unchanged turn."""
+OWN_OF_TWO = [(ask, 1, 0, 0), (ask, 0, 0, 0), (ask, 1, 0, 0)]
+"""Two agents with one history: each has its own turn, and its own ancestors."""
+PAST_A_ROOT = [(ask, 1, 0, 2), (speak_for_it, 1, 0, 0), (ask, 0, 0, 2), (ask, 1, 0, 0), (retry, 1, 0, 0)]
+"""Where the agent's own turn is a root, it comes from the turn that the root left."""
+LATER_KNOWN = [(speak_for_it, 1, 0, 0), (ask, 1, 0, 0), (ask, 0, 0, 0)]
+"""An answer that nobody had sampled when the agent went on from it, and that another agent sampled later."""
+TWICE = [(ask, 1, 0, 0), (retry, 1, 0, 0)]
+"""One answer, sampled twice by one agent: the later one counts, also for a call that is nobody's."""
 act = st.tuples(
     st.one_of(st.just(ask), st.sampled_from(ACTS), st.sampled_from(RARER)),
     st.integers(0, 1),
@@ -279,6 +289,13 @@ act = st.tuples(
 @settings(max_examples=60)
 @example(kind="vllm", acts=SPOKEN_FOR)
 @example(kind="sglang", acts=BACK)
+@example(kind="vllm", acts=[*OWN_OF_TWO, (retry, 1, 0, 0)])
+@example(kind="sglang", acts=[*OWN_OF_TWO, *CHANGED_LATE])
+@example(kind="vllm", acts=PAST_A_ROOT)
+@example(kind="sglang", acts=[*LATER_KNOWN, *CHANGED_LATE])
+@example(kind="vllm", acts=[*LATER_KNOWN, (ask, 0, 1, 0), (retry, 1, 0, 1)])
+@example(kind="sglang", acts=[*TWICE, (ask, 1, 0, 0), *CHANGED_LATE])
+@example(kind="vllm", acts=[*TWICE, (forget, 1, 0, 0), (ask, 1, 0, 0)])
 @given(kind=st.sampled_from(BACKENDS), acts=st.lists(act, max_size=25))
 def test_every_history_has_the_parent_prompt_and_branch_of_a_slow_oracle(kind: str, acts: Any) -> None:
     async def live() -> World:

@@ -11,6 +11,7 @@ import pytest
 from strands import Agent
 
 from support.byte_level import byte_level
+from support.distributions import write_distribution
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
 from tito_core import Policy, TITOModel
 from tito_core.parsing import DetectionError, UnknownParserError, get_tool_parser, known_tool_parsers
@@ -94,13 +95,8 @@ class Session:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A third party's distribution, as an installer writes it."""
-    info = tmp_path / "tito_toy-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tito-toy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tito.tool_parsers]\nshout = tito_toy_parser:Shout\n")
-    (tmp_path / "tito_toy_parser.py").write_text(TOY)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    points = "[tito.tool_parsers]\nshout = tito_toy_parser:Shout\n"
+    monkeypatch.syspath_prepend(str(write_distribution(tmp_path, "tito_toy_parser", TOY, points)))
     yield
     sys.modules.pop("tito_toy_parser", None)
 

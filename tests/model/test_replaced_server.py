@@ -84,6 +84,22 @@ def connected(kind: str, **options: Any) -> tuple[Policy, Address]:
     return Policy.connect(backend=backend, tokenizer=tokenizer()), address
 
 
+def begun(kind: str, adapter: str | None = None, **options: Any) -> tuple[Any, Agent, Address]:
+    """Return the model, the agent and the server of a rollout after its first turn."""
+    policy, address = connected(kind, **options)
+    model = policy.model(adapter=adapter)
+    agent = Agent(model=model, callback_handler=None)
+    agent("How are you?")
+    return model, agent, address
+
+
+def requests_for(agent: Agent, address: Address, question: str) -> int:
+    """Ask, and return how many requests that took."""
+    before = address.requests
+    agent(question)
+    return address.requests - before
+
+
 def restarts_as(address: Address, agent: Agent, **options: Any) -> None:
     """Restart the server between two turns, one of which finds nothing at the address."""
     address.engine = None
@@ -107,13 +123,10 @@ REPLACED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("what", REPLACED)
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_rollout_ends_on_a_server_that_was_restarted_as_another(kind: str, what: str) -> None:
-    policy, address = connected(kind)
     options, error, sentence = REPLACED[what]
     if what == "logprob mode":  # the other one than the engine's own
         options = {"raw_logprobs": kind == "sglang"}
-    model = policy.model()
-    agent = Agent(model=model, callback_handler=None)
-    agent("How are you?")
+    model, agent, address = begun(kind)
     restarts_as(address, agent, **options)
     for _ in range(2):  # it is refused until the server is what it was
         with pytest.raises(error, match=sentence):
@@ -144,17 +157,14 @@ def test_a_server_that_comes_back_within_a_turn_is_checked_before_the_commit(kin
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_the_turn_that_meets_a_restart_without_its_adapter_is_not_committed(kind: str, within: bool) -> None:
-    policy, address = connected(kind, adapters=("one",))
-    model = policy.model(adapter="one")
-    agent = Agent(model=model, callback_handler=None)
-    agent("How are you?")
+    model, agent, address = begun(kind, "one", adapters=("one",))
 
     async def back(seconds: float = 0) -> None:
         address.engine = address.started(adapters=("one",))
         address.engine.state.adapters["one"] = FRESH
 
     if within:
-        policy.backend.http.retries.sleep = back  # type: ignore[attr-defined]
+        model.policy.backend.http.retries.sleep = back
         address.engine = None
     else:
         restarts_as(address, agent)
@@ -166,25 +176,16 @@ def test_the_turn_that_meets_a_restart_without_its_adapter_is_not_committed(kind
 
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_restart_of_the_same_server_and_new_weights_change_nothing(kind: str) -> None:
-    policy, address = connected(kind)
-    model = policy.model()
-    agent = Agent(model=model, callback_handler=None)
-    agent("How are you?")
-    before = address.requests
-    agent("And now?")
-    assert address.requests - before == 1, "a turn costs one request"
+    model, agent, address = begun(kind)
+    assert requests_for(agent, address, "And now?") == 1
     engine = address.engine
     assert engine is not None
     for step in range(3):  # a trainer's updates; their versions are recorded, and cost no measurement
         engine.state.set_version(f"step-{step}")
-        before = address.requests
-        agent(f"And after step {step}?")
-        assert address.requests - before == 1
+        assert requests_for(agent, address, f"And after step {step}?") == 1
     restarts_as(address, agent, max_model_len=2048)
     agent("And after the restart?")
-    before = address.requests
-    agent("And then?")
-    assert address.requests - before == 1, "it was checked once"
+    assert requests_for(agent, address, "And then?") == 1, "it was checked once"
     assert len(model.ledger) == 7
 
 
@@ -199,9 +200,7 @@ def test_a_restart_while_the_client_was_idle_is_noticed(kind: str) -> None:
     agent = Agent(model=model, callback_handler=None)
     agent("How are you?")
     now += IDLE_S
-    before = address.requests
-    agent("And now?")
-    assert address.requests - before == 1, "no engine starts so fast"
+    assert requests_for(agent, address, "And now?") == 1, "no engine starts so fast"
     now += IDLE_S + 1
     address.engine = address.started(raw_logprobs=kind == "sglang")
     with pytest.raises(ServerChangedError, match=r"Law 11: .*processed_logprobs was"):
@@ -212,12 +211,10 @@ def test_a_restart_while_the_client_was_idle_is_noticed(kind: str) -> None:
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_server_with_new_weights_is_the_one_it_was(kind: str) -> None:
     """SGLang names its model by the folder of its last weights, and a learner's step leaves the server idle."""
-    policy, address = connected(kind)
-    model = policy.model()
-    agent = Agent(model=model, callback_handler=None)
-    agent("How are you?")
-    asyncio.run(policy.backend.load_weights("/weights/1", "step-1"))  # type: ignore[attr-defined]
-    policy.backend.http.interruptions += 1  # type: ignore[attr-defined]
+    model, agent, address = begun(kind)
+    backend = model.policy.backend
+    asyncio.run(backend.load_weights("/weights/1", "step-1"))
+    backend.http.interruptions += 1
     agent("And now?")
     versions = [None, None] if kind == "vllm-completions" else ["default", "step-1"]
     assert [turn.draft.versions[0].version for turn in model.ledger] == versions

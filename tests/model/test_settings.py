@@ -138,7 +138,7 @@ def test_the_smallest_allowed_values() -> None:
     assert (chosen.max_total_tokens, chosen.context_window_limit, chosen.turn_timeout_s) == (1, 1, 1)
     assert chosen.malformed_calls == "end_turn"
     for word in ("feedback", "end_turn", "raise"):
-        assert Settings.of(malformed_calls=word).malformed_calls == word  # type: ignore[arg-type]
+        assert Settings.of(malformed_calls=word).malformed_calls == word
 
 
 @given(limit=st.none() | st.integers(1, 9), served=st.none() | st.integers(1, 9))

@@ -24,7 +24,7 @@ from tito_core.parsing import ParsedTurn, get_tool_parser
 PATH = Path(__file__).with_name("recorded.json")
 TURNS = 250
 MOST = 30
-"""Turns to keep of a format."""
+"""Turns to keep of a format; more only for reasons that none of them has."""
 
 
 def read(family: Family, completion: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
@@ -44,10 +44,18 @@ def shown(turn: ParsedTurn) -> dict[str, Any]:
     return {"reasoning": turn.reasoning, "text": turn.text, "closed": turn.reasoning_closed, "calls": calls}
 
 
+QUOTED = re.compile(r"""schema: .* is not of type|(?<!\w)'[^']*'|(?<!\w)"[^"]*"|\d+""", re.DOTALL)
+"""What reasons quote of a call: keys and values that do not fit, texts, which no apostrophe begins, and numbers."""
+
+
+def reasons(found: dict[str, Any]) -> set[tuple[str, bool, str]]:
+    """Return status, whether it has a name, and reason of each call of a turn, without the values that are quoted."""
+    return {(call[0], bool(call[1]), QUOTED.sub("_", call[5])) for call in found["calls"]}
+
+
 def signature(found: dict[str, Any]) -> str:
-    """Return the statuses and reasons of a turn, without the values that they quote."""
-    calls = {(call[0], bool(call[1]), re.sub(r"'[^']*'|\d+", "_", call[5])) for call in found["calls"]}
-    return json.dumps([bool(found["reasoning"]), bool(found["text"].strip()), found["closed"], sorted(calls)])
+    """Return what distinguishes turns to record."""
+    return json.dumps([bool(found["reasoning"]), bool(found["text"].strip()), found["closed"], sorted(reasons(found))])
 
 
 def candidates(family: Family, rng: random.Random) -> Iterator[tuple[str, list[Call]]]:
@@ -70,7 +78,7 @@ def candidates(family: Family, rng: random.Random) -> Iterator[tuple[str, list[C
 
 def record(family: Family) -> list[dict[str, Any]]:
     """Return the turns of one format to record."""
-    rng = random.Random(family.name)
+    rng, seen = random.Random(family.name), set[tuple[str, bool, str]]()
     kept: dict[str, dict[str, Any]] = {}
     edges = [
         entry(family, completion, [("look", {"a": 1, "b": "x"})], by_token, truncated)
@@ -80,9 +88,10 @@ def record(family: Family) -> list[dict[str, Any]]:
     for completion, calls in candidates(family, rng):
         by_token, truncated = rng.random() < 0.7, rng.random() < 0.3
         found = read(family, completion, calls, by_token, truncated)
-        known = kept.get(signature(found))
-        if (known is None and len(kept) < MOST) or (known is not None and len(completion) < len(known["completion"])):
+        known, new = kept.get(signature(found)), reasons(found) - seen
+        if len(completion) < len(known["completion"]) if known else new or len(kept) < MOST:
             kept[signature(found)] = entry(family, completion, calls, by_token, truncated)
+            seen |= new
     return [*kept.values(), *edges]
 
 

@@ -114,7 +114,7 @@ def test_a_tokenizer_without_a_template_shows_nothing(given: Any) -> None:
 def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     class Theirs:
         def __init__(self, tokenizer: Any) -> None:
-            self.tokenizer = tokenizer
+            self.start = tokenizer.encode
 
     points = [SimpleNamespace(name=name, load=lambda: Theirs) for name in ("theirs", "hermes")]
     groups: list[str] = []
@@ -123,7 +123,7 @@ def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.Mon
         groups.append(group)
         return points
 
-    monkeypatch.setattr(parser_registry, "entry_points", entry_points)
+    monkeypatch.setattr("tito_core.entry_points.entry_points", entry_points)
     assert isinstance(get_tool_parser("theirs", tokenizer_of("byte level")), Theirs)
     assert isinstance(get_tool_parser("hermes", tokenizer_of("byte level")), TurnParser)
     assert "theirs" in known_tool_parsers()

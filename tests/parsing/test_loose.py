@@ -450,8 +450,8 @@ def test_a_parser_without_a_lenient_mode_raises(monkeypatch: pytest.MonkeyPatch)
             self.mode = "lenient"
             return self
 
-    monkeypatch.setitem(parser_registry._FACTORIES, "theirs", Theirs)  # type: ignore[arg-type]
-    monkeypatch.setitem(parser_registry._FACTORIES, "both", Both)  # type: ignore[arg-type]
+    monkeypatch.setitem(parser_registry._FACTORIES, "theirs", Theirs)
+    monkeypatch.setitem(parser_registry._FACTORIES, "both", Both)
     tokenizer = byte_level(())
     assert get_tool_parser("theirs", tokenizer).mode == "strict"  # type: ignore[attr-defined]
     assert get_tool_parser("both", tokenizer, tool_calls="lenient").mode == "lenient"  # type: ignore[attr-defined]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from strands import Agent
-from strands.hooks import AfterToolCallEvent
 
 from calculator import calculator
+from support.multiplying import editing
 from tito_core.ledger import Ledger
 
 QUESTION = "What is 25 * 17?"
@@ -21,14 +21,7 @@ def make_agent(model: Any, row: Any) -> Agent:
 
 
 def make_editing_agent(model: Any, row: Any) -> Agent:
-    """Make an agent whose history is edited once a tool was called, so that its rollout has two trajectories."""
-    agent = make_agent(model, row)
-
-    def edit(event: AfterToolCallEvent) -> None:
-        event.agent.messages[0]["content"][0]["text"] = "What is 25 * 17, exactly?"
-
-    agent.hooks.add_callback(AfterToolCallEvent, edit)
-    return agent
+    return editing(make_agent(model, row))
 
 
 def called(found: list[Ledger]) -> int:

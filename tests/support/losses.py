@@ -96,7 +96,7 @@ class World:
     def turn(self, cancel: threading.Event | None = None) -> AsyncGenerator[Any]:
         """Start the agent's next turn as Strands does, with copies of its messages."""
         return self.model.stream(
-            [dict(message) for message in self.messages],  # type: ignore[arg-type]
+            [dict(message) for message in self.messages],
             None,
             "Be brief.",
             cancel_signal=cancel,

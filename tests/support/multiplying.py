@@ -58,15 +58,18 @@ def make_agent(model: Any, row: Any) -> Agent:
     return agent
 
 
-def make_editing_agent(model: Any, row: Any) -> Agent:
-    """Return an agent that edits its history before its second answer, so that its rollout has two trajectories."""
-    agent = make_agent(model, row)
+def editing(agent: Agent) -> Agent:
+    """Let an agent edit its history before its second answer, so that its rollout has two trajectories."""
 
     def edit(event: AfterToolCallEvent) -> None:
         event.agent.messages[0]["content"][0]["text"] = "What is 25 * 17, exactly?"
 
     agent.hooks.add_callback(AfterToolCallEvent, edit)
     return agent
+
+
+def make_editing_agent(model: Any, row: Any) -> Agent:
+    return editing(make_agent(model, row))
 
 
 def make_credited_agent(model: Any, row: Any) -> Agent:

@@ -121,7 +121,7 @@ class Spoken:
         engine = scripted_engine(
             "vllm", says, vocab_size=self.model.spec["config"]["vocab_size"], eos_ids=[loaded.eos_token_id],
             max_model_len=8192, encode=lambda text, special: loaded.encode(text, add_special_tokens=special),
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
         policy = Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=loaded)
         model = policy.model()
         Agent(model=model, tools=[multiply], callback_handler=None)(QUESTION)

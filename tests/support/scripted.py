@@ -72,7 +72,7 @@ def engine_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> 
         "max_model_len": 4096,
         "encode": lambda text, special: loaded.encode(text, add_special_tokens=special),
     }
-    return scripted_engine(kind, script, **{**defaults, **options})  # type: ignore[arg-type]
+    return scripted_engine(kind, script, **{**defaults, **options})
 
 
 def backend_of(engine: ScriptedEngine, kind: str, **options: Any) -> Backend:

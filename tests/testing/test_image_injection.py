@@ -38,7 +38,7 @@ def test_no_text_becomes_an_image(kind: str, seed: int, images: int) -> None:
     model = policy.model(sampling={"max_new_tokens": 1})
 
     async def play() -> None:
-        async for _ in model.stream([{"role": "user", "content": blocks}]):  # type: ignore[typeddict-item]
+        async for _ in model.stream([{"role": "user", "content": blocks}]):
             pass
 
     asyncio.run(play())

@@ -156,8 +156,8 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
     """Yield the samples of an Arrow table that has the columns of `schema()`, in any order; others are ignored.
 
     Raises:
-        SamplesSchemaError: A column is missing, or has values of another type, or a row's columns of tokens have
-            different lengths.
+        SamplesSchemaError: A column is missing, or has values of another type or meaning, or a row's columns of tokens
+            have different lengths.
     """
     arrow = import_optional("pyarrow", "parquet")
     own = [field for field in schema() if field.name in table.column_names]
@@ -172,14 +172,26 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
     }
     plain = table.drop_columns([*numbers])
     for index, row in enumerate(plain.to_pylist()):
-        columns = {name: numbers[name][index].values for name in numbers}
-        lengths = {name: len(values) for name, values in columns.items()}
-        lengths |= {} if (credit := row.get("credit")) is None else {"credit": sum(each is not None for each in credit)}
+        columns = {name: numbers[name][index].values.to_numpy(zero_copy_only=False) for name in numbers}
+        try:
+            sample = _sample(row, columns)
+        except (TypeError, ValueError) as error:
+            raise SamplesSchemaError(f"The rows are not samples: {error}.") from error
+        lengths = {name: len(values) for name, values in columns.items()} | _lengths(sample)
         if len(set(lengths.values())) > 1:
             raise SamplesSchemaError(f"The rows are not samples: columns of tokens have unequal lengths, {lengths}.")
-        yield _sample(
-            row, {name: np.asarray(values.to_numpy(zero_copy_only=False)) for name, values in columns.items()}
-        )
+        yield sample
+
+
+def _lengths(sample: TrainingSample) -> dict[str, int]:
+    """Return the number of tokens for which a sample's optional columns have values."""
+    found: dict[str, Any] = {f"scores {column}": each.logprobs for column, each in sample.scores.items()}
+    found["routed_experts"] = sample.routed_experts
+    if sample.credit is not None:
+        found["credit"] = sample.credit[~np.isnan(sample.credit)]
+    if sample.kept is not None:
+        found |= {"kept": sample.kept.counts, "mass": sample.kept.mass}
+    return {name: len(values) for name, values in found.items() if values is not None}
 
 
 def _check(metadata: dict[bytes, bytes], path: str) -> None:

@@ -34,18 +34,24 @@ def datum_of(
         ImagesNotSupportedError: The sample has images.
         MissingPackageError: tinker is not installed.
         LogprobMismatchError: The logprobs are not the quantity that Tinker computes.
-        ValueError: The advantages are neither one number nor one for each token.
+        ValueError: The advantages are neither one number nor one for each token, or not finite where it is trained.
     """
     refuse_images(sample.images, "Tinker", sample.identity.rollout_id)
     tinker = import_optional("tinker", "tinker")
     values = logprobs_for(sample, temperature=temperature, trainer="Tinker", policy=logprobs)
-    given = np.asarray(advantage, np.float32)
+    with np.errstate(over="ignore"):  # refused below
+        given = np.asarray(advantage, np.float32)
     if given.shape not in ((), (len(sample),)):
         raise ValueError(
             f"Advantages of shape {given.shape}: give one number, or one for each of {len(sample)} tokens."
         )
     is_trained = (sample.loss_mask == 1) & (not sample.ended_outside)
     advantages = np.where(is_trained, given, np.float32(0))  # a product would keep the NaN of a missing reward
+    if wrong := np.flatnonzero(~np.isfinite(advantages)).tolist():
+        raise ValueError(
+            f"The advantage is {advantages[wrong[0]]} at token {wrong[0]}, which is trained: give it a finite one, "
+            "or leave the rollout out."
+        )
     inputs = {"target_tokens": sample.token_ids[1:].astype(np.int64), "advantages": advantages[1:]}
     if values is not None:
         inputs["logprobs"] = values[1:]

@@ -21,6 +21,7 @@ from tito_core.ledger.laws import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Trajectory, count
+from tito_core.ledger.turn import REWARD
 from tito_core.model import Policy
 from tito_core.parsing.completion import CallStatus
 from tito_engines.terminal import VISIBLE, visible
@@ -113,7 +114,7 @@ def _answer(rollout: Rollout) -> str:
 
 
 def ledger_table(ledgers: Iterable[Ledger]) -> FittedTable:
-    """Return a table with one row per ledger. Columns without any value (task, agents, reward, ended) are left out."""
+    """Return a table with one row per ledger. Columns without any value (`_OPTIONAL`) are left out."""
     rows, counts = [], []
     for ledger in ledgers:  # one at a time: a file may hold thousands
         rows.append(_LedgerRow.of(ledger))
@@ -127,12 +128,13 @@ def ledger_table(ledgers: Iterable[Ledger]) -> FittedTable:
         Column("leaves", [row.leaves for row in rows], rank=4),
         Column("logprob", [row.logprob for row in rows], rank=2),
         Column("reward", [row.reward for row in rows], rank=1),
+        Column("credit", [row.credit for row in rows], rank=1),
         Column("ended", [row.ended for row in rows], rank=1, is_text=True),
     ]
     return FittedTable([column for column in columns if column.name not in _OPTIONAL or any(column.cells)])
 
 
-_OPTIONAL = ("task", "agents", "reward", "ended")
+_OPTIONAL = ("task", "agents", "reward", "credit", "ended")
 
 
 def _count_columns(counts: Sequence[Counts]) -> list[Column]:
@@ -148,7 +150,10 @@ def _count_columns(counts: Sequence[Counts]) -> list[Column]:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerRow:
-    """What the table shows of a ledger besides its counts, as text. `logprob` is the mean of its sampled tokens."""
+    """What the table shows of a ledger besides its counts, as text.
+
+    `logprob` is the mean of its sampled tokens, and `credit` the sum of the rewards of its turns and calls.
+    """
 
     ledger: str
     task: str
@@ -156,18 +161,22 @@ class _LedgerRow:
     leaves: str
     logprob: str
     reward: str
+    credit: str
     ended: str
 
     @classmethod
     def of(cls, ledger: Ledger) -> _LedgerRow:
         sampled = [turn.draft.logprobs for turn in ledger if len(turn.draft.logprobs)]
+        rewards = {(note.turn, note.call): note.value for note in ledger.annotations if note.name == REWARD}
+        credit = [value for (turn, _), value in rewards.items() if turn is not None and isinstance(value, int | float)]
         return cls(
             ledger=ledger.uuid[:8],
             task=ledger.header.task_id or "",
             agents=", ".join(agents) if len(agents := ledger.agents) > 1 else "",
             leaves=str(len(ledger.leaves())),
             logprob=f"{np.concatenate(sampled).mean():.2f}" if sampled else "",
-            reward=str(ledger.annotation("reward", default="")),
+            reward=str(rewards.get((None, None), "")),
+            credit=f"{sum(credit):g}" if credit else "",
             ended=str(ledger.annotation("termination", default="")),
         )
 

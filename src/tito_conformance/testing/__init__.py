@@ -19,6 +19,7 @@ Neither this package nor a wire imports a backend, so that the scripted servers 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypedDict, Unpack
 
 from tito_conformance.testing.engine import (
@@ -55,9 +56,10 @@ from tito_conformance.testing.wire import (
     Wire,
     WireKit,
     WireResponse,
-    find_wire,
-    installed_wires,
 )
+from tito_core.entry_points import load, offered
+
+_GROUP = "tito.wires"
 
 __all__ = [
     "THROTTLED",
@@ -161,6 +163,25 @@ class Options(TypedDict, total=False):
     max_running: int | None
     max_queued: int | None
     record: bool
+
+
+def installed_wires() -> list[str]:
+    """Return the names of the installed wires."""
+    return offered(_GROUP)
+
+
+@cache
+def find_wire(name: str) -> WireKit[Any]:
+    """Return the wire of that name.
+
+    Raises:
+        ValueError: No installed package offers it.
+        BrokenEntryPointError: The package that offers it cannot be imported.
+    """
+    kit: WireKit[Any] | None = load(_GROUP, name, WireKit)
+    if kit is None:
+        raise ValueError(f"Unknown wire {name!r}. Installed wires: {', '.join(installed_wires())}.")
+    return kit
 
 
 def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> ScriptedEngine:

@@ -8,8 +8,6 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import parse_qs
 
@@ -20,7 +18,6 @@ from tito_conformance.testing.script import Decode, ScriptedRequest, Settled
 
 JSON_HEADERS = {"content-type": "application/json"}
 SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
-ENTRY_POINT_GROUP = "tito.wires"
 Encode = Callable[[str, bool], Sequence[int]]
 """Converts a text, and whether to add special tokens such as a BOS, to ids."""
 
@@ -349,27 +346,6 @@ class WireKit(Generic[G]):
     read: Callable[[Any], G | None]
     wire: Callable[[EngineState], Wire] | None = None
     cache_page: int = 1
-
-
-def installed_wires() -> list[str]:
-    """Return the names of the installed wires."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
-
-
-@cache
-def find_wire(name: str) -> WireKit[Any]:
-    """Return the wire of that name.
-
-    Raises:
-        ValueError: No installed package offers it.
-    """
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == name:
-            kit = point.load()
-            if not isinstance(kit, WireKit):
-                raise ValueError(f"The entry point {point.value} is a {type(kit).__name__}, not a WireKit.")
-            return kit
-    raise ValueError(f"Unknown wire {name!r}. Installed wires: {', '.join(installed_wires())}.")
 
 
 def json_response(value: Any, status: int = 200) -> WireResponse:

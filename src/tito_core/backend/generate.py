@@ -457,6 +457,9 @@ def _of_ids(reader: RawReader, raw: object, sent: TokenIds, of: TokenIds, own: L
 
     Where one of them is the token itself, its score must be the token's own.
     """
+    unscored = np.full((1, len(of)), np.nan, np.float32)
+    if len(sent) == 1:
+        return unscored
     if not raw:
         problem = f"The server took no notice of {len(of)} given ids: it is too old, or a proxy removed them."
         raise UnsupportedByServerError(
@@ -481,7 +484,7 @@ def _of_ids(reader: RawReader, raw: object, sent: TokenIds, of: TokenIds, own: L
             f"Law 4: id {of[at]} at offset {offset + 1} has the score {own[offset + 1]}, but among the given ids "
             f"{scores[offset, at]}."
         )
-    return np.concatenate([np.full((1, len(of)), np.nan, np.float32), scores])
+    return np.concatenate([unscored, scores])
 
 
 def validated_ids(raw: object, info: EngineInfo) -> TokenIds | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any, TypedDict
 
 from tito_core.backend.errors import UnknownBackendError
@@ -13,6 +12,7 @@ from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import TIMEOUT_S, Retries
 from tito_core.backend.sampling import refuse_unknown_option
 from tito_core.backend.values import InvalidValueError, is_text, short_repr
+from tito_core.entry_points import load, offered
 
 ENTRY_POINT_GROUP = "tito.backends"
 
@@ -59,7 +59,7 @@ _HIDDEN_OPTIONS = ("http_transport", "sleep", "clock")
 
 def installed_backends() -> list[str]:
     """List the names of the installed backends."""
-    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+    return offered(ENTRY_POINT_GROUP)
 
 
 def check_backend(backend: Any) -> None:
@@ -98,17 +98,18 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
 
     Raises:
         UnknownBackendError: Unknown name; the message lists the installed backends.
+        BrokenEntryPointError: The package that offers it cannot be imported.
+        InvalidValueError: What the package offers makes no `Backend`.
         ValueError: A list of addresses is empty or has a duplicate; an option is unknown or has a bad value.
     """
     options = one_model(options)
     if not isinstance(base_url, str | list | tuple):
         raise InvalidValueError(f"base_url must be an address or a list of them, not {short_repr(base_url)}.")
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == name:
-            factory: Callable[..., Backend] = point.load()
-            _check_options(name, factory, options)
-            return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
-    raise UnknownBackendError(f"Unknown backend {short_repr(name)}. Installed: {', '.join(installed_backends())}.")
+    factory: Callable[..., Backend] | None = load(ENTRY_POINT_GROUP, name)
+    if factory is None:
+        raise UnknownBackendError(f"Unknown backend {short_repr(name)}. Installed: {', '.join(installed_backends())}.")
+    _check_options(name, factory, options)
+    return _built(factory, base_url, options) if isinstance(base_url, str) else _several(factory, base_url, options)
 
 
 def one_model(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,11 +148,8 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
 
 def option_names(backend: Any) -> Collection[str] | None:
     """Return the option names of an installed backend; None if it takes any name."""
-    if isinstance(backend, str):
-        for point in entry_points(group=ENTRY_POINT_GROUP):
-            if point.name == backend:
-                return _names(point.load())
-    return BackendOptions.__annotations__.keys()
+    factory = load(ENTRY_POINT_GROUP, backend) if isinstance(backend, str) else None
+    return BackendOptions.__annotations__.keys() if factory is None else _names(factory)
 
 
 def _names(factory: Callable[..., Backend]) -> Collection[str] | None:
@@ -175,6 +173,12 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 _SECRETS = ("api_key", "admin_api_key", "headers")
 
 
+def _built(factory: Callable[..., Backend], address: str, options: Mapping[str, Any]) -> Backend:
+    backend = factory(address, **options)
+    check_backend(backend)
+    return backend
+
+
 def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:
     """Build one backend per address, without retries of its own: `Replicas` retries on another server."""
     if not addresses:
@@ -182,5 +186,5 @@ def _several(factory: Callable[..., Backend], addresses: Sequence[str], options:
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
         raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
     retry_options = {key: options[key] for key in ("patience_s", "sleep", "clock") if key in options}
-    members = [factory(address, **{**options, "patience_s": 0}) for address in addresses]
+    members = [_built(factory, address, {**options, "patience_s": 0}) for address in addresses]
     return replicas_of(members, addresses, Retries(pause_s=options.get("timeout_s", TIMEOUT_S), **retry_options))

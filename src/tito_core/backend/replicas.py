@@ -18,6 +18,7 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ServerError,
     ThrottledError,
+    UnsupportedByServerError,
 )
 from tito_core.backend.generate import connected, tokenize
 from tito_core.backend.images import PromptImages
@@ -25,8 +26,6 @@ from tito_core.backend.protocol import (
     Backend,
     EngineAdmin,
     EngineInfo,
-    IdScorer,
-    ImageScorer,
     OnChunk,
     RawResponse,
     RawScores,
@@ -139,13 +138,11 @@ class Replicas:
 
     async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
         """Score a sequence with images on one of the servers; see `ImageScorer`."""
-        return await self._scored(
-            lambda backend: cast(ImageScorer, backend).score_with_images(token_ids, images, **adapter)
-        )
+        return await self._scored(lambda backend: _able(backend, "score_with_images")(token_ids, images, **adapter))
 
     async def score_ids(self, token_ids: TokenIds, of: TokenIds) -> RawScores:
         """Score on one of the servers; see `IdScorer`."""
-        return await self._scored(lambda backend: cast(IdScorer, backend).score_ids(token_ids, of))
+        return await self._scored(lambda backend: _able(backend, "score_ids")(token_ids, of))
 
     async def _scored(self, score: Callable[[Backend], Awaitable[RawScores]]) -> RawScores:
         await self.connect()
@@ -348,6 +345,19 @@ def _shown(ids: list[int] | None) -> str:
 
 async def _ask(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
     return await ask(member)
+
+
+def _able(backend: Backend, method: str) -> Callable[..., Awaitable[RawScores]]:
+    """Return an optional method of a backend.
+
+    Raises:
+        UnsupportedByServerError: A third party's backend lacks it.
+    """
+    found: Callable[..., Awaitable[RawScores]] | None = getattr(backend, method, None)
+    if found is None:
+        problem = f"The backend {backend.name!r} cannot score this: it has no {method}()."
+        raise UnsupportedByServerError(f"{problem} Score tokens alone.", backend=backend.name)
+    return found
 
 
 def _admin(member: _Member) -> EngineAdmin:

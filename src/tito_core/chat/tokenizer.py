@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tito_core.entry_points import load, offered
 from tito_core.ledger.errors import TITOError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def load_tokenizer(
 
 def _suggestion(name: str) -> str:
     """Return a sentence with the names that installed packages offer."""
-    names = sorted({point.name for point in entry_points(group=GROUP)})
+    names = offered(GROUP)
     near = "".join(f" Did you mean {each!r}?" for each in difflib.get_close_matches(name.lower(), names, n=1))
     return f"Built-in names: {', '.join(names)}.{near}" if names else ""
 
@@ -100,15 +100,16 @@ def _load_cached(name: str) -> PreTrainedTokenizerBase:
 
 def _load_packaged(name: str, local_files_only: bool) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer that an installed package offers by this name, or None if none does."""
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            folder = point.load()(name, local_files_only=local_files_only)
-        except Exception as error:  # another package's code
-            raise TokenizerError(f"Tokenizer {name!r} of {point.value} cannot be loaded ({error}).") from error
-        loaded = _load(os.fspath(folder), local_files_only=True)
-        loaded.name_or_path = name  # ledgers record it; the folder exists on this machine only
-        return loaded
-    return None
+    try:
+        folder_of = load(GROUP, name)
+        if folder_of is None:
+            return None
+        folder = folder_of(name, local_files_only=local_files_only)
+    except Exception as error:  # another package's code
+        raise TokenizerError(f"Tokenizer {name!r} of an installed package cannot be loaded ({error}).") from error
+    loaded = _load(os.fspath(folder), local_files_only=True)
+    loaded.name_or_path = name  # ledgers record it; the folder exists on this machine only
+    return loaded
 
 
 def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, get_args
 
+from tito_core.entry_points import load, offered
 from tito_core.ledger.errors import TITOError
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import ParsedTurn, Tools
@@ -205,17 +205,22 @@ def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     name = _ALIASES.get(name, name)
     if name in _FACTORIES:
         return _FACTORIES[name](tokenizer)
-    installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in installed:
-        known = ", ".join([AUTO, *sorted({*_FACTORIES, *installed})])
+    factory: ParserFactory | None = load(ENTRY_POINT_GROUP, name)
+    if factory is None:
+        known = ", ".join([AUTO, *sorted({*_FACTORIES, *offered(ENTRY_POINT_GROUP)})])
         raise UnknownParserError(f"Unknown tool parser {name!r}. Available: {known}.")
-    factory: ParserFactory = installed[name].load()
-    return factory(tokenizer)
+    parser = factory(tokenizer)
+    if not callable(getattr(parser, "start", None)) or isinstance(parser, type):
+        kind = type(parser).__name__
+        raise UnknownParserError(
+            f"{name!r} of an installed package makes a {kind}, which has no start(): see ToolParser."
+        )
+    return parser
 
 
 def known_tool_parsers() -> list[str]:
     """Return the names of all parsers, including aliases and installed ones."""
-    return sorted({*_FACTORIES, *_ALIASES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_FACTORIES, *_ALIASES, *offered(ENTRY_POINT_GROUP)})
 
 
 def control_strings(parser: ToolParser) -> frozenset[str]:

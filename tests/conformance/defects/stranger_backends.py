@@ -16,9 +16,9 @@ from conformance.toy.toy_server import ToyServer, serving
 from tito_conformance import suite
 from tito_conformance.checks import Profile
 from tito_conformance.target import Target
-from tito_core.backend import registry
 from tito_core.backend.errors import BackendError
 from tito_core.backend.protocol import RawResponse, RawScores, TokenRequest
+from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.ledger.columns import TokenIds
 
 
@@ -156,7 +156,9 @@ def try_backend(defect: Planted, tokenizer: Any, end: int, profile: Profile, see
     made = _BY_NAME[defect.name]
     point = SimpleNamespace(name="toy", load=lambda: made, value=defect.name)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(registry, "entry_points", return_value=[point]))
+        stack.enter_context(
+            mock.patch("tito_core.entry_points.entry_points", lambda group: [point] * (group == ENTRY_POINT_GROUP))
+        )
         url = stack.enter_context(serving(ToyServer(tokenizer, end)))
         target = Target("toy", url, tokenizer, seed=seed, seeds=True)
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from strands_tito import TITOModel
 from support.scripted import Says, engine_of
 from tito_conformance.testing import ScriptedServer
-from tito_core.chat import tokenizer as loading
 from tito_core.chat.tokenizer import GROUP, TokenizerError, load_tokenizer
 from tito_engines.models import MODELS, ModelUnavailable, offered_tokenizer
 
@@ -24,11 +22,9 @@ POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry points of pyproject.toml, which an older installation may lack."""
 
-    def entry_points(*, group: str, name: str) -> Iterator[EntryPoint]:
-        assert group == GROUP
-        return (EntryPoint(name, POINTS[name], group) for _ in range(name in POINTS))
-
-    monkeypatch.setattr(loading, "entry_points", entry_points)
+    offers = [EntryPoint(name, value, GROUP) for name, value in POINTS.items()]
+    found = {GROUP: offers, **{group: entry_points(group=group) for group in ("tito.backends", "tito.wires")}}
+    monkeypatch.setattr("tito_core.entry_points.entry_points", lambda group: found.get(group, ()))
 
 
 def test_every_built_in_model_is_offered() -> None:

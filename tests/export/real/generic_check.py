@@ -72,7 +72,7 @@ def a_loss_is_the_same_alone_padded_and_packed(ledger: Ledger) -> None:
         scores = model.score(torch.from_numpy(sample.token_ids.astype(np.int64))[None])[0]
         alone += float(scores[torch.from_numpy(sample.loss_mask.astype(bool))].sum())
     for side in ("left", "right"):
-        batch = padded(samples, pad_id=0, side=side, multiple_of=8).torch()  # type: ignore[arg-type]
+        batch = padded(samples, pad_id=0, side=side, multiple_of=8).torch()
         total = float((model.score(batch["input_ids"]) * batch["loss_mask"]).sum())
         assert abs(total - alone) < 1e-3
         assert batch["logprobs"].dtype == torch.float32

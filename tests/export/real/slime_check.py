@@ -33,7 +33,7 @@ from strands_tito.export.files import ExportOptions, write
 from strands_tito.export.slime import STATUS, complete_aborted, fan_out, fill, rewards_by_group
 from strands_tito.integrations.slime_generate import PARTIAL
 from support.kept_sets import sampled
-from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
+from support.multiplying import ANSWER, CALL, SAMPLED, editing, multiply, says
 from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
 from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
 from support.slime_facts import PARAMETERS, arguments
@@ -89,15 +89,7 @@ def make_agent(model: Any, row: Sample) -> Agent:
 
 
 def make_editing_agent(model: Any, row: Sample) -> Agent:
-    """An agent whose history is edited before its second answer, so that the rollout has two trajectories."""
-    agent = make_agent(model, row)
-    from strands.hooks import AfterToolCallEvent
-
-    def edit(event: AfterToolCallEvent) -> None:
-        event.agent.messages[0]["content"][0]["text"] = "What is 25 * 17, exactly?"
-
-    agent.hooks.add_callback(AfterToolCallEvent, edit)
-    return agent
+    return editing(make_agent(model, row))
 
 
 async def reward(args: Any, sample: Any, **_: Any) -> Any:

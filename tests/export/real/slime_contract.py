@@ -16,7 +16,7 @@ def contract_of(source: Path) -> dict[str, Any]:
     fields = [node for node in sample.body if isinstance(node, ast.AnnAssign)]
     return {
         "fields": {node.target.id: ast.unparse(node.annotation) for node in fields},  # type: ignore[union-attr]
-        "statuses": {node.targets[0].id: node.value.value for node in status.body if isinstance(node, ast.Assign)},  # type: ignore[union-attr,attr-defined]
+        "statuses": {node.targets[0].id: node.value.value for node in status.body if isinstance(node, ast.Assign)},  # type: ignore[attr-defined]
     }
 
 

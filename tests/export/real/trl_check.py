@@ -125,7 +125,7 @@ class TrainersServer:
 
 def recorded_logprobs_are_read_in_server_mode(folder: str) -> None:
     """TRL corrects its loss by the ratio of its own and the recorded logprobs, only with `use_vllm=True`."""
-    grpo_trainer.VLLMGeneration = TrainersServer  # type: ignore[assignment,misc]
+    grpo_trainer.VLLMGeneration = TrainersServer
     server: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": "server",
