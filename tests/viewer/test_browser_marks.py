@@ -126,7 +126,8 @@ async def test_the_re_scored_mode_shows_how_far_each_token_is_off(page: Tab, tmp
         data = ledger_data(ledger, Evidence(TokenText(tokenizer()), rescored)) | {"title": "one"}
     await open_page(page, written_page(tmp_path, make_page("rollout", data)))
     await page.click("input[value=difference]")
-    await page.until("document.querySelector('.output .t')")  # drawn when an observer sees them
+    await page.run(UNFOLD)  # tokens out of sight are plain text
+    await page.until("document.querySelectorAll('.output .t').length")
     steps = await page.run(
         "[...document.querySelectorAll('.output .t')].slice(0, 4).map((token) => token.classList[1])"
     )
