@@ -40,25 +40,25 @@ PAIRS = 6
 """Pairs of parameters that are drawn for each prompt."""
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 LIKE_GREEDY: tuple[dict[str, Any], ...] = (
-    {"temperature": 1.5, "top_k": 1},
-    {"temperature": 1.5, "min_p": 1.0},
+    {"temperature": 1.487, "top_k": 1},
+    {"temperature": 1.487, "min_p": 1.0},
 )
 """Truncations that leave the likeliest token alone, so that the answer is the greedy one."""
-NUCLEUS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.01}
+NUCLEUS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.013}
 """Another, where every likeliest token is twice as likely as this."""
 SEEDED: tuple[dict[str, Any], ...] = (
     {},
-    {"temperature": 1.5, "top_k": 3},
-    {"top_p": 0.9},
-    {"min_p": 0.05},
-    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
-    {"repetition_penalty": 1.2},
-    {"temperature": 0.7, "top_k": 5, "top_p": 0.95},
+    {"temperature": 1.487, "top_k": 3},
+    {"top_p": 0.913},
+    {"min_p": 0.053},
+    {"presence_penalty": 0.987, "frequency_penalty": 0.513},
+    {"repetition_penalty": 1.213},
+    {"temperature": 0.713, "top_k": 5, "top_p": 0.953},
 )
 """Parameters that a seed is crossed with."""
 SEEDS = (0, 11, 2**31 - 1)
 """Zero counts as no seed where it is tested as a condition."""
-REPETITION = (0.1, 1.9)
+REPETITION = (0.113, 1.887)
 """Strong penalties: the first makes a token come again and again, the second seldom."""
 
 
@@ -191,7 +191,7 @@ def alone(plain: Plain, random: np.random.Generator, vocabulary: int) -> Iterato
             yield {"extra": {"logit_bias": {str(second): value}}}
             yield {"extra": {"logit_bias": {str(second): 0.001, str(first): -value}}}
     for name, signs in itertools.product(("presence_penalty", "frequency_penalty"), (1, -1)):
-        for value in (0.2, 0.5, 1.0, 1.5, 2.0):
+        for value in (0.213, 0.513, 0.987, 1.487, 1.987):
             changed = plain.expected({name: signs * value})
             if changed.ids != ids[: len(changed.ids)]:
                 yield {name: signs * value}
@@ -323,7 +323,7 @@ async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) 
     suspects = await differing(cases)
     for number, values in suspects:
         heat = cases[number].get("temperature", 1.0)
-        more = [{**cases[number], "temperature": heat + 0.1 * each} for each in range(1, TRIES + 1)]
+        more = [{**cases[number], "temperature": round(heat + 0.113 * each, 3)} for each in range(1, TRIES + 1)]
         wrong = len(await differing(more))
         problem = f"the same seed gave different answers, in {wrong + 1} of {TRIES + 1} pairs of requests: {values}."
         tally.require("seeded", wrong < TRIES, problem, 1, Where(sampling=cases[number]))
@@ -334,9 +334,9 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
     """Ask right after an extreme request: nothing of its parameters may be left."""
     first = int(plain.output_ids[0])
     extreme: dict[str, Any] = {
-        **{"temperature": 0.1, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": SEEDS[1], "max_new_tokens": 3},
-        **{"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.9, "stop": (ABSENT, "e")},
-        "extra": {"logit_bias": {str(first): -50.0}},
+        **{"temperature": 0.113, "top_k": 1, "top_p": 0.013, "min_p": 1.0, "seed": SEEDS[1], "max_new_tokens": 3},
+        **{"presence_penalty": 1.987, "frequency_penalty": 1.987, "repetition_penalty": 1.887, "stop": (ABSENT, "e")},
+        "extra": {"logit_bias": {str(first): -50.013}},
     }
     free: list[TokenResponse] = []
     for number, sampling in enumerate((GREEDY, {"temperature": 1.0}, {"temperature": 1.0})):

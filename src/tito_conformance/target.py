@@ -147,7 +147,7 @@ async def _find_refused(server: ConnectedServer, prompt: TokenIds) -> None:
                 server.tally.skip("requested", f"The server refuses {names[0]}: {str(error).partition(chr(10))[0]}")
 
 
-MOVED = {"top_p": 0.9, "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "seed": 1}
+MOVED = {"top_p": 0.913, "top_k": 50, "min_p": 0.013, "presence_penalty": 0.313, "seed": 1}
 """Parameters that conversations change, and that a server may refuse, as vLLM does `min_p` where it speculates."""
 
 

@@ -175,11 +175,11 @@ def sampling() -> st.SearchStrategy[m.Sampling]:
     plain = st.builds(m.Sampling, temperature=st.sampled_from([1.0, 1.0, 0.0]), seed=st.sampled_from([None, 1, 7]))
     other = st.builds(
         m.Sampling,
-        temperature=st.sampled_from([0.5, 1.0, 1.5]),
-        top_p=st.sampled_from([1.0, 0.8]),
+        temperature=st.sampled_from([0.513, 1.0, 1.487]),
+        top_p=st.sampled_from([1.0, 0.813]),
         top_k=st.sampled_from([-1, 5]),
-        min_p=st.sampled_from([0.0, 0.05]),
-        presence_penalty=st.sampled_from([0.0, 0.5]),
+        min_p=st.sampled_from([0.0, 0.053]),
+        presence_penalty=st.sampled_from([0.0, 0.513]),
     )
     return st.one_of(plain, plain, plain, other)
 
