@@ -528,8 +528,6 @@ def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
         logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),
         finish=raw.finish,
         stop=raw.stop,
-        prompt_tokens=raw.prompt_tokens,
-        completion_tokens=raw.completion_tokens,
         cached_tokens=raw.cached_tokens,
         versions=list(raw.versions) or None,
         top_logprobs=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],

@@ -232,25 +232,3 @@ def _cancels(agent: st.SearchStrategy[int], text: st.SearchStrategy[str]) -> st.
         after_s=st.sampled_from([0.0, 0.005, 0.05]),
         how=st.sampled_from(["task", "signal", "close"]),
     )
-
-
-def openings(*, streams: bool = True, wants: m.Want | None = None) -> st.SearchStrategy[list[m.Opening]]:
-    """Draw the opening moves of a conversation.
-
-    Args:
-        streams: Whether answers may be streamed.
-        wants: All optional outputs that the server offers; None requests none.
-    """
-    chosen: list[st.SearchStrategy[list[m.Opening]]] = []
-    if streams:
-        chosen.append(st.sampled_from([[], [m.Stream()]]))
-    if wants is not None and wants != m.Want():
-        some = st.builds(
-            m.Want,
-            top_logprobs=st.integers(0, wants.top_logprobs),
-            prompt_logprobs=st.booleans() if wants.prompt_logprobs else st.just(False),
-            routed_experts=st.booleans() if wants.routed_experts else st.just(False),
-            sampling_mask=st.booleans() if wants.sampling_mask else st.just(False),
-        )
-        chosen.append(st.one_of(st.just([]), some.map(lambda want: [] if want == m.Want() else [want])))
-    return st.tuples(*chosen).map(lambda parts: [move for part in parts for move in part])
