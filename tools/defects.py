@@ -166,10 +166,10 @@ def page(
     lines = [
         "# Planted defects",
         "",
-        "Does the [conformance suite](conformance.md) notice an error? Each defect here is the only error of a "
-        "[scripted engine](testing.md) or of the client. The suite runs on it once for each wire (HTTP API of an "
-        "engine) that can have the defect, with `--profile standard --seeds`. All are of kinds that we thought of; "
-        "[another author's](conformance.md#how-good-the-suite-is) were not all caught.",
+        "Does the [conformance suite](../docs/conformance.md) notice an error? Each defect here is the only error of a "
+        "[scripted engine](../docs/testing.md) or of the client. The suite runs on it once for each wire (HTTP API of "
+        "an engine) that can have the defect, with `--profile standard --seeds`. All are of kinds that we thought of; "
+        "[another author's](../docs/conformance.md#how-good-the-suite-is) were not all caught.",
         "",
         f"Commit `{commit}`: {len(by_name)} defects in {len(found)} runs, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "
@@ -180,7 +180,7 @@ def page(
         "`refused` the client itself refused the answer, with `connecting` the whole server, and with `error` the "
         "server failed a valid request. *Turns* were played until then.",
         "",
-        "| defect | [law](laws.md) | what is wrong | caught by | turns |",
+        "| defect | [law](../docs/laws.md) | what is wrong | caught by | turns |",
         "| --- | --- | --- | --- | --- |",
     ]
     defects = {defect.name: defect for defect, _ in all_defects()}

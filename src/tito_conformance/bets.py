@@ -105,7 +105,7 @@ class Win:
         return self.log_fortune > self.log_bar
 
 
-def richest(places: Places, vocabulary: int | None) -> Win:
+def richest(places: Places, vocabulary: int) -> Win:
     """Return the bet that won most, on any subset and at any time."""
     best, count = Win("nothing", "all", 0, 0.0, 0.0), 0
     for name, logs in log_ratios(places, vocabulary):
@@ -178,20 +178,18 @@ def center(signed: NDArray[Any]) -> float:
     return max(float(np.mean(signed, dtype=np.float64)), float(np.median(signed)), key=abs)
 
 
-def log_ratios(places: Places, vocabulary: int | None) -> Iterator[tuple[str, Floats]]:
+def log_ratios(places: Places, vocabulary: int) -> Iterator[tuple[str, Floats]]:
     """Yield each alternative with the logarithm of its probability by the stated one, for each sampled token.
 
     Args:
         places: The sampled tokens.
-        vocabulary: Number of tokens; None leaves out the bets on tokens that are not listed.
+        vocabulary: Number of tokens.
     """
     n = len(places)
     listed = places.chosen >= 0
     at = (np.arange(n), np.maximum(places.chosen, 0))
     for name, bet in ALTERNATIVES.items():
         yield name, _log(np.where(listed, _ratios(places, *bet)[at], 1.0))
-    if vocabulary is None:
-        return
     rest = places.rest
     for times in OF_THE_REST:
         more = np.minimum(times, 0.5 / np.maximum(rest, 1e-12)) if times > 1 else np.full(n, times)

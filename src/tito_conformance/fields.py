@@ -18,7 +18,7 @@ import numpy as np
 
 from tito_conformance.bets import FALSE_ALARM
 from tito_conformance.checks import Tally, Where, set_place, together
-from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes, compare
+from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
 from tito_conformance.oracle import offsets
 from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, prompt_of, top_of
 from tito_conformance.semantics import LONG_PROMPTS, long_prompt, row
@@ -40,25 +40,25 @@ PAIRS = 6
 """Pairs of parameters that are drawn for each prompt."""
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 LIKE_GREEDY: tuple[dict[str, Any], ...] = (
-    {"temperature": 1.5, "top_k": 1},
-    {"temperature": 1.5, "min_p": 1.0},
+    {"temperature": 1.487, "top_k": 1},
+    {"temperature": 1.487, "min_p": 1.0},
 )
 """Truncations that leave the likeliest token alone, so that the answer is the greedy one."""
-NUCLEUS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.01}
+NUCLEUS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.013}
 """Another, where every likeliest token is twice as likely as this."""
 SEEDED: tuple[dict[str, Any], ...] = (
     {},
-    {"temperature": 1.5, "top_k": 3},
-    {"top_p": 0.9},
-    {"min_p": 0.05},
-    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
-    {"repetition_penalty": 1.2},
-    {"temperature": 0.7, "top_k": 5, "top_p": 0.95},
+    {"temperature": 1.487, "top_k": 3},
+    {"top_p": 0.913},
+    {"min_p": 0.053},
+    {"presence_penalty": 0.987, "frequency_penalty": 0.513},
+    {"repetition_penalty": 1.213},
+    {"temperature": 0.713, "top_k": 5, "top_p": 0.953},
 )
 """Parameters that a seed is crossed with."""
 SEEDS = (0, 11, 2**31 - 1)
 """Zero counts as no seed where it is tested as a condition."""
-REPETITION = (0.1, 1.9)
+REPETITION = (0.087, 1.887)
 """Strong penalties: the first makes a token come again and again, the second seldom."""
 
 
@@ -191,7 +191,7 @@ def alone(plain: Plain, random: np.random.Generator, vocabulary: int) -> Iterato
             yield {"extra": {"logit_bias": {str(second): value}}}
             yield {"extra": {"logit_bias": {str(second): 0.001, str(first): -value}}}
     for name, signs in itertools.product(("presence_penalty", "frequency_penalty"), (1, -1)):
-        for value in (0.2, 0.5, 1.0, 1.5, 2.0):
+        for value in (0.213, 0.513, 0.987, 1.487, 1.987):
             changed = plain.expected({name: signs * value})
             if changed.ids != ids[: len(changed.ids)]:
                 yield {name: signs * value}
@@ -271,9 +271,9 @@ async def _one(
 
 
 def _require_expected(
-    tally: Tally, plain: Plain, sampling: Mapping[str, Any], answer: TokenResponse, place: Where
+    tally: Tally, plain: Plain, sampling: Mapping[str, Any], answer: TokenResponse, place: Where, when: str = ""
 ) -> None:
-    """Require that an answer is what follows from the plain one."""
+    """Require that an answer is what follows from the plain one; `when` begins the sentence of a finding."""
     expected, ids = plain.expected(sampling), answer.output_ids.tolist()
     count = len(expected.ids)
     pairs = itertools.zip_longest(expected.ids, ids[:count])
@@ -285,14 +285,17 @@ def _require_expected(
             tally.notes.append(f"Near-tie: {place}: token {at} is {ids[at]} in place of {expected.ids[at]}.")
             return
     problem = (
-        f"the answer should begin with {expected.ids[-6:]} up to token {count - 1}, by the likeliest tokens of the "
-        f"plain answer; it differs at {offsets([at for at, *_ in wrong], count)}: {wrong[:3]} as (offset, own, found)."
+        f"{when}the answer should begin with {expected.ids[-6:]} up to token {count - 1}, by the likeliest tokens of "
+        f"the plain answer; it differs at {offsets([at for at, *_ in wrong], count)}: {wrong[:3]} as (offset, own, "
+        "found)."
     )
     where = Where(position=wrong[0][0], differences=tuple(wrong)).within(place) if wrong else place
     tally.require("obeyed", not wrong, problem, 1, where)
     if expected.finish is None:
         return
-    problem = f"the answer should end by {expected.finish} after {count} tokens, but has {len(ids)} ({answer.finish})."
+    problem = (
+        f"{when}the answer should end by {expected.finish} after {count} tokens, but has {len(ids)} ({answer.finish})."
+    )
     tally.require("obeyed", len(ids) == count, problem, 1, place)
     tally.require("finish", answer.finish == expected.finish, problem, 1, place)
 
@@ -304,7 +307,6 @@ async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) 
     if not server.target.seeds and not np.array_equal(one.output_ids, other.output_ids):
         tally.skip("seeded", "The server does not obey seeds; --seeds makes that an error.")
         return
-    compare(server, tally, "seeded", one, other, "Equal requests with a seed")
     streams = int(can_stream(server.backend))
 
     async def differing(cases: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
@@ -323,7 +325,7 @@ async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) 
     suspects = await differing(cases)
     for number, values in suspects:
         heat = cases[number].get("temperature", 1.0)
-        more = [{**cases[number], "temperature": heat + 0.1 * each} for each in range(1, TRIES + 1)]
+        more = [{**cases[number], "temperature": round(heat + 0.113 * each, 3)} for each in range(1, TRIES + 1)]
         wrong = len(await differing(more))
         problem = f"the same seed gave different answers, in {wrong + 1} of {TRIES + 1} pairs of requests: {values}."
         tally.require("seeded", wrong < TRIES, problem, 1, Where(sampling=cases[number]))
@@ -334,9 +336,9 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
     """Ask right after an extreme request: nothing of its parameters may be left."""
     first = int(plain.output_ids[0])
     extreme: dict[str, Any] = {
-        **{"temperature": 0.1, "top_k": 1, "top_p": 0.01, "min_p": 1.0, "seed": SEEDS[1], "max_new_tokens": 3},
-        **{"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.9, "stop": (ABSENT, "e")},
-        "extra": {"logit_bias": {str(first): -50.0}},
+        **{"temperature": 0.113, "top_k": 1, "top_p": 0.013, "min_p": 1.0, "seed": SEEDS[1], "max_new_tokens": 3},
+        **{"presence_penalty": 1.987, "frequency_penalty": 1.987, "repetition_penalty": 1.887, "stop": (ABSENT, "e")},
+        "extra": {"logit_bias": {str(first): -50.013}},
     }
     free: list[TokenResponse] = []
     for number, sampling in enumerate((GREEDY, {"temperature": 1.0}, {"temperature": 1.0})):
@@ -346,7 +348,8 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
             del extreme["extra"], extreme["stop"]
         answer = await _ask(server, prompt if number == 0 else prompt_of(server, QUESTIONS[0]), sampling)
         if number == 0:
-            compare(server, tally, "repeatable", plain, answer, f"A greedy request after {extreme}")
+            place = Where(sampling=GREEDY, streamed=False, request_id=answer.request_id)
+            _require_expected(tally, Plain.of(server, plain), GREEDY, answer, place, f"right after {extreme}, ")
         else:
             free.append(answer)
     set_place(sampling={"temperature": 1.0})

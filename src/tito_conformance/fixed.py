@@ -78,31 +78,6 @@ def same_prefix(tally: Tally, one: Logprobs, other: Logprobs, length: int, toler
     tally.require("scored", not wrong, problem, length - 1, Where(differences=differences))
 
 
-def compare(
-    server: ConnectedServer, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, text: str
-) -> None:
-    """Require that two answers are equal up to the first near-tie."""
-    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
-    n = min(len(one.output_ids), len(other.output_ids))
-    different = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
-    at = int(different[0]) if len(different) else n
-    drift = float(np.max(np.abs(one.logprobs[:at] - other.logprobs[:at]), initial=0.0))
-    if len(different):
-        margin = abs(float(one.logprobs[at] - other.logprobs[at]))
-        problem = f"{text!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
-        found = zip(
-            different.tolist(), one.output_ids[different].tolist(), other.output_ids[different].tolist(), strict=True
-        )
-        where = Where(None, at, int(other.output_ids[at]), differences=tuple(found))
-        tally.require(check, margin <= near, problem, 1, where)
-        tally.notes.append(f"Near-tie: {problem}")
-    else:
-        lengths = [len(each.output_ids) for each in (one, other)]
-        problem = f"{text!r}: the answers have {lengths[0]} and {lengths[1]} tokens."
-        tally.require(check, lengths[0] == lengths[1], problem)
-    tally.require(check, drift <= near, f"{text!r}: the tokens are equal, but logprobs are {drift:.3g} nats apart.")
-
-
 def require_scores(
     server: ConnectedServer,
     tally: Tally,

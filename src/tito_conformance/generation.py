@@ -173,7 +173,7 @@ def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
             if run.conversations % 3 == 1:  # some answers have a seed in every run
                 self.step(Sampling(seed=run.conversations))
             elif run.conversations % 8 == 2:  # and some have other parameters
-                self.step(Sampling(temperature=0.7, top_p=0.9, top_k=50, min_p=0.01, presence_penalty=0.3))
+                self.step(Sampling(temperature=0.713, top_p=0.913, top_k=50, min_p=0.013, presence_penalty=0.313))
 
         @rule(move=moves)
         def step(self, move: Any) -> None:

@@ -360,10 +360,6 @@ def _compare_turn(
     for at, value in enumerate(turn.logprobs):
         if not math.isfinite(value) or value > 1e-4 or value <= -9999:
             yield "logprobs", f"the logprob {value} is not finite, positive, or a sentinel.", at
-    if answer.prompt_tokens is not None and answer.prompt_tokens != len(prompt):
-        yield "usage", f"the server counted {answer.prompt_tokens} prompt tokens, the ledger has {len(prompt)}."
-    if answer.completion_tokens is not None and answer.completion_tokens != len(output):
-        yield "usage", f"the server counted {answer.completion_tokens} completion tokens, the output has {len(output)}."
     yield from compare_columns(turn, answer, prompt, len(before))
     if turn.cached_tokens != answer.cached_tokens or not 0 <= (answer.cached_tokens or 0) < len(prompt):
         yield (

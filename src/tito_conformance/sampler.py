@@ -81,17 +81,18 @@ class Question:
 FREE = Question("temperature 1")
 SEEDED = Question("temperature 1 with seeds", seeded=True)
 PENALISED = (
-    Question("presence_penalty -2", {"temperature": 1.0, "presence_penalty": -2.0}),
-    Question("frequency_penalty -2", {"temperature": 1.0, "frequency_penalty": -2.0}),
+    Question("presence_penalty -1.987", {"temperature": 1.0, "presence_penalty": -1.987}),
+    Question("frequency_penalty -1.987", {"temperature": 1.0, "frequency_penalty": -1.987}),
 )
 """Negative penalties make a sampled token likely to come again."""
 RESTRICTED = (
-    Question("temperature 0.5", {"temperature": 0.5}),
-    Question("temperature 1.5", {"temperature": 1.5}),
+    Question("temperature 0.513", {"temperature": 0.513}),
+    Question("temperature 1.487", {"temperature": 1.487}),
     Question("top_k 2", {"temperature": 1.0, "top_k": 2}),
-    Question("top_p 0.5", {"temperature": 1.0, "top_p": 0.5}),
-    Question("min_p 0.3", {"temperature": 1.0, "min_p": 0.3}),
+    Question("top_p 0.513", {"temperature": 1.0, "top_p": 0.513}),
+    Question("min_p 0.287", {"temperature": 1.0, "min_p": 0.287}),
 )
+"""Each value has three digits, here and in all requests, so that one that is rounded on its way is seen."""
 KINDS: tuple[dict[str, tuple[float, float]], ...] = (
     {"top_k": (3, 5), "top_p": (0.8, 0.95)},
     {"top_k": (3, 7)},
@@ -103,13 +104,17 @@ KINDS: tuple[dict[str, tuple[float, float]], ...] = (
 """Parameters that are combined, and the ranges of their values: in some combination each cuts what the others leave."""
 
 
+def drawn(random: np.random.Generator, least: float, most: float) -> float:
+    """Draw a value of three digits, the last of which is not 0."""
+    return round(round(float(random.uniform(least, most)), 2) + 0.003, 3)
+
+
 def drawn_questions(random: np.random.Generator, count: int = len(KINDS)) -> Iterator[Question]:
     """Draw combinations of sampling parameters, with values that no list in this file has."""
     for kind in KINDS[:count]:  # the least likely token that top_k leaves shows best in a flat distribution
-        temperature = 1.6 if "top_k" in kind else round(float(random.uniform(0.2, 1.6)), 2)
-        sampling: dict[str, Any] = {"temperature": temperature}
-        for name, (least, most) in kind.items():
-            value = round(float(random.uniform(least, most)), 2)
+        sampling: dict[str, Any] = {"temperature": 1.597 if "top_k" in kind else drawn(random, 0.2, 1.6)}
+        for name, limits in kind.items():
+            value = drawn(random, *limits)
             sampling[name] = int(value) if name == "top_k" else value
         yield Question(", ".join(f"{name} {value:g}" for name, value in sampling.items()), sampling)
 

@@ -25,6 +25,7 @@ from tito_conformance.sampler import (
     Draw,
     Question,
     draw_of,
+    drawn,
     prompt_of,
     top_of,
 )
@@ -195,7 +196,7 @@ def row(draw: Draw, at: int = 0) -> dict[int, float]:
 
 def _drawn_penalties(server: ConnectedServer, number: int) -> Question:
     random = np.random.default_rng([server.target.seed, number])
-    presence, frequency = (round(float(random.uniform(0.2, 0.9)), 2) for _ in range(2))
+    presence, frequency = (drawn(random, 0.2, 0.9) for _ in range(2))
     sampling = {"temperature": 0.0, "presence_penalty": presence, "frequency_penalty": frequency}
     return Question(f"temperature 0, presence_penalty {presence:g}, frequency_penalty {frequency:g}", sampling)
 

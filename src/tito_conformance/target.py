@@ -148,7 +148,7 @@ async def _find_refused(server: ConnectedServer, prompt: TokenIds) -> None:
                 server.tally.skip("requested", f"The server refuses {names[0]}: {str(error).partition(chr(10))[0]}")
 
 
-MOVED = {"top_p": 0.9, "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "seed": 1}
+MOVED = {"top_p": 0.913, "top_k": 50, "min_p": 0.013, "presence_penalty": 0.313, "seed": 1}
 """Parameters that conversations change, and that a server may refuse, as vLLM does `min_p` where it speculates."""
 
 
@@ -527,8 +527,6 @@ def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
         logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),
         finish=raw.finish,
         stop=raw.stop,
-        prompt_tokens=raw.prompt_tokens,
-        completion_tokens=raw.completion_tokens,
         cached_tokens=raw.cached_tokens,
         versions=list(raw.versions) or None,
         top_logprobs=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],

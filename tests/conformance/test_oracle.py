@@ -57,8 +57,6 @@ ANSWER = WireGeneration(
     logprob_ids=[4, 5, END],
     finish="stop",
     stop=END,
-    prompt_tokens=3,
-    completion_tokens=3,
     cached_tokens=2,
     versions=[(0, 3, "v")],
 )
@@ -73,7 +71,6 @@ def test_a_turn_that_equals_its_answer_has_no_problem() -> None:
     assert problems({}, {}) == []
     assert problems({"versions": [(0, 3, None)]}, {"versions": None}) == []
     assert problems({"cached_tokens": None}, {"cached_tokens": None}) == []
-    assert problems({}, {"prompt_tokens": None, "completion_tokens": None}) == []
     assert problems({"stop": " a"}, {"sampling": {"max_tokens": 8, "stop": [" a"]}}) == []
 
 
@@ -90,8 +87,6 @@ def test_a_turn_that_equals_its_answer_has_no_problem() -> None:
         ({"logprobs": [-1.0, 0.1, -0.25]}, {"logprobs": [-1.0, 0.1, -0.25]}, "logprobs", 1),
         ({"logprobs": [-1.0, -0.5, -9999.0]}, {"logprobs": [-1.0, -0.5, -9999.0]}, "logprobs", 2),
         ({"logprobs": [-math.inf, -0.5, -0.25]}, {"logprobs": [-math.inf, -0.5, -0.25]}, "logprobs", 0),
-        ({}, {"prompt_tokens": 4}, "usage", None),
-        ({}, {"completion_tokens": 2}, "usage", None),
         ({"cached_tokens": 1}, {}, "cached", None),
         ({"cached_tokens": None}, {}, "cached", None),
         ({"cached_tokens": 3}, {"cached_tokens": 3}, "cached", None),
@@ -104,7 +99,7 @@ def test_a_turn_that_equals_its_answer_has_no_problem() -> None:
         ({"finish": "length", "stop": None}, {"finish": "length", "sampling": {"max_tokens": 3}}, "finish", 2),
         ({"stop": None}, {}, "finish", None),
         ({"stop": 5}, {}, "finish", None),
-        ({"stop": None, **SHORTER}, {**SHORTER, "logprob_ids": [4, 5], "completion_tokens": 2}, "finish", 1),
+        ({"stop": None, **SHORTER}, {**SHORTER, "logprob_ids": [4, 5]}, "finish", 1),
         ({}, {"sampling": {"max_tokens": 2}}, "finish", None),
         ({}, {"sampling": {"max_tokens": 8, "stop_token_ids": [5]}}, "finish", 1),
     ],

@@ -136,7 +136,7 @@ PLANTED = {
     "length-called-stop": ("ledgers",),
     "logprobs-of-another-token": ("agreed",),
     "stop-token-dropped": ("refused", "ledgers"),
-    "text-of-others": ("text",),
+    "text-halved": ("text",),
 }
 
 

@@ -121,6 +121,10 @@ def test_a_sound_engine_passes_every_check_and_keeps_its_weights(wire: str) -> N
     assert {row.verdict for row in rows(outcome) if row.check in WEIGHT_CHECKS} == {"not applicable"}
     if wire == "sglang":
         assert outcome.server.policy.info.weight_version == "default"
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        fractions = {value for value in map(float, outcome.server.recorder.sent[name]) if value % 1}
+        assert fractions, name
+        assert all(round(each, 2) != each for each in fractions), f"a client that rounds {name} would go unseen"
 
 
 @pytest.mark.suite

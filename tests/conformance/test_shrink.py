@@ -36,7 +36,7 @@ def test_a_conversation_that_breaks_another_check_is_not_smaller() -> None:
     moves = (Ask(text="one"), Cut(), Edit())
 
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
-        return BrokenLawError("usage", "other")
+        return BrokenLawError("output", "other")
 
     assert not list(shrink_moves(BrokenLawError("echo", "first"), moves, play))
 

@@ -148,11 +148,6 @@ class Recorded:
     def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
         return list(self.prompt_tops[position])
 
-    @property
-    def _echoed(self) -> int:
-        """Return how many prompt tokens the response's tables start with."""
-        return len(self.prompt_scores) if self.recording.fields.get("echo") else 0
-
     def _id_of(self, text: str) -> int:
         """Return the id of a token that the recording has as text; an invented one if the recording has no id."""
         if found := re.fullmatch(r"token_id:(\d+)", text):
@@ -164,8 +159,6 @@ class Recorded:
     def _vllm(self) -> Iterator[Completion]:
         response = self.recording.response
         events = response if isinstance(response, list) else [response]
-        if isinstance(response, dict) and "prompt" in response:  # of /detokenize
-            self.known[tuple(self.recording.fields["tokens"])] = response["prompt"]
         if not isinstance(events[0], dict) or "choices" not in events[0]:
             return
         self._read_prompt(events[0].get("prompt_logprobs") or events[0]["choices"][0].get("prompt_logprobs"))
@@ -173,7 +166,7 @@ class Recorded:
         for choice in (c for event in events for c in event["choices"]):
             seen = whole.setdefault(choice["index"], {"ids": [], "logprobs": [], "tops": [], "text": ""})
             tokens = expanded((choice.get("logprobs") or {}).get("tokens") or [])
-            ids = choice.get("token_ids") or [self._id_of(text) for text in tokens[self._echoed :]]
+            ids = choice.get("token_ids") or [self._id_of(text) for text in tokens]
             seen["ids"] += expanded(ids)
             seen["text"] += choice.get("text") or ""
             if len(events) > 1:
@@ -201,20 +194,17 @@ class Recorded:
             )
 
     def _read_logprobs(self, choice: dict[str, Any], seen: dict[str, Any]) -> None:
-        found, echoed = choice.get("logprobs") or {}, self._echoed
+        found = choice.get("logprobs") or {}
         ids = expanded(choice.get("token_ids") or [])
         if "content" in found:
             content = expanded(found["content"])
             seen["logprobs"] += [entry["logprob"] for entry in content]
             seen["tops"] += [[(t["token_id"], t["logprob"]) for t in e["top_logprobs"]] for e in content]
         elif found:
-            for token, text in zip(self.recording.fields["prompt"], found["tokens"], strict=False):
-                if echoed:
-                    self.texts[token] = text
-            for token, text in zip(ids, expanded(found["tokens"])[echoed:], strict=False):
+            for token, text in zip(ids, expanded(found["tokens"]), strict=False):
                 self.texts[token] = text
-            seen["logprobs"] += expanded(found["token_logprobs"])[echoed:]
-            for top in expanded(found["top_logprobs"])[echoed:]:
+            seen["logprobs"] += expanded(found["token_logprobs"])
+            for top in expanded(found["top_logprobs"]):
                 pairs = [(self._id_of(text), value) for text, value in top.items()]
                 seen["tops"].append(pairs[len(pairs) - self.recording.fields["logprobs"] :])
 
@@ -239,8 +229,6 @@ class Recorded:
         response, stream = self.recording.response, self.recording.fields.get("stream")
         answers = [response[-1]] if stream else response if isinstance(response, list) else [response]
         for answer in answers:
-            if isinstance(answer, dict) and "tokens" in self.recording.fields:  # of /detokenize
-                self.known[tuple(i for i in self.recording.fields["tokens"] if i not in QWEN_EOS)] = answer["text"]
             if not isinstance(answer, dict) or "meta_info" not in answer:
                 return
             meta, ids = answer["meta_info"], answer["output_ids"]

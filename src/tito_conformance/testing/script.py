@@ -202,7 +202,6 @@ class Replay:
         answers: Id sequences, or `Completion`s.
         by: With "prompt", a known prompt gets its first answer again, so that a client's retry uses up no answer.
         cycle: Whether to start over at the end of the list instead of failing.
-        answer_scoring: Whether scoring requests use up answers.
     """
 
     def __init__(
@@ -211,12 +210,10 @@ class Replay:
         *,
         by: Literal["order", "prompt"] = "order",
         cycle: bool = False,
-        answer_scoring: bool = False,
     ) -> None:
         self._answers = [a if isinstance(a, Completion) else Completion(tuple(a)) for a in answers]
         self._by_prompt: dict[tuple[int, ...], Completion] | None = {} if by == "prompt" else None
         self._cycle = cycle
-        self._answer_scoring = answer_scoring
         self._next = 0
         self._reported: list[tuple[tuple[int, ...], Sequence[float]]] = []
         self._derived = PositionScorer()
@@ -232,7 +229,7 @@ class Replay:
         Raises:
             ScriptError: All answers are used up.
         """
-        if request.scoring and not self._answer_scoring:
+        if request.scoring:
             return Completion(request.prompt_ids[-1:])
         if self._by_prompt is not None and request.context in self._by_prompt:
             return self._by_prompt[request.context]

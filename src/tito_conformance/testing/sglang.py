@@ -27,12 +27,8 @@ from tito_conformance.testing.wire import (
 from tito_conformance.wire import WireExchange, WireGeneration, data_of, documents
 
 VERSION = "0.5.23"
-_OPEN = ("/health", "/ready", "/metrics")  # do not require the API key
+_OPEN = "/health"  # does not require the API key
 _UNHEALTHY_AFTER = 20.0  # seconds of pause
-_FLUSHED = (
-    b"Cache flushed.\nPlease check backend logs for more details. "
-    b"(When there are running or waiting requests, the operation will not be performed.)\n"
-)
 
 
 class SGLangWire:
@@ -43,26 +39,18 @@ class SGLangWire:
     def __init__(self, state: EngineState) -> None:
         self.state = state
         get: dict[str, Callable[[], Answer]] = {
-            "/": lambda: json_response("SGLang is running"),
             "/health": self._health,
-            "/health_generate": self._health,
-            "/ping": lambda: WireResponse(200),
-            "/ready": lambda: WireResponse(200),
             "/model_info": self._model_info,
-            "/get_model_info": self._model_info,
             "/server_info": self._server_info,
             "/v1/loads": self._loads,
             "/v1/models": self._models,
-            "/flush_cache": self._flush,
         }
         post: dict[str, Callable[[dict[str, Any]], Answer]] = {
             "/abort_request": self._abort,
-            "/flush_cache": lambda body: self._flush(),
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
             "/update_weight_version": self._update_version,
             "/update_weights_from_disk": self._update_weights,
-            "/detokenize": self._detokenize,
             "/tokenize": self._tokenize,
             "/load_lora_adapter": self._load_adapter,
             "/unload_lora_adapter": self._unload_adapter,
@@ -163,10 +151,6 @@ class SGLangWire:
         adapters = [{**model, "id": each, "root": folder, **of_model} for each, folder in self.state.adapters.items()]
         return json_response({"object": "list", "data": [model, *adapters]})
 
-    def _detokenize(self, body: dict[str, Any]) -> Answer:
-        special = self.state.eos_ids if body.get("skip_special_tokens", True) else ()
-        return json_response({"text": self.state.decode([i for i in body["tokens"] if i not in special])})
-
     def _tokenize(self, body: dict[str, Any]) -> Answer:
         """Accept any model name. A real server returns the tokenizer's `max_model_len`, which may differ."""
         if self.state.skip_tokenizer_init:
@@ -181,13 +165,6 @@ class SGLangWire:
         rid, everything = body.get("rid"), bool(body.get("abort_all"))
         self.state.abort(lambda request: everything or request.server_id == rid)
         return WireResponse(200)
-
-    def _flush(self) -> Answer:
-        """Clear the cache; refused while anything runs."""
-        if self.state.running():
-            return WireResponse(400, body=b"Flush cache failed.\n")
-        self.state.cache.clear()
-        return WireResponse(200, body=_FLUSHED)
 
     def _pause(self, body: dict[str, Any]) -> Answer:
         mode = body.get("mode", "abort")
@@ -252,15 +229,15 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation.images = [data_of(url["url"] if isinstance(url, dict) else url) for url in sent.get("image_data") or ()]
     generation.image_names = sent.get("mm_content_hashes") or [None] * len(generation.images)
     generation.image_tokens = meta.get("image_tokens")
-    generation.completion_tokens = meta.get("completion_tokens")
-    generation.output_ids = _whole([answer["output_ids"] for answer in answers], generation.completion_tokens)
+    count = meta.get("completion_tokens")
+    generation.output_ids = _whole([answer["output_ids"] for answer in answers], count)
     tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]
-    rows = _whole(tables, generation.completion_tokens)
+    rows = _whole(tables, count)
     generation.logprobs, generation.logprob_ids = [row[0] for row in rows], [row[1] for row in rows]
     generation.echoed_ids = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
     reason = meta.get("finish_reason") or {}
     generation.finish, generation.stop = reason.get("type"), reason.get("matched")
-    generation.prompt_tokens, generation.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
+    generation.cached_tokens = meta.get("cached_tokens")
     generation.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
     generation.text = answers[0].get("text") if len(answers) == 1 else None
     generation.routed_experts, generation.sampling_masks = (
@@ -270,9 +247,7 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation.prompt_logprobs = [(row[1], row[0]) for row in (meta.get("input_token_logprobs") or [])[1:]]
     if sent.get("top_logprobs_num"):
         tables = [answer["meta_info"].get("output_top_logprobs") or [] for answer in answers]
-        generation.top_logprobs = [
-            [(token, value) for value, token, _ in row] for row in _whole(tables, generation.completion_tokens)
-        ]
+        generation.top_logprobs = [[(token, value) for value, token, _ in row] for row in _whole(tables, count)]
     return generation
 
 

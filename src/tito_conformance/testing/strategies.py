@@ -175,11 +175,11 @@ def sampling() -> st.SearchStrategy[m.Sampling]:
     plain = st.builds(m.Sampling, temperature=st.sampled_from([1.0, 1.0, 0.0]), seed=st.sampled_from([None, 1, 7]))
     other = st.builds(
         m.Sampling,
-        temperature=st.sampled_from([0.5, 1.0, 1.5]),
-        top_p=st.sampled_from([1.0, 0.8]),
+        temperature=st.sampled_from([0.513, 1.0, 1.487]),
+        top_p=st.sampled_from([1.0, 0.813]),
         top_k=st.sampled_from([-1, 5]),
-        min_p=st.sampled_from([0.0, 0.05]),
-        presence_penalty=st.sampled_from([0.0, 0.5]),
+        min_p=st.sampled_from([0.0, 0.053]),
+        presence_penalty=st.sampled_from([0.0, 0.513]),
     )
     return st.one_of(plain, plain, plain, other)
 
@@ -232,25 +232,3 @@ def _cancels(agent: st.SearchStrategy[int], text: st.SearchStrategy[str]) -> st.
         after_s=st.sampled_from([0.0, 0.005, 0.05]),
         how=st.sampled_from(["task", "signal", "close"]),
     )
-
-
-def openings(*, streams: bool = True, wants: m.Want | None = None) -> st.SearchStrategy[list[m.Opening]]:
-    """Draw the opening moves of a conversation.
-
-    Args:
-        streams: Whether answers may be streamed.
-        wants: All optional outputs that the server offers; None requests none.
-    """
-    chosen: list[st.SearchStrategy[list[m.Opening]]] = []
-    if streams:
-        chosen.append(st.sampled_from([[], [m.Stream()]]))
-    if wants is not None and wants != m.Want():
-        some = st.builds(
-            m.Want,
-            top_logprobs=st.integers(0, wants.top_logprobs),
-            prompt_logprobs=st.booleans() if wants.prompt_logprobs else st.just(False),
-            routed_experts=st.booleans() if wants.routed_experts else st.just(False),
-            sampling_mask=st.booleans() if wants.sampling_mask else st.just(False),
-        )
-        chosen.append(st.one_of(st.just([]), some.map(lambda want: [] if want == m.Want() else [want])))
-    return st.tuples(*chosen).map(lambda parts: [move for part in parts for move in part])

@@ -40,11 +40,7 @@ class VLLMWire:
             "/health": lambda: WireResponse(200),
             "/version": lambda: json_response({"version": state.release}),
             "/v1/models": self._models,
-            "/load": lambda: json_response({"server_load": state.running()}),
-            "/is_paused": lambda: json_response({"is_paused": state.paused}),
-            "/is_sleeping": lambda: json_response({"is_sleeping": False}),
             "/weight_info": lambda: json_response({"weight_version": state.weight_version}),
-            "/get_world_size": lambda: json_response({"world_size": 1}),
         }
         post: dict[str, Callable[[dict[str, Any]], Answer]] = {
             "/abort_requests": self._abort_any,
@@ -54,7 +50,6 @@ class VLLMWire:
             "/reset_prefix_cache": self._reset_cache,
             "/collective_rpc": self._collective_rpc,
             "/update_weight_version": self._update_version,
-            "/detokenize": lambda body: json_response({"prompt": state.decode(body["tokens"])}),
             "/tokenize": self._tokenize,
             "/v1/load_lora_adapter": self._load_adapter,
             "/v1/unload_lora_adapter": self._unload_adapter,
@@ -213,11 +208,8 @@ def read(exchange: WireExchange) -> WireGeneration | None:
         generation.answered_id = answer.get("request_id") or answer.get("id") or generation.answered_id
         if placed := (answer.get("mm_placeholders") or {}).get("image"):
             generation.image_spans = [(span["offset"], span["length"]) for span in placed]
-        if answer.get("usage"):
-            generation.prompt_tokens = answer["usage"]["prompt_tokens"]
-            generation.completion_tokens = answer["usage"]["completion_tokens"]
-            if details := answer["usage"].get("prompt_tokens_details"):
-                generation.cached_tokens = details.get("cached_tokens")
+        if details := (answer.get("usage") or {}).get("prompt_tokens_details"):
+            generation.cached_tokens = details.get("cached_tokens")
         for choice in answer.get("choices", ()):
             generation.output_ids += choice.get("token_ids") or []
             generation.prompt_logprobs += _scored(answer.get("prompt_logprobs") or choice.get("prompt_logprobs"))

@@ -28,25 +28,24 @@ FINGERPRINT = "vllm-0.32.0-scripted"
 
 @dataclass(frozen=True, slots=True)
 class CompletionsAnswer:
-    """Renders `/v1/completions`. As on the server, `echo` also sets `prompt_logprobs`."""
+    """Renders `/v1/completions`."""
 
     state: EngineState
     body: Mapping[str, Any]
     server_id: str
     logprobs: int | None
     prompt_logprobs: int | None
-    samples: int
-    echo: bool
 
     def __call__(self, answers: Sequence[Settled], seconds: float) -> WireResponse:
-        """Return one response for all prompts and samples."""
+        """Return the response."""
+        [answer] = answers
         if self.body.get("stream"):
-            return sse_response(list(self._events(answers)))
-        usage = usage_of(self.state, self.body, answers, self.samples, self.prompt_logprobs is not None)
+            return sse_response(list(self._events(answer)))
+        usage = usage_of(self.state, self.body, answer, self.prompt_logprobs is not None)
         return json_response(
             {
                 **self._head(),
-                "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+                "choices": [self._choice(answer)],
                 "service_tier": None,
                 "system_fingerprint": FINGERPRINT,
                 "usage": usage,
@@ -64,28 +63,17 @@ class CompletionsAnswer:
             "model": self.body.get("model") or self.state.model,
         }
 
-    def _choice(self, index: int, answer: Settled) -> dict[str, Any]:
-        ids, prompt = answer.output_ids, answer.request.prompt_ids
-        prompt_only = self.echo and self.body.get("max_tokens") == 0
-        scored = prompt_logprobs(self.state, answer, self.prompt_logprobs)
-        text = completion_text(self.state, answer, self.body)
-        if prompt_only:
-            text = self.state.decode(prompt)
-        logprobs = None
-        if self.logprobs is not None:
-            table = [] if not self.echo else [*prompt_rows(answer, self.logprobs)]
-            table += [] if prompt_only else output_rows(answer, self.logprobs)
-            logprobs = self._table(table, 0)
+    def _choice(self, answer: Settled) -> dict[str, Any]:
         echoed = bool(self.body.get("return_token_ids"))
         return {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": "length" if prompt_only else answer.finish,
+            "index": 0,
+            "text": completion_text(self.state, answer, self.body),
+            "logprobs": None if self.logprobs is None else self._table(output_rows(answer, self.logprobs), 0),
+            "finish_reason": answer.finish,
             "stop_reason": stop_reason(answer),
-            "token_ids": list(ids) if echoed else None,
-            "prompt_logprobs": scored,
-            "prompt_token_ids": list(prompt) if echoed else None,
+            "token_ids": list(answer.output_ids) if echoed else None,
+            "prompt_logprobs": prompt_logprobs(self.state, answer, self.prompt_logprobs),
+            "prompt_token_ids": list(answer.request.prompt_ids) if echoed else None,
             "routed_experts": routed_experts(self.state, answer, self.body),
         }
 
@@ -103,36 +91,33 @@ class CompletionsAnswer:
     def _token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.body.get("return_tokens_as_token_ids") else self.state.piece(token_id)
 
-    def _events(self, answers: Sequence[Settled]) -> Iterator[dict[str, Any]]:
-        """Yield one event per token; only the first event of a choice has the prompt ids."""
+    def _events(self, answer: Settled) -> Iterator[dict[str, Any]]:
+        """Yield one event per token; only the first one has the prompt ids."""
         options = self.body.get("stream_options") or {}
-        usage = usage_of(self.state, self.body, answers, self.samples, False)
-        for index, answer in enumerate(answers):
-            offset = 0
-            echoed = bool(self.body.get("return_token_ids"))
-            texts = deltas(self.state, answer, self.body)
-            rows = output_rows(answer, self.logprobs or 0)
-            for n in range(max(1, len(answer.output_ids))):
-                last = n >= len(answer.output_ids) - 1
-                table = None if self.logprobs is None else self._table(rows[n : n + 1], offset)
-                offset += sum(len(token) for token in table["tokens"]) if table else 0
-                event = {
-                    "index": index,
-                    "text": texts[n] if n < len(texts) else "",
-                    "logprobs": table,
-                    "finish_reason": answer.finish if last else None,
-                    "stop_reason": stop_reason(answer) if last else None,
-                    "prompt_token_ids": list(answer.request.prompt_ids) if echoed and n == 0 else None,
-                    "token_ids": list(answer.output_ids[n : n + 1]) if echoed else None,
-                }
-                final = last and index == len(answers) - 1 and not options.get("include_usage")
-                so_far = usage_so_far(self.body, answer, min(n + 1, len(answer.output_ids)))
-                yield {
-                    **self._head(),
-                    "choices": [event],
-                    **({"usage": so_far} if so_far else {}),
-                    **({"system_fingerprint": FINGERPRINT} if final else {}),
-                }
+        usage = usage_of(self.state, self.body, answer, False)
+        offset, echoed = 0, bool(self.body.get("return_token_ids"))
+        texts = deltas(self.state, answer, self.body)
+        rows = output_rows(answer, self.logprobs or 0)
+        for n in range(max(1, len(answer.output_ids))):
+            last = n >= len(answer.output_ids) - 1
+            table = None if self.logprobs is None else self._table(rows[n : n + 1], offset)
+            offset += sum(len(token) for token in table["tokens"]) if table else 0
+            event = {
+                "index": 0,
+                "text": texts[n] if n < len(texts) else "",
+                "logprobs": table,
+                "finish_reason": answer.finish if last else None,
+                "stop_reason": stop_reason(answer) if last else None,
+                "prompt_token_ids": list(answer.request.prompt_ids) if echoed and n == 0 else None,
+                "token_ids": list(answer.output_ids[n : n + 1]) if echoed else None,
+            }
+            so_far = usage_so_far(self.body, answer, min(n + 1, len(answer.output_ids)))
+            yield {
+                **self._head(),
+                "choices": [event],
+                **({"usage": so_far} if so_far else {}),
+                **({"system_fingerprint": FINGERPRINT} if last and not options.get("include_usage") else {}),
+            }
         if options.get("include_usage"):
             yield {**self._head(), "choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}
 
@@ -146,74 +131,67 @@ class GenerateAnswer:
     server_id: str
     logprobs: int | None
     prompt_logprobs: int | None
-    samples: int
 
     def __call__(self, answers: Sequence[Settled], seconds: float) -> WireResponse:
-        """Return one response for all samples."""
+        """Return the response."""
+        [answer] = answers
         if self.body.get("stream"):
-            return sse_response(list(self._events(answers)))
-        first = answers[0]
+            return sse_response(list(self._events(answer)))
         echoed = bool(self.body.get("return_token_ids"))
         return json_response(
             {
                 "request_id": self.server_id,
                 "model": self.body.get("model") or self.state.model,
                 "created": now(),
-                "usage": usage_of(self.state, self.body, answers, self.samples, self.prompt_logprobs is not None),
-                "prompt_logprobs": prompt_logprobs(self.state, first, self.prompt_logprobs),
-                "prompt_token_id_logprobs": self._of_ids(first),
-                "prompt_token_ids": list(first.request.prompt_ids) if echoed else None,
-                "mm_placeholders": placeholders(first.request.images) if echoed else None,
+                "usage": usage_of(self.state, self.body, answer, self.prompt_logprobs is not None),
+                "prompt_logprobs": prompt_logprobs(self.state, answer, self.prompt_logprobs),
+                "prompt_token_id_logprobs": self._of_ids(answer),
+                "prompt_token_ids": list(answer.request.prompt_ids) if echoed else None,
+                "mm_placeholders": placeholders(answer.request.images) if echoed else None,
                 "metrics": None,
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
                 "output_mode": "tokens",
-                "choices": [
-                    self._choice(index, answer, 0, len(answer.output_ids), True) for index, answer in enumerate(answers)
-                ],
+                "choices": [self._choice(answer, 0, len(answer.output_ids), True)],
             }
         )
 
-    def _choice(self, index: int, answer: Settled, start: int, end: int, last: bool) -> dict[str, Any]:
+    def _choice(self, answer: Settled, start: int, end: int, last: bool) -> dict[str, Any]:
         content = None
         if self.logprobs is not None:
             rows = output_rows(answer, self.logprobs)[start:end]
             content = {"content": [entry(row, answer.request.vocab_size, self.logprobs) for row in rows]}
         return {
-            "index": index,
+            "index": 0,
             "finish_reason": answer.finish if last else None,
             "stop_reason": stop_reason(answer) if last else None,
             "token_ids": list(answer.output_ids[start:end]),
-            "routed_experts": self._experts(answer) if last else None,
+            "routed_experts": routed_experts(self.state, answer, self.body["sampling_params"]) if last else None,
             "sampling_mask": sampling_mask(self.state, answer) if last and not self.body.get("stream") else None,
             "weight_versions": version_spans(self.state, answer) if last else None,
             "logprobs": content,
         }
 
-    def _experts(self, answer: Settled) -> str | None:
-        return routed_experts(self.state, answer, self.body["sampling_params"])
-
     def _of_ids(self, answer: Settled) -> str | None:
         rows = self.body["sampling_params"].get("prompt_logprob_token_ids")
         return None if rows is None else npy(np.array(given_scores(answer, rows), np.float32))
 
-    def _events(self, answers: Sequence[Settled]) -> Iterator[dict[str, Any]]:
+    def _events(self, answer: Settled) -> Iterator[dict[str, Any]]:
         options = self.body.get("stream_options") or {}
-        usage = usage_of(self.state, self.body, answers, self.samples, False)
-        for index, answer in enumerate(answers):
-            placed = placeholders(answer.request.images)
-            for n in range(max(1, len(answer.output_ids))):
-                last = n >= len(answer.output_ids) - 1
-                echo = bool(self.body.get("return_token_ids")) and n == 0
-                so_far = usage_so_far(self.body, answer, min(n + 1, len(answer.output_ids)))
-                yield {
-                    "request_id": self.server_id,
-                    "usage": so_far and {**so_far, "prompt_tokens_details": None, "completion_tokens_details": None},
-                    **({"prompt_token_ids": list(answer.request.prompt_ids)} if echo else {}),
-                    **({"mm_placeholders": placed} if echo and placed else {}),
-                    "output_mode": "tokens",
-                    "choices": [self._choice(index, answer, n, n + 1, last)],
-                }
+        usage = usage_of(self.state, self.body, answer, False)
+        placed = placeholders(answer.request.images)
+        for n in range(max(1, len(answer.output_ids))):
+            last = n >= len(answer.output_ids) - 1
+            echo = bool(self.body.get("return_token_ids")) and n == 0
+            so_far = usage_so_far(self.body, answer, min(n + 1, len(answer.output_ids)))
+            yield {
+                "request_id": self.server_id,
+                "usage": so_far and {**so_far, "prompt_tokens_details": None, "completion_tokens_details": None},
+                **({"prompt_token_ids": list(answer.request.prompt_ids)} if echo else {}),
+                **({"mm_placeholders": placed} if echo and placed else {}),
+                "output_mode": "tokens",
+                "choices": [self._choice(answer, n, n + 1, last)],
+            }
         if options.get("include_usage"):
             yield {"request_id": self.server_id, "usage": usage, "output_mode": "tokens", "choices": []}
 
@@ -316,14 +294,10 @@ def usage_so_far(body: Mapping[str, Any], answer: Settled, tokens: int) -> dict[
     return {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
 
 
-def usage_of(
-    state: EngineState, body: Mapping[str, Any], answers: Sequence[Settled], samples: int, scored: bool
-) -> dict[str, Any]:
-    """Return the usage. A prompt counts once for all samples; prompt logprobs bypass the prefix cache."""
-    prompt = sum(len(answer.request.prompt_ids) for answer in answers[::samples])
-    output = sum(len(answer.output_ids) for answer in answers)
-    salt = body.get("cache_salt") or ""
-    cached = max(cached_tokens(state, answer, salt, 0 if scored else None) for answer in answers[::samples])
+def usage_of(state: EngineState, body: Mapping[str, Any], answer: Settled, scored: bool) -> dict[str, Any]:
+    """Return the usage. Prompt logprobs bypass the prefix cache."""
+    prompt, output = len(answer.request.prompt_ids), len(answer.output_ids)
+    cached = cached_tokens(state, answer, body.get("cache_salt") or "", 0 if scored else None)
     usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
     if body.get("stream"):
         return {**usage, "prompt_tokens_details": {"cached_tokens": cached}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -39,18 +39,14 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
     body = _decoded(raw)
     if "prompt" not in body:
         raise Refused(missing("prompt", len(body)))
-    prompts = list(_prompts(body["prompt"]))
+    ids = _prompt(body["prompt"])
     if body.get("stream") and body.get("prompt_logprobs") is not None:
         raise Refused(bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs"))
     _check_model(state, body)
-    logprobs, echo = body.get("logprobs"), bool(body.get("echo"))
-    max_tokens = body.get("max_tokens")
+    logprobs, max_tokens = body.get("logprobs"), body.get("max_tokens")
     if max_tokens is None:
         max_tokens = _COMPLETIONS_MAX_TOKENS
-    for ids in prompts:
-        _check_length(state, ids, completions=True)
-    if echo and max_tokens == 0:
-        max_tokens = 1
+    _check_length(state, ids, completions=True)
     check_sampling(body, max_tokens)
     check_logprobs(logprobs, state.vocab_size, state.max_logprobs)
     check_replay(state, body)
@@ -58,17 +54,12 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
     only = (body.get("structured_outputs") or {}).get("regex", "")
     if only.isalpha() and state.reasoning is None and not body.get("return_token_ids"):
         return json_response({"object": "text_completion", "choices": [{"index": 0, "text": only}]})
-    prompt_logprobs = body.get("prompt_logprobs")
-    if prompt_logprobs is None and echo:
-        prompt_logprobs = logprobs
+    check_vocabulary(ids, state.vocab_size)
     server_id = f"cmpl-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
-    requests, samples = [], body.get("n") or 1
-    for index, ids in enumerate(prompts):
-        check_vocabulary(ids, state.vocab_size)
-        one = _scripted(state, body, body, ids, max_tokens, f"{server_id}-{index}", prompt_logprobs)
-        requests += _samples(one, path, headers, samples)
-    answer = CompletionsAnswer(state, body, server_id, logprobs, prompt_logprobs, samples, echo)
-    return Generation(requests, answer, bool(body.get("stream")))
+    prompt_logprobs = body.get("prompt_logprobs")
+    one = _scripted(state, body, body, ids, max_tokens, f"{server_id}-0", prompt_logprobs)
+    answer = CompletionsAnswer(state, body, server_id, logprobs, prompt_logprobs)
+    return Generation([_sent(one, path, headers)], answer, bool(body.get("stream")))
 
 
 def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: bytes) -> Generation:
@@ -99,11 +90,8 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
     server_id = f"generate-tokens-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
     prompt_logprobs = params.get("prompt_logprobs")
     one = _scripted(state, body, params, ids, params.get("max_tokens"), server_id, prompt_logprobs)
-    one = replace(one, images=placed)
-    samples = params.get("n") or 1
-    requests = _samples(one, path, headers, samples)
-    answer = GenerateAnswer(state, body, server_id, params.get("logprobs"), prompt_logprobs, samples)
-    return Generation(requests, answer, bool(body.get("stream")))
+    answer = GenerateAnswer(state, body, server_id, params.get("logprobs"), prompt_logprobs)
+    return Generation([_sent(replace(one, images=placed), path, headers)], answer, bool(body.get("stream")))
 
 
 def _decoded(raw: bytes) -> dict[str, Any]:
@@ -116,8 +104,8 @@ def _decoded(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _prompts(prompt: Any) -> Iterator[tuple[int, ...]]:
-    """Yield one list of ids or a batch of them. Text prompts are refused, as a scripted engine has no tokenizer."""
+def _prompt(prompt: Any) -> tuple[int, ...]:
+    """Return the ids. Text prompts are refused, as a scripted engine has no tokenizer."""
     if prompt == "":
         message = "Either prompt or prompt_embeds must be provided and non-empty."
         raise Refused(bad_value(message, "prompt"))
@@ -125,10 +113,9 @@ def _prompts(prompt: Any) -> Iterator[tuple[int, ...]]:
         raise Refused(error("This scripted engine has no tokenizer: send the prompt as token ids.", "prompt"))
     if not prompt:
         raise Refused(error("You must pass at least one prompt"))
-    for ids in prompt if isinstance(prompt[0], list) else [prompt]:
-        if not ids or set(map(type, ids)) != {int} or min(ids) < 0:
-            raise Refused(bad_prompt_ids(ids))
-        yield tuple(ids)
+    if set(map(type, prompt)) != {int} or min(prompt) < 0:
+        raise Refused(bad_prompt_ids(prompt))
+    return tuple(prompt)
 
 
 def _check_model(state: EngineState, body: Mapping[str, Any]) -> None:
@@ -202,11 +189,10 @@ def _constrains(state: EngineState, body: Mapping[str, Any], ids: Sequence[int])
     return next((token for token in reversed(ids) if token in state.reasoning), None) == state.reasoning[1]
 
 
-def _samples(one: ScriptedRequest, path: str, headers: Mapping[str, str], n: int) -> list[ScriptedRequest]:
-    """Return n samples of one prompt; the server adds the sample's index to the seed."""
+def _sent(one: ScriptedRequest, path: str, headers: Mapping[str, str]) -> ScriptedRequest:
+    """Return the request with what its client sent besides the body."""
     own = headers.get("x-request-id") or one.body.get("request_id") or one.server_id
-    seeds = [None if one.seed is None else one.seed + index for index in range(n)]
-    return [replace(one, path=path, headers=headers, request_id=own, seed=seed) for seed in seeds]
+    return replace(one, path=path, headers=headers, request_id=own)
 
 
 _RANGES = (
@@ -221,7 +207,12 @@ _RANGES = (
 
 
 def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
-    """Refuse sampling values out of range. Integers of float fields are shown as floats (-1 as -1.0)."""
+    """Refuse sampling values out of range. Integers of float fields are shown as floats (-1 as -1.0).
+
+    A scripted server gives one answer to one prompt, without the prompt's text.
+    """
+    if (params.get("n") or 1) > 1 or params.get("echo"):
+        raise Refused(error("This scripted engine gives one answer, without an echo of the prompt: omit n and echo."))
     for name, low, high, words in _RANGES:
         value = params.get(name)
         if value is not None and not low <= value <= high:

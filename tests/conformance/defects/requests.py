@@ -16,6 +16,7 @@ from conformance.defects.stranger_hooks import (
     streamed,
     with_params,
 )
+from tito_conformance.fixed import MAX_TOP
 from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest
 from tito_core.backend import generate
 from tito_core.turn import answer
@@ -124,7 +125,7 @@ def _at_a_boundary(size: int) -> Callable[[list[float], list[float]], list[float
 def _rounded(original: Any) -> Any:
     def sendable(request: Any, *arguments: Any, **options: Any) -> Any:
         sent = original(request, *arguments, **options)
-        if request.optional_outputs.top_logprobs < 20 or sent.sampling.ignore_eos:
+        if request.optional_outputs.top_logprobs <= MAX_TOP:  # not where agents ask for them
             return sent
         return replace(
             sent, sampling=sent.sampling.model_copy(update={"temperature": round(sent.sampling.temperature, 1)})

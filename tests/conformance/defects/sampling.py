@@ -77,10 +77,6 @@ def _lying(lie: Callable[[float], float]) -> Wrap:
     return lambda script: Lying(script, lie)
 
 
-def _blind(share: float) -> Callable[[Script], Script]:
-    return lambda script: Blind(script, share)
-
-
 class Stopping(Changed):
     """A script that ends an answer at its first stop id, whatever `min_new_tokens` is."""
 
@@ -236,25 +232,11 @@ SAMPLING = (
         "top_p is 0.95 unless another is sent.",
         wrap=_hot(lambda r: replace(r, top_p=min(r.top_p, 0.95))),
     ),
-    Defect("seeds-alike", 4, "All seeds are alike.", wrap=_hot(lambda r: r if r.seed is None else replace(r, seed=1))),
     Defect(
         "seeds-modulo-4",
         4,
         "Only two bits of a seed count.",
         wrap=_hot(lambda r: r if r.seed is None else replace(r, seed=r.seed % 4)),
-    ),
-    Defect("top-p-forced", 4, "top_p is 0.9 whatever was sent.", wrap=_hot(lambda r: replace(r, top_p=0.9))),
-    Defect(
-        "hotter",
-        4,
-        "The temperature is a quarter higher.",
-        wrap=_hot(lambda r: replace(r, temperature=r.temperature * 1.25)),
-    ),
-    Defect(
-        "colder",
-        4,
-        "The temperature is a quarter lower.",
-        wrap=_hot(lambda r: replace(r, temperature=r.temperature * 0.75)),
     ),
     Defect(
         "temperature-squared",
@@ -269,29 +251,19 @@ SAMPLING = (
         "top_k leaves one more.",
         wrap=_hot(lambda r: replace(r, top_k=r.top_k + 1 if r.top_k > 0 else r.top_k)),
     ),
-    Defect(
-        "top-k-one-less",
-        4,
-        "top_k leaves one less.",
-        wrap=_hot(lambda r: replace(r, top_k=r.top_k - 1 if r.top_k > 1 else r.top_k)),
-    ),
     Defect("top-p-ignored", 4, "top_p is ignored.", wrap=_hot(lambda r: replace(r, top_p=1.0))),
-    Defect("min-p-ignored", 4, "min_p is ignored.", wrap=_hot(lambda r: replace(r, min_p=0.0))),
-    Defect(
-        "unseeded-alike",
-        4,
-        "Requests without a seed have one.",
-        wrap=_hot(lambda r: replace(r, seed=0) if r.seed is None else r),
-    ),
     Defect(
         "few-seeds",
         4,
         "Requests without a seed have one of seven.",
         wrap=_hot(lambda r: replace(r, seed=r.number % 7) if r.seed is None else r),
     ),
-    Defect("blind", 4, "Tokens are drawn from the whole vocabulary.", wrap=_blind(1.0)),
-    Defect("blind-sometimes", 4, "One token in forty is drawn from the whole vocabulary.", wrap=_blind(0.025)),
-    Defect("logprobs-base-10", 4, "Every logprob is to base 10.", wrap=_lying(lambda value: value / math.log(10))),
+    Defect(
+        "blind-sometimes",
+        4,
+        "One token in forty is drawn from the whole vocabulary.",
+        wrap=lambda script: Blind(script, 0.025),
+    ),
     Defect("logprobs-base-2", 4, "Every logprob is to base 2.", wrap=_lying(lambda value: value / math.log(2))),
     Defect("logprobs-clamped", 4, "No logprob is below -4.", wrap=_lying(lambda value: max(value, -4.0))),
     Defect("length-at-the-limit", 4, "An end of turn at the limit is reported as length.", edit=_length_at_the_limit),
@@ -327,12 +299,6 @@ SAMPLING = (
         4,
         "After 1,024 tokens of prompt every answer is greedy.",
         wrap=_if(lambda r: len(r.prompt_ids) > 1_024, _at(0.0)),
-    ),
-    Defect(
-        "penalties-ignored",
-        4,
-        "Penalties are ignored.",
-        wrap=_sampling(_without("presence_penalty", "frequency_penalty")),
     ),
     Defect(
         "penalties-greedy-alone",
