@@ -37,7 +37,7 @@ class WireGeneration:
         logprob_ids: The token that each logprob belongs to.
         finish: Why the generation ended: "stop", "length" or another reason of the engine.
         stop: The stop id or stop string that ended it.
-        cached_tokens: The server's count.
+        prompt_tokens, completion_tokens, cached_tokens: The server's counts.
         versions: Weight versions as (start, end, version) over the output ids.
         text: The text that the server reports with the ids.
         top_logprobs: For each output id, the most likely tokens as (id, logprob).
@@ -64,6 +64,8 @@ class WireGeneration:
     logprob_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stop: int | str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     cached_tokens: int | None = None
     versions: list[tuple[int, int, str | None]] | None = None
     text: str | None = None

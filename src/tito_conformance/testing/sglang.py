@@ -229,7 +229,7 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation.images = [data_of(url["url"] if isinstance(url, dict) else url) for url in sent.get("image_data") or ()]
     generation.image_names = sent.get("mm_content_hashes") or [None] * len(generation.images)
     generation.image_tokens = meta.get("image_tokens")
-    count = meta.get("completion_tokens")
+    count = generation.completion_tokens = meta.get("completion_tokens")
     generation.output_ids = _whole([answer["output_ids"] for answer in answers], count)
     tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]
     rows = _whole(tables, count)
@@ -237,7 +237,7 @@ def read(exchange: WireExchange) -> WireGeneration | None:
     generation.echoed_ids = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
     reason = meta.get("finish_reason") or {}
     generation.finish, generation.stop = reason.get("type"), reason.get("matched")
-    generation.cached_tokens = meta.get("cached_tokens")
+    generation.prompt_tokens, generation.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
     generation.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
     generation.text = answers[0].get("text") if len(answers) == 1 else None
     generation.routed_experts, generation.sampling_masks = (

@@ -208,8 +208,10 @@ def read(exchange: WireExchange) -> WireGeneration | None:
         generation.answered_id = answer.get("request_id") or answer.get("id") or generation.answered_id
         if placed := (answer.get("mm_placeholders") or {}).get("image"):
             generation.image_spans = [(span["offset"], span["length"]) for span in placed]
-        if details := (answer.get("usage") or {}).get("prompt_tokens_details"):
-            generation.cached_tokens = details.get("cached_tokens")
+        if usage := answer.get("usage"):
+            generation.prompt_tokens, generation.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            if details := usage.get("prompt_tokens_details"):
+                generation.cached_tokens = details.get("cached_tokens")
         for choice in answer.get("choices", ()):
             generation.output_ids += choice.get("token_ids") or []
             generation.prompt_logprobs += _scored(answer.get("prompt_logprobs") or choice.get("prompt_logprobs"))
