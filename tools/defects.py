@@ -1,6 +1,6 @@
 """Plant every defect, run the suite on each, and write evidence/defects.md: what catches each, and after how long.
 
-    python tools/defects.py [--seeds 20] [--jobs 8] [--sample 60] [--only NAME ...]
+    python tools/defects.py [--seeds 3] [--jobs 8] [--sample 60] [--only NAME ...]
 
 It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only or
 --sample nothing is written. An interrupted run resumes if the code has not changed. The engines are scripted, so no
@@ -73,7 +73,7 @@ SOUNDS: dict[str, Callable[[str, int], Verdict]] = {
 def main() -> int:
     """Run all cases; return 1 if a defect escaped or an alarm was false."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, help="runs without a defect, of each kind")
+    parser.add_argument("--seeds", type=int, default=3, help="runs without a defect, of each kind")
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
     parser.add_argument("--sample", type=int, help="plant this many, drawn anew for each commit")
     parser.add_argument("--jobs", type=int, default=JOBS, help="processes")
