@@ -91,7 +91,7 @@ def main() -> int:
     with get_context("spawn").Pool(arguments.jobs, maxtasksperchild=RUNS_OF_A_PROCESS) as pool:
         for what, cases in (("defects", planted), ("sound", runs)):
             new = [case for case in cases if case not in known.verdicts]
-            for case, verdict in track(zip(new, pool.imap(judged, new), strict=True), what, len(new), console=console):
+            for case, verdict in track(pool.imap_unordered(judged, new), what, len(new), console=console):
                 known.add(case, verdict)
     found, sound = ([known.verdicts[case] for case in cases] for cases in (planted, runs))
     escaped = [verdict for verdict in found if verdict.caught_by is None or not verdict.expected]
@@ -131,13 +131,13 @@ class Known:
             file.write(json.dumps(record) + "\n")
 
 
-def judged(case: Case) -> Verdict:
-    """Run one case, in a process of the pool."""
+def judged(case: Case) -> tuple[Case, Verdict]:
+    """Run one case, in a process of the pool. Cases end in any order, and an interruption loses none that ended."""
     name, wire, seed = case
     if name in SOUNDS:
-        return SOUNDS[name](wire, seed)
+        return case, SOUNDS[name](wire, seed)
     defect = next(each for each, _ in all_defects() if each.name == name)
-    return try_defect(defect, wire, tokenizer(), end(), PROFILE, seed)
+    return case, try_defect(defect, wire, tokenizer(), end(), PROFILE, seed)
 
 
 def end() -> int:
