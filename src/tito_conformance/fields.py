@@ -300,6 +300,22 @@ def _require_expected(
     tally.require("finish", answer.finish == expected.finish, problem, 1, place)
 
 
+def _same_tokens(one: TokenResponse, other: TokenResponse) -> int:
+    """Return how many tokens two answers begin with in common."""
+    length = min(len(one.output_ids), len(other.output_ids))
+    return int(np.argmin([*(one.output_ids[:length] == other.output_ids[:length]), False]))
+
+
+def _require_same_logprobs(
+    server: ConnectedServer, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, when: str
+) -> None:
+    """Require that the tokens with which two answers to equal requests begin have equal logprobs."""
+    same, near = _same_tokens(one, other), max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+    drift = float(np.max(np.abs(one.logprobs[:same] - other.logprobs[:same]), initial=0.0))
+    problem = f"{when}{same} tokens are equal, but their logprobs are {drift:.3g} nats apart."
+    tally.require(check, drift <= near, problem, 1, Where(request_id=other.request_id))
+
+
 async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
     """Ask twice with each seed: whole with all others, then streamed with all others in the reverse order."""
     plain = {"temperature": 1.0, "seed": SEEDS[1]}
@@ -307,6 +323,7 @@ async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) 
     if not server.target.seeds and not np.array_equal(one.output_ids, other.output_ids):
         tally.skip("seeded", "The server does not obey seeds; --seeds makes that an error.")
         return
+    _require_same_logprobs(server, tally, "seeded", one, other, "two equal requests with a seed: ")
     streams = int(can_stream(server.backend))
 
     async def differing(cases: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
@@ -350,12 +367,12 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
         if number == 0:
             place = Where(sampling=GREEDY, streamed=False, request_id=answer.request_id)
             _require_expected(tally, Plain.of(server, plain), GREEDY, answer, place, f"right after {extreme}, ")
+            _require_same_logprobs(server, tally, "obeyed", plain, answer, f"right after {extreme}, ")
         else:
             free.append(answer)
     set_place(sampling={"temperature": 1.0})
     one, other = free
-    length = min(len(one.output_ids), len(other.output_ids))
-    same = int(np.argmin([*(one.output_ids[:length] == other.output_ids[:length]), False]))
+    same = _same_tokens(one, other)
     # That the first k tokens agree by chance has their probability; the number of lengths raises the bar.
     chance = float(np.minimum(one.logprobs[:same], 0).sum()) + math.log(MAX_TOKENS)
     problem = (

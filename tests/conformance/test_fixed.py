@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -59,6 +59,21 @@ def test_tokens_may_differ_only_at_a_near_tie(apart: float, tolerance: float, ho
             again(one, other, tolerance)
 
 
+@pytest.mark.parametrize("tolerance", [0.001, 0.25])
+def test_equal_tokens_of_equal_requests_have_equal_logprobs(tolerance: float) -> None:
+    near, server = max(NEAR_TIE_NATS, 2 * tolerance), cast(Any, SimpleNamespace(tolerance_nats=tolerance))
+
+    def judge(off: float) -> Tally:
+        tally, (one, other) = Tally(), (answer((5, -0.5), (7, -1.0)), answer((5, -0.5), (7, -1.0 - off), (8, -1.0)))
+        other.request_id = "r"
+        fields._require_same_logprobs(server, tally, "obeyed", one, other, "")
+        return tally
+
+    assert judge(0.9 * near).passed["obeyed"] == 1
+    with pytest.raises(BrokenLawError, match=f"2 tokens are equal, but their logprobs are {1.1 * near:.3g} nats"):
+        judge(1.1 * near)
+
+
 def test_an_answer_that_ends_early_is_another_one() -> None:
     with pytest.raises(BrokenLawError, match=r"\(1, 7, None\)"):
         again(answer((5, -0.5), (7, -1.0)), answer((5, -0.5)), 0.001)
@@ -67,11 +82,11 @@ def test_an_answer_that_ends_early_is_another_one() -> None:
 def test_a_score_differs_where_it_is_off_or_no_number() -> None:
     tally, connected = Tally(), SimpleNamespace(tolerance_nats=0.1)
     own = np.array([-1.0, -2.0, -3.0], np.float32)
-    fixed.require_scores(connected, tally, "rescored", own, np.array([0.0, 0.05, -0.09]))  # type: ignore[arg-type]
+    fixed.require_scores(connected, tally, "rescored", own, np.array([0.0, 0.05, -0.09]))
     assert (tally.passed["rescored"], tally.scored_nats) == (3, 0.09)
     for off in (0.2, np.nan):
         with pytest.raises(BrokenLawError, match=r"offset 6 of 3; all others agree") as raised:
-            fixed.require_scores(connected, tally, "long", own, np.array([0.0, off, 0.0]), places=[5, 6, 7])  # type: ignore[arg-type]
+            fixed.require_scores(connected, tally, "long", own, np.array([0.0, off, 0.0]), places=[5, 6, 7])
         assert raised.value.where.position == 6
 
 
