@@ -105,7 +105,7 @@ KINDS: tuple[dict[str, tuple[float, float]], ...] = (
 
 
 def drawn(random: np.random.Generator, least: float, most: float) -> float:
-    """Draw a value of three digits, the last of which is not 0."""
+    """Draw a value with three decimals that ends in 3."""
     return round(round(float(random.uniform(least, most)), 2) + 0.003, 3)
 
 
