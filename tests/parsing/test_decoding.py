@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from support.byte_level import MARKUP, shared, wrapped
+from support.growth import expect_linear
 from support.templates import NAMES, tokenizer_of
 from tito_core.parsing.markup import DecodedIds, decoding
 
@@ -124,12 +124,7 @@ def test_time_grows_with_the_number_of_ids(broken: bool) -> None:
     ids = [*tokenizer.encode("é the <think> ", add_special_tokens=False), *([BYTE_IDS[0xC3]] if broken else [])]
     decode(ids)
 
-    def seconds(count: int) -> float:
-        begun = time.process_time()
-        decode(ids * (count // len(ids)))
-        return time.process_time() - begun
-
-    assert min(seconds(40_000) for _ in range(3)) < 20 * min(seconds(10_000) for _ in range(3)) + 0.01
+    expect_linear(lambda count: decode(ids * (count * 10_000 // len(ids))))
 
 
 def _byte_ids() -> dict[int, int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsing.families import CALL_FAMILIES, GUARD, NAMES, Call, Family, ids_of, parse, unguarded
+from support.growth import expect_linear
 from tito_core.parsing import CallStatus, ParsedTurn, known_tool_parsers
 from tito_core.parsing import registry as parser_registry
 
@@ -143,26 +142,6 @@ def test_drafts_in_reasoning_are_not_calls(name: str) -> None:
     assert [call.name for call in turn.calls] == [n for n, _ in calls]
     turn = parse(family, ids_of(family, f"Hm. {draft}"), calls, tail=tail, truncated=True)
     assert (turn.calls, turn.reasoning_closed) == ((), False)
-
-
-def expect_linear(work: Callable[[int], object]) -> None:
-    """Check that four times the work takes less than ten times as long: 4 if it is linear, 16 if it is quadratic.
-
-    Compares times of this process, so a slow machine does not matter; a noisy measurement is repeated.
-    """
-
-    def seconds(count: int) -> float:
-        began = time.process_time()
-        work(count)
-        return time.process_time() - began
-
-    ratios = []
-    for _ in range(3):
-        once = min(seconds(1), seconds(1))
-        ratios.append(seconds(4) / once)
-        if ratios[-1] < 10:
-            return
-    raise AssertionError(f"Four times the work takes {ratios} times as long.")
 
 
 @pytest.mark.parametrize("name", NAMES)
