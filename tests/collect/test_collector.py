@@ -31,6 +31,7 @@ from strands_tito.collect import (
     entries,
 )
 from strands_tito.collect.cli import summary
+from support.drafts import make_draft
 from support.made_up import made_up_result
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
@@ -259,6 +260,20 @@ async def test_a_rollout_that_a_limit_ended_is_counted_and_can_get_a_reward(rewa
     assert f" {rewarded} of 5 rewarded." in summary(tally).splitlines()[1]
     with pytest.raises(ValueError, match="reward nan is not a finite number"):
         await collect(tasks(1), EndingByLimits(), tmp_path, truncated_reward=float("nan"))
+
+
+class JudgedByTurn(Fated):
+    async def run(self, rollout: Rollout) -> RolloutResult:
+        ledger = Ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
+        ledger.commit(make_draft(None, 0, [100], [200]))
+        ledger.annotate("reward", 1.0, turn=0)
+        return RolloutResult(rollout, ledger, Termination.COMPLETED)
+
+
+async def test_a_rollout_with_rewards_of_its_turns_is_rewarded(tmp_path: Path) -> None:
+    tally = await collect(tasks(3), JudgedByTurn(), tmp_path)
+    assert [entry.reward for entry in entries(tmp_path)] == [None] * 3
+    assert " 3 of 3 rewarded." in summary(tally)
 
 
 async def test_nothing_is_run_when_a_task_is_invalid(tmp_path: Path) -> None:

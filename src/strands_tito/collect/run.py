@@ -72,7 +72,7 @@ class Tally:
         failed_in_a_row: Failures since the last finished rollout.
         turns: Turns of the finished rollouts.
         sampled: Sampled tokens of the finished rollouts.
-        rewarded: Finished rollouts with a reward, since the start.
+        rewarded: Finished rollouts with a reward, of their own or of a turn or tool call, since the start.
         last_error: Error of the last failure.
         began: Start time, by `time.monotonic`.
     """
@@ -89,14 +89,14 @@ class Tally:
     last_error: str = ""
     began: float = field(default_factory=time.monotonic)
 
-    def add(self, entry: Entry) -> None:
-        """Count a finished rollout."""
+    def add(self, entry: Entry, *, rewarded: bool) -> None:
+        """Count a finished rollout; `rewarded`: it, a turn or a tool call of it has a reward."""
         self.finished += 1
         self.failed_in_a_row = 0
         self.endings[Termination(entry.termination)] += 1
         self.turns += entry.turns
         self.sampled += entry.sampled
-        self.rewarded += entry.reward is not None
+        self.rewarded += rewarded
 
     def add_failure(self, result: RolloutResult) -> None:
         """Count a failed rollout."""
@@ -223,7 +223,9 @@ class _Collector:
         try:
             await asyncio.shield(writing)
         finally:
-            self.tally.add(await writing)
+            notes = result.ledger.annotations
+            rewarded = any(note.name == REWARD and note.value is not None for note in notes)
+            self.tally.add(await writing, rewarded=rewarded)
 
     def _reward_truncated(self, result: RolloutResult) -> None:
         """Annotate the reward of a rollout that a limit ended, such as one whose agent raised before it was scored."""
