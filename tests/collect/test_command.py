@@ -311,7 +311,8 @@ def tally(tmp_path: Path) -> Tally:
     counts.began -= 10
     with RolloutFolder(tmp_path, {}) as folder:
         for sample in range(2):
-            counts.add(folder.append(made_up_result(Rollout(folder.index.run, task, sample))))
+            entry = folder.append(made_up_result(Rollout(folder.index.run, task, sample)))
+            counts.add(entry, rewarded=entry.reward is not None)
         for sample in range(2, 5):
             counts.add_failure(made_up_result(Rollout(folder.index.run, task, sample), "ServerError: gone."))
     return counts
