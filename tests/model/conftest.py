@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,15 +10,8 @@ from support.scripted import BACKENDS, policy_of
 
 
 @pytest.fixture(scope="module")
-def frozen_heap() -> Iterator[None]:
-    """Exclude loaded modules and policies from garbage collection.
-
-    A full collection then takes a millisecond instead of a third of a second, and still finds all garbage that the
-    tests of the module make.
-    """
+def frozen_heap(fresh_heap: None) -> None:
+    """Exclude the policies of the module's tests from garbage collection too: some collect at each step of a turn."""
     for kind in BACKENDS:
         policy_of(kind)
-    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
