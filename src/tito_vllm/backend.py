@@ -26,6 +26,7 @@ from tito_vllm import wire
 _SCORING = {"max_tokens": 1, "temperature": 1.0, "top_k": 1, "prompt_logprobs": 0}
 """`top_k` is required by --return-sampling-mask."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_DEV_MODE = "VLLM_SERVER_DEV_MODE=1 in its environment: it has no endpoints for pauses and new weights"
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
@@ -186,11 +187,11 @@ class VLLMBackend(HttpBackend):
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause. Every mode clears the prefix cache, so that keys and values of older weights are not reused."""
-        await self.http.send(HttpRequest(f"/pause?mode={running}", b""))
+        await self.http.send(HttpRequest(f"/pause?mode={running}", needs=_DEV_MODE))
 
     async def resume(self) -> None:
         """See `EngineAdmin.resume`."""
-        await self.http.send(HttpRequest("/resume", b""))
+        await self.http.send(HttpRequest("/resume", needs=_DEV_MODE))
 
     async def weight_version(self) -> str | None:
         """See `EngineAdmin.weight_version`; "default" until one is set."""
@@ -206,8 +207,9 @@ class VLLMBackend(HttpBackend):
         """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         async with changing_weights(self, path, version, running):
-            await self.http.send(HttpRequest("/collective_rpc", msgspec.json.encode(reload)))
-            await self.http.send(HttpRequest("/update_weight_version", msgspec.json.encode({"new_version": version})))
+            await self.http.send(HttpRequest("/collective_rpc", msgspec.json.encode(reload), needs=_DEV_MODE))
+            named = msgspec.json.encode({"new_version": version})
+            await self.http.send(HttpRequest("/update_weight_version", named, needs=_DEV_MODE))
 
     async def abort(self, request_id: str) -> None:
         """Abort by the server's ids, one per endpoint; unknown ids are ignored.

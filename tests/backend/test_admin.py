@@ -22,12 +22,13 @@ from support.backends import (
 )
 from tito_conformance.testing import Completion, HashPolicy, WireResponse
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError, generate_resuming
-from tito_core.backend.errors import UnsupportedByServerError
+from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.generate import generate
 from tito_core.backend.http.client import HttpRequest
 from tito_core.backend.protocol import Running
 from tito_core.ledger.turn import VersionSpan
 from tito_sglang.backend import SGLangBackend
+from tito_vllm.backend import VLLMBackend
 
 CALLS = {
     "vllm": ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"],
@@ -191,3 +192,11 @@ async def test_a_server_without_the_endpoint_has_no_weight_version(kind: Kind) -
     backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(nothing))
     assert isinstance(backend, EngineAdmin)
     assert await backend.weight_version() is None
+
+
+async def test_a_server_that_is_not_in_development_mode_is_told_so() -> None:
+    nothing = Handler(lambda _: http_response(404, json={"detail": "Not Found"}))
+    backend = VLLMBackend("http://scripted", http_transport=over_socket(nothing))
+    for change in (backend.pause(), backend.resume(), backend.load_weights("/w", "step-1")):
+        with pytest.raises(BadRequestError, match=r"404: Not Found\. Start the server with VLLM_SERVER_DEV_MODE=1"):
+            await change

@@ -281,7 +281,7 @@ def test_what_one_row_cannot_hold_is_counted(caplog: pytest.LogCaptureFixture) -
 def test_the_report_of_a_file_adds_up(tmp_path_factory: Any, ledgers: list[Ledger]) -> None:
     path: Path = tmp_path_factory.mktemp("credit") / "out"
     for to in ("parquet", "slime", "verl", "trl"):
-        for branches in ("list", "last"):
+        for branches in ("list", "last") if to in ("verl", "trl") else ("list",):
             options = ExportOptions(lambda _: str, logprobs="omit", branches=branches)
             written = write(ledgers, to, path, options)
             left = written.elsewhere.total() + written.masked + written.constrained
@@ -298,7 +298,7 @@ def test_a_file_says_which_rewards_have_no_row(tmp_path: Path) -> None:
         options = ExportOptions(lambda _: str, logprobs="omit", branches=branches)  # type: ignore[arg-type]
         written: Written = write([ledger], "trl", tmp_path / "out", options)
         assert f"Rewards of turns and tool calls: {credited} of 2" in " ".join(written.lines("out"))
-    write([ledger], "parquet", tmp_path / "out", options)
+    write([ledger], "parquet", tmp_path / "out", ExportOptions(lambda _: str))
     found = [sample.credit for sample in read_parquet(tmp_path / "out")]
     assert [None if credit is None else credit.tolist() for credit in found] == [
         [0, 0, 0, -1],

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from tito_core import store
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
 
-AS_RECORDED = ExportOptions(lambda _: text_of, logprobs="as-recorded", branches="last")
+AS_RECORDED = ExportOptions(lambda _: text_of, logprobs="as-recorded")
+LAST = replace(AS_RECORDED, branches="last")
 
 
 def text_of(ids: Any) -> str:
@@ -58,11 +60,11 @@ def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger
             assert (row.pop("reward"), row.pop("remove_sample")) == (0.0, True), "slime's conversion fails on null"
         assert row == {name: copy.deepcopy(getattr(sample, name)) for name in row}
 
-    write(ledgers, "trl", path, AS_RECORDED)
+    write(ledgers, "trl", path, LAST)
     columns = columns_of([ledger], temperature=1.0, end_id=0, branches="last", logprobs="as-recorded")
     assert lines(path) == [{name: column[0] for name, column in columns.items()}]
 
-    write(ledgers, "verl", path, AS_RECORDED)
+    write(ledgers, "verl", path, LAST)
     (row,) = lines(path)
     assert row["prompt_ids"] == columns["prompt_ids"][0]
     assert row["response_ids"] == columns["completion_ids"][0]
@@ -182,6 +184,8 @@ def test_the_text_is_that_of_the_rollouts_own_tokenizer(path: Path, tmp_path: Pa
         (["--to", "ppo"], ["'ppo'", *FORMATS]),
         (["--to", "trl", "--logprobs", "all"], ["'all'", "checked", "as-recorded", "omit"]),
         (["--to", "trl", "--branches", "all"], ["'all'", "list", "last", "error"]),
+        (["--to", "parquet", "--branches", "last"], ["parquet", "a row for each path", "'last'"]),
+        (["--to", "slime", "--branches", "error"], ["slime", "a row for each path", "'error'"]),
         (["--to", "trl", "--temperature", "0.5"], ["LogprobMismatchError", "0.5"]),
         (["--to", "slime", "--tokenizer", "./gone"], ["TokenizerError", "./gone"]),
     ],

@@ -115,7 +115,7 @@ def test_trls_rewards_are_none_where_a_rollout_does_not_count() -> None:
 
 
 def options(**more: Any) -> ExportOptions:
-    return ExportOptions(lambda _: lambda ids: "", branches="last", **more)
+    return ExportOptions(lambda _: lambda ids: "", **more)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def test_a_file_names_groups_and_counts_what_it_leaves_out(tmp_path: Path) -> No
     assert (written.without_reward, written.ended_outside) == (2, 2)
     assert (written.sampled, written.trained, written.masked) == (sampled, sampled - 16, 16)
 
-    written = write(group, "verl", path, options())
+    written = write(group, "verl", path, options(branches="last"))
     rows = lines(path)
     assert [row["reward_score"] for row in rows] == [1.0, 0.0, 0.5, 0.0, 0.0] * 2, "null fails in verl's own code"
     assert [any(row["response_mask"]) for row in rows] == [True, True, True, False, False] * 2
@@ -148,7 +148,7 @@ def test_a_file_names_groups_and_counts_what_it_leaves_out(tmp_path: Path) -> No
     assert (written.rows, written.elsewhere.total()) == (10, 4), "2 tokens of each branched rollout's first path"
     assert sampled == written.trained + written.masked + written.elsewhere.total()
 
-    write(group, "trl", path, options())
+    write(group, "trl", path, options(branches="last"))
     assert [row["rollout_reward"] for row in lines(path)] == [1.0, 0.0, 0.5, None, None] * 2
     assert [row["rollout_group"] for row in lines(path)] == ["a"] * 5 + ["b"] * 5
     assert write(group, "parquet", path, options()).masked == 0

@@ -111,7 +111,7 @@ def test_logprobs_without_a_tokenizer_name_each_id_once(path: Path) -> None:
     [
         (("inspect", "--rollout", 1, "--tokens"), 0),
         (("inspect", "--rollout", 1, "--logprobs"), 0),
-        (("export", "--to", "slime", "--branches", "last", "--out", "out.jsonl"), 1),
+        (("export", "--to", "slime", "--out", "out.jsonl"), 1),
     ],
 )
 def test_a_name_in_a_file_causes_no_network_access(

@@ -35,6 +35,8 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
 
 PARQUET = "parquet"
+_EVERY_PATH = (PARQUET, "slime")
+"""Formats that hold all paths of a rollout, with what connects them."""
 
 Row = dict[str, Any]
 Decoder = Callable[[Ledger], Decode]
@@ -48,8 +50,8 @@ class ExportOptions:
     Attributes:
         temperature: The trainer's logit temperature.
         logprobs: See `LogprobPolicy`.
-        branches: "list" writes a row for each trajectory, Parquet and slime always; "last" and "error" write one row a
-            rollout, see `sample_of`.
+        branches: "list" writes a row for each trajectory; "last" and "error" write one row a rollout, for verl and
+            trl; see `sample_of`.
         agent: The agent whose paths are written; see `samples_of` and `sample_of`.
         missing_reward: The reward of rollouts without one: a number; None writes null, for a trainer that computes
             rewards itself; "untrained" writes 0 and masks the row in the formats of slime and verl, whose own code
@@ -140,8 +142,11 @@ def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions
 
     Raises:
         FileNotFoundError, FileExistsError: The folder does not exist, or the file holds recorded rollouts.
-        BranchedRolloutError, LogprobMismatchError, ValueError: A rollout cannot be exported. Nothing is written.
+        BranchedRolloutError, LogprobMismatchError, ValueError: A rollout cannot be exported, or an option is not one of
+            this format. Nothing is written.
     """
+    if options.branches != "list" and to in _EVERY_PATH:
+        raise ValueError(f"{to} always has a row for each path: branches={options.branches!r} is for verl and trl.")
     written = Written()
     exports = _exports(ledgers, to, options, written)
     if to == PARQUET:
@@ -167,7 +172,7 @@ class _Export:
 
 def _exports(ledgers: Iterable[Ledger], to: str, options: ExportOptions, written: Written) -> Iterator[_Export]:
     """Yield the rollouts that have rows, and count all."""
-    whole = to in (PARQUET, "slime") or options.branches == "list"
+    whole = options.branches == "list"
     for ledger in ledgers:
         written.rollouts += 1
         written.sampled += sum(turn.draft.columns.output for turn in ledger)

@@ -48,7 +48,7 @@ def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], 
     """
     parquet = import_optional("pyarrow.parquet", "parquet")
     count = 0
-    with replacing(path) as part, parquet.ParquetWriter(part, schema(), **options) as writer:
+    with replacing(path) as part, parquet.ParquetWriter(part, schema(), **{"write_page_checksum": True, **options}) as writer:
         for chunk in _chunks(samples):
             writer.write_table(table_of(chunk))
             count += len(chunk)
@@ -59,13 +59,19 @@ def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
     """Yield samples equal to those that were written (law 12), with one row group in memory.
 
     Raises:
-        SamplesSchemaError: The file does not hold samples, or has a newer schema.
+        FileNotFoundError: There is no such file.
+        SamplesSchemaError: The file is damaged, does not hold samples, or has a newer schema.
     """
-    parquet = import_optional("pyarrow.parquet", "parquet")
-    with parquet.ParquetFile(path) as file:
-        _check(file.schema_arrow.metadata or {}, str(path))
-        for group in range(file.num_row_groups):
-            yield from samples_in(file.read_row_group(group))
+    parquet, arrow = import_optional("pyarrow.parquet", "parquet"), import_optional("pyarrow", "parquet")
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check(file.schema_arrow.metadata or {}, str(path))
+            for group in range(file.num_row_groups):
+                yield from samples_in(file.read_row_group(group))
+    except (arrow.ArrowException, UnicodeDecodeError, OSError) as damage:
+        if isinstance(damage, OSError) and damage.errno is not None:  # of the system, not of Arrow
+            raise
+        raise SamplesSchemaError(f"{path} cannot be read as Parquet ({damage}): export the rollouts again.") from damage
 
 
 def schema() -> pa.Schema:

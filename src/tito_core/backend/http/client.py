@@ -80,6 +80,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
         headers: Additional headers; values must be printable ASCII.
         size: Size limits. The default, 4 MiB, is too small for a generation: use `answer_size`.
         admin: Whether it needs the key for administration, where the server has one.
+        needs: What the server must be started with, or it answers 404. For the error.
     """
 
     path: str
@@ -87,6 +88,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     size: AnswerSize = _INFO
     admin: bool = False
+    needs: str = ""
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
@@ -206,6 +208,7 @@ class EngineHttp:
                 url=shown,
                 request_id=request_id,
                 admin=request.admin,
+                needs=request.needs,
             )
         finally:
             self._ended(mark)

@@ -251,8 +251,9 @@ def error_from_status(
     url: str,
     request_id: str | None,
     admin: bool = False,
+    needs: str = "",
 ) -> BackendError:
-    """Return the error for an answer that is not a 200. `admin`: see `HttpRequest`."""
+    """Return the error for an answer that is not a 200. `admin` and `needs`: see `HttpRequest`."""
     if (
         status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body)
     ):  # a JSON error may quote a prompt
@@ -261,6 +262,8 @@ def error_from_status(
     if 300 <= status < 400 and "location" in headers:
         message = f"a redirect to {headers['location']}"
     kind, remedy = _kind(status, message)
+    if status == 404 and needs:
+        remedy = f"Start the server with {needs}."
     error = kind(
         f"{backend} at {url} answered {status}: {message.rstrip('.')}. {remedy}",
         backend=backend,
