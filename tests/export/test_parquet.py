@@ -160,6 +160,23 @@ def test_another_file_and_a_newer_one_are_refused(tmp_path: Path, metadata: Any,
         next(read_parquet(tmp_path / "other.parquet"))
 
 
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.parquet"
+    write_parquet(path, rich([sample for size in (1, 2) for sample in samples_of(chain((2, size)))]))
+    whole, group = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0)
+    damaged = [whole[:length] for length in range(0, len(whole), 97)]
+    for number in range(group.num_columns):
+        column = group.column(number)
+        last = column.data_page_offset + column.total_compressed_size - 1
+        if column.dictionary_page_offset is not None:
+            last += column.dictionary_page_offset - column.data_page_offset
+        damaged.append(whole[:last] + bytes([whole[last] ^ 1]) + whole[last + 1 :])
+    for data in damaged:
+        path.write_bytes(data)
+        with pytest.raises(SamplesSchemaError, match=r"rollouts\.parquet"):
+            list(read_parquet(path))
+
+
 def test_every_column_is_on_the_page_on_trainers() -> None:
     page = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-8")
     missing = [name for name in schema().names if f"`{name}`" not in page]

@@ -47,8 +47,8 @@ def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], 
         The number of rows.
     """
     parquet = import_optional("pyarrow.parquet", "parquet")
-    count = 0
-    with replacing(path) as part, parquet.ParquetWriter(part, schema(), **{"write_page_checksum": True, **options}) as writer:
+    count, options = 0, {"write_page_checksum": True, **options}  # without them damaged values are read as others
+    with replacing(path) as part, parquet.ParquetWriter(part, schema(), **options) as writer:
         for chunk in _chunks(samples):
             writer.write_table(table_of(chunk))
             count += len(chunk)
@@ -181,9 +181,9 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
         columns = {name: numbers[name][index].values.to_numpy(zero_copy_only=False) for name in numbers}
         try:
             sample = _sample(row, columns)
+            lengths = {name: len(values) for name, values in columns.items()} | _lengths(sample)
         except (TypeError, ValueError) as error:
             raise SamplesSchemaError(f"The rows are not samples: {error}.") from error
-        lengths = {name: len(values) for name, values in columns.items()} | _lengths(sample)
         if len(set(lengths.values())) > 1:
             raise SamplesSchemaError(f"The rows are not samples: columns of tokens have unequal lengths, {lengths}.")
         yield sample
