@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strands import Agent, tool
+from strands.hooks import MessageAddedEvent
 from strands.tools import ToolProvider
 
 from strands_tito.collect import AgentError, InProcess, Rollout, RolloutResult, Tasks, collect, collected, entries
@@ -73,6 +74,35 @@ async def test_a_factorys_agent_is_asked_the_prompt(kind: str) -> None:
         assert result.ledger.annotation("reward") is None
         returned = on.tokenizer.decode(result.ledger[0].draft.prompt_ids)
         assert "What is 25 * 17?" in returned
+
+
+async def test_rollouts_of_a_group_do_not_see_what_others_did_to_their_task(tmp_path: Path) -> None:
+    def instruct(event: MessageAddedEvent) -> None:
+        if event.message["role"] == "user":
+            event.message["content"].append({"text": "Answer in one word."})
+
+    def make(model: Any, task: Any) -> Agent:
+        agent = Agent(model=model, callback_handler=None)
+        agent.hooks.add_callback(MessageAddedEvent, instruct)
+        return agent
+
+    async def run(model: Any, task: Any) -> None:
+        agent = make(model, task)
+        await agent.invoke_async(task["prompt"])
+        task["prompt"].append(task.pop("id"))
+
+    for code in (make, run):
+        tasks = [{"id": "a", "prompt": [{"text": "Say one."}]}]
+        await collect(tasks, InProcess(policy("vllm", "One."), code), tmp_path / code.__name__, n=3, concurrency=1)
+        prompts = [ledger[0].draft.prompt_ids.tolist() for ledger in collected(tmp_path / code.__name__)]
+        assert prompts == prompts[:1] * 3
+        assert tasks == [{"id": "a", "prompt": [{"text": "Say one."}]}]
+
+
+async def test_a_task_that_cannot_be_copied_is_a_failure_that_names_it() -> None:
+    result = await run_once(policy("vllm", "Yes."), collect_agents.run, {"question": "?", "data": memoryview(b"...")})
+    assert result.failure is not None
+    assert re.match(r"TaskError: Task 'math-1' .*memoryview.*: use JSON values", result.failure.error)
 
 
 @pytest.mark.parametrize("fault", [None, Fault(status=500)])

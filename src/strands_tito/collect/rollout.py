@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -72,6 +73,20 @@ class Task:
     id: str
     value: Mapping[str, Any]
     digest: str
+
+    def copied(self) -> Mapping[str, Any]:
+        """Return a deep copy of `value`, which a rollout's agent may change. Its strings and bytes are not copied.
+
+        Raises:
+            TaskError: The value cannot be copied.
+        """
+        try:
+            return deepcopy(self.value)
+        except Exception as error:  # of the value's own types too
+            raise TaskError(
+                f"Task {self.id!r} cannot be copied for its rollout ({type(error).__name__}: {error}): use JSON "
+                "values, nested less deeply."
+            ) from error
 
 
 class Source(Protocol):

@@ -318,9 +318,12 @@ async def run_rollout(policy: Policy, agent: AgentCode, rollout: Rollout, settin
 
 
 async def _run(agent: AgentCode, model: TITOModel, rollout: Rollout) -> tuple[Outcome | None, RunReturn]:
-    """Run the agent; turn `sys.exit()`, which would end the event loop, into an error of this rollout."""
+    """Run the agent on a copy of the task, since the rollouts of a group share one and agents append to prompts.
+
+    `sys.exit()`, which would end the event loop, becomes an error of this rollout.
+    """
     try:
-        return await agent.run(model, rollout.task.value)
+        return await agent.run(model, rollout.task.copied())
     except (SystemExit, GeneratorExit) as error:
         raise AgentError(f"The agent's code raised {error!r}: raise an error to end a rollout, do not exit.") from error
 
