@@ -63,7 +63,7 @@ train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and
 	@$(BIN)/python examples/train_tiny.py --backend $(BACKEND) --page docs/training.md \
 		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(TRAIN_ARGS)
 
-test: $(READY)  ## run every test that needs no engine
+test: $(READY)  ## run the tests that need no engine, trainer or browser; see make suite too
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(TEST_ARGS)
 
 suite: $(READY)  ## hold the conformance suite itself to account: scripted servers, sound ones and ones with planted defects
