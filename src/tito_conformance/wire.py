@@ -1,6 +1,7 @@
 """Generations as they went over the wire, under field names that all engines' readers share.
 
-Each engine's reader is in the engine's own package, and is found through the entry point group `tito.wires`.
+The readers of vLLM and SGLang are in `tito_conformance.testing`, another engine's in its package. Each is found through
+the entry point group `tito.wires`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def rollout_func(
 
     Args:
         make_agent: Makes the agent of one rollout; its row is TRL's prompt.
-        policy: The policy. TRL does not update its server: load the trainer's weights yourself.
+        policy: The policy. In server mode TRL loads its weights into the server; otherwise load them yourself.
         sampling: Sampling parameters; those of the trainer's arguments when None, `generation_kwargs` included.
         branches: See `sample_of`.
         agent: See `sample_of`.

@@ -1,7 +1,7 @@
 """Scripted engines: servers that speak the wire of real vLLM and SGLang, for tests without a model or a GPU.
 
-A *script* maps a request to a completion in token ids. A *wire* is the HTTP interface of a real server, and comes from
-the engine's own package (see `WireKit`). A *fault* is an error to inject. The same script gives the same tokens and
+A *script* maps a request to a completion in token ids. A *wire* is the HTTP interface of a real server; vLLM's
+and SGLang's are here, another engine's in its package (see `WireKit`). A *fault* is an error to inject. The same script gives the same tokens and
 logprobs on every wire:
 
     from tito_conformance.testing import Fault, HashPolicy, Replay, first, scripted_engine, scripted_server
@@ -103,7 +103,7 @@ class Options(TypedDict, total=False):
     Keys:
         vocab_size: 1000. Larger ids are refused by vLLM and crash SGLang, as on the real servers.
         max_model_len: 4096. Context length in tokens, prompt and completion together.
-        eos_ids: None by default. Ids that end a generation; the first is the main one.
+        eos_ids: () by default. Ids that end a generation; the first is the main one.
         model: "scripted". The served name.
         api_key: None. If set, requests with another key get a 401.
         decode: Converts ids to text, for text fields and stop strings. By default each id becomes `<id>`.

@@ -281,7 +281,7 @@ class ScriptedEngine:
         exchanges: Every HTTP request with its response, in order of the responses.
         aborted: Server ids of generations that an abort call ended.
         disconnected: Server ids of generations whose client disconnected.
-        peak: Largest number of generations that ran at once.
+        peak: Largest number of generations that ran or waited at once.
         overrides: Responses that replace the wire's, by path without query.
     """
 

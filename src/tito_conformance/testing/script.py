@@ -40,7 +40,7 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """One generation request. A request for n samples, or for a batch of prompts, becomes several of these."""
+    """One generation request. A request of SGLang for n samples, or for a batch of prompts, becomes several."""
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int = 16

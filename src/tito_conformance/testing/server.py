@@ -42,7 +42,7 @@ class ScriptedServer:
         """`http://127.0.0.1:port`.
 
         Raises:
-            RuntimeError: The server was never started.
+            RuntimeError: The server was never started, and has no port of its own.
         """
         if not self.port:
             raise RuntimeError("The scripted server is not running. Start it with `with` or `async with`.")

@@ -31,8 +31,8 @@ class BackendOptions(TypedDict, total=False):
             `--admin-api-key`. Default: None, `api_key`.
         headers: Further headers of every request, such as {"X-API-Key": "..."} for a gateway; values are hidden in
             errors. Default: None.
-        timeout_s: Longest wait for a response, in seconds.
-        connect_timeout_s: Longest wait for a connection, in seconds.
+        timeout_s: Longest wait for a response, in seconds; 600 by default.
+        connect_timeout_s: Longest wait for a connection, in seconds; 5 by default.
         max_connections: Maximum number of connections per event loop; further requests wait. Default: 0, no limit.
         patience_s: How long a request waits for a server that is away, restarting or busy, in seconds from its first
             failure, within the turn's timeout. Default: 60. An address at which no server has answered yet fails at

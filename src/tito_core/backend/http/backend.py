@@ -61,7 +61,8 @@ _LISTED_MODELS = 5
 
 
 class HttpBackend(ABC):
-    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score` and `abort_request`.
+    """Base of a backend over HTTP. Subclasses implement `discover`, `generate`, `score`, `abort_request` and
+    `adapter_request`.
 
     Args:
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
