@@ -276,6 +276,20 @@ def test_what_one_row_cannot_hold_is_counted(caplog: pytest.LogCaptureFixture) -
     assert caplog.text == ""
 
 
+def test_a_rollout_without_a_turn_of_the_agent_is_a_row_that_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "branches": "last", "logprobs": "omit"}
+    columns = columns_of([two_agents(), chain((2, 2)), Ledger(group_id="h")], agent="judge", **options)
+    assert columns["env_mask"] == [[1, 1], [0], [0]]
+    assert recorded_reward(**columns) == [-1.0, None, None]
+    assert (columns["rollout_group"], columns["rollout_agent"]) == (["g", None, "h"], ["judge", None, None])
+    assert "rollouts=<1>, branched=<1>, left_out=<4> | not trained: TRL" in caplog.text
+    assert "agents=<" not in caplog.text
+    caplog.clear()
+    assert columns_of([two_agents(), Ledger()], agent="jugde", **options)["env_mask"] == [[0], [0]]
+    (only,) = caplog.messages
+    assert only.startswith("rollouts=<1>, agent=<jugde>, agents=<solver, judge> | not trained: TRL")
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(rollouts(experts=False), max_size=3))
 def test_the_report_of_a_file_adds_up(tmp_path_factory: Any, ledgers: list[Ledger]) -> None:

@@ -117,6 +117,19 @@ def of_a_solver(*later: dict[str, Any]) -> Ledger:
 
 
 @pytest.mark.usefixtures("skyrl")
+@pytest.mark.parametrize("branches", ["error", "last", "steps"])
+def test_one_rollout_without_a_turn_of_the_agent_takes_no_other_away(branches: Any, caplog: Any) -> None:
+    both, alone = rewarded(of_a_solver({"agent": "judge"})), rewarded(of_a_solver({"agent": "solver"}))
+    options: dict[str, Any] = {"branches": branches, "trajectory_ids": ["a", "b"], **SKYRL}
+    found = generator_output_of([both, alone], agent="judge", **options)
+    assert (found["loss_masks"], found["rewards"]) == ([[1] * 3, [0]], [1.0, 0.0])
+    assert "agents=<" not in caplog.text
+    found = generator_output_of([both, alone], agent="jugde", **options)
+    assert (found["loss_masks"], found["rewards"]) == ([[0], [0]], [0.0, 0.0])
+    assert "rollouts=<2>, agent=<jugde>, agents=<solver, judge> | not trained: SkyRL" in caplog.text
+
+
+@pytest.mark.usefixtures("skyrl")
 @pytest.mark.parametrize(
     ("later", "rewards", "rows"),
     [

@@ -244,6 +244,11 @@ def sample_of(
     return _sample(ledger, _assembled(ledger, path, others, train_constrained), number, len(ends))
 
 
+def has_turn(ledger: Ledger, agent: str | None) -> bool:
+    """Return whether a rollout has a turn of the agent, or any if it is None; else it is exported as an empty one."""
+    return len(ledger) > 0 if agent is None else agent in ledger.agents
+
+
 def exported_turns(ledger: Ledger, *, agent: str | None, last: bool) -> set[int]:
     """Return the turns that `sample_of` with `branches="last"` trains, or with `last` False those of `samples_of`."""
     ends = [ledger.last_turn(agent)] if last else _ends(ledger, agent)
@@ -306,6 +311,12 @@ def sample_number(ledger: Ledger) -> int | None:
     """Return a rollout's number within its group, from 0, as `tito collect` writes it; None if there is none."""
     number = ledger.header.user.get("sample")
     return number if type(number) is int else None
+
+
+def described_of(ledger: Ledger) -> dict[str, Any]:
+    """Return what `TrainingSample.described` has, for a rollout without a sample: group, task and number."""
+    known = {"group_id": ledger.header.group_id, "task_id": ledger.header.task_id, "sample": sample_number(ledger)}
+    return {**dict.fromkeys(DESCRIBED), **known}
 
 
 def images_of(trajectory: Trajectory) -> tuple[SampleImage, ...]:

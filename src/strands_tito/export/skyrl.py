@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from strands_tito.export.sample import TrainingSample, counted_last, sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, counted_last, described_of, has_turn, sample_of, samples_of
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
@@ -18,6 +18,7 @@ from strands_tito.export.trainer import (
     import_optional,
     prompt_response_of,
     warn_left_out,
+    warn_without_agent,
 )
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
@@ -59,10 +60,10 @@ def generator_output_of(
     """Return rollouts as a SkyRL generator does, in the order of the input batch.
 
     Args:
-        rollouts: One rollout for each prompt of the batch. One that ended from outside, or has no turns or no reward,
-            is masked and has reward 0, which SkyRL still counts in its group's baseline.
+        rollouts: One rollout for each prompt of the batch. One that ended from outside, or has no reward or no turns of
+            the agent, is masked and has reward 0, which SkyRL still counts in its group's baseline.
         temperature: SkyRL's logit temperature.
-        end_id: The tokenizer's end-of-sequence id, the placeholder for a rollout without turns.
+        end_id: The tokenizer's end-of-sequence id, the placeholder for a rollout without turns of the agent.
         trajectory_ids: The ids of the input batch; required for "steps".
         branches: "error" and "last" return one row per rollout, see `sample_of`. "steps" returns one row per
             trajectory, for SkyRL's step-wise training, which gives all rows of a rollout the advantage of its last: see
@@ -90,8 +91,8 @@ def generator_output_of(
     replays = replays and _SUPPORT in fields  # from 0.4 on
     options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs, "replays": replays}
     rows: list[_Row] = []
-    if branches == "last":
-        warn_left_out(rollouts, trainer="SkyRL", agent=agent)
+    warn = warn_left_out if branches == "last" else warn_without_agent
+    warn(rollouts, trainer="SkyRL", agent=agent)
     for rollout, name in zip(rollouts, ids, strict=True):
         found = list(_samples(rollout, branches, agent, train_constrained))
         for number, sample in enumerate(found, 1):
@@ -101,7 +102,8 @@ def generator_output_of(
             rows.append(_Row(part, reward, reason, name, number == len(found), described, not sample.ended_outside))
         if not found:
             part = empty_response(end_id, logprobs=logprobs != "omit")
-            rows.append(_Row(part, 0.0, "error", name, True, {"rollout_id": rollout.uuid}, False))
+            described = {"rollout_id": rollout.uuid, **described_of(rollout)}
+            rows.append(_Row(part, 0.0, "error", name, True, described, False))
     _expect_rewards(rows)
     rows = [row.without_reward() if row.lacks_reward else row for row in rows]
     parts = [row.part for row in rows]
@@ -165,11 +167,11 @@ class _Row(NamedTuple):
 def _samples(
     rollout: Ledger, branches: Branches, agent: str | None, train_constrained: bool
 ) -> Iterator[TrainingSample]:
-    if not len(rollout):
+    if not has_turn(rollout, agent):
         return
     if branches == "steps":
         samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
-        yield from counted_last(samples, rollout, agent) if samples else ()
+        yield from counted_last(samples, rollout, agent)
     else:
         yield sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
 

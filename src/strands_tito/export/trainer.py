@@ -20,7 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_tito.export.kept import EXACT, KeptSets, has_sets, kept_sets
-from strands_tito.export.sample import NO_EXPERT, SampleImage, TrainingSample, by_agent, exported_turns, left_out
+from strands_tito.export.sample import (
+    NO_EXPERT,
+    SampleImage,
+    TrainingSample,
+    by_agent,
+    exported_turns,
+    has_turn,
+    left_out,
+)
 from tito_core.backend.images import stray_placeholders
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import TITOError, how_to_install
@@ -333,8 +341,13 @@ def prompt_response_of(
 
 
 def warn_left_out(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:
-    """Log how many sampled tokens rows of last paths leave out, if any; see `branches` of `sample_of`."""
-    rollouts = [rollout for rollout in rollouts if len(rollout)]
+    """Log how many sampled tokens rows of last paths leave out, if any; see `branches` of `sample_of`.
+
+    Rollouts without a turn of the agent are not counted, but see `warn_without_agent`, which is called too.
+    """
+    rollouts = list(rollouts)
+    warn_without_agent(rollouts, trainer=trainer, agent=agent)
+    rollouts = [rollout for rollout in rollouts if has_turn(rollout, agent)]
     found = [left_out(rollout, exported_turns(rollout, agent=agent, last=True)) for rollout in rollouts]
     if left := sum(found, Counter[str]()):
         logger.warning(
@@ -343,8 +356,20 @@ def warn_left_out(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None
         )  # fmt: skip
 
 
+def warn_without_agent(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:
+    """Log the agents of rollouts if none of them has a turn of the trained one, whose name may be misspelt."""
+    rollouts = [rollout for rollout in rollouts if len(rollout)]
+    if agent is not None and rollouts and not any(has_turn(rollout, agent) for rollout in rollouts):
+        names = dict.fromkeys(name for rollout in rollouts for name in rollout.agents)
+        logger.warning(
+            "rollouts=<%d>, agent=<%s>, agents=<%s> | not trained: %s gets nothing, since this agent made no turn. "
+            "If another was meant, choose it by its name.",
+            len(rollouts), agent, ", ".join(names) or "none named", trainer,
+        )  # fmt: skip
+
+
 def empty_response(end_id: int, *, logprobs: bool = True) -> PromptResponse:
-    """Return a placeholder for a rollout without turns: one untrained end token as prompt and one as response."""
+    """Return a placeholder for a rollout without turns of the agent: an end token as prompt, an untrained one after."""
     return PromptResponse([end_id], [end_id], [0], [0.0] if logprobs else None, None, 0)
 
 

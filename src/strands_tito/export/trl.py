@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from strands_tito.export.sample import DESCRIBED, TrainingSample, sample_number, sample_of
+from strands_tito.export.sample import DESCRIBED, TrainingSample, described_of, has_turn, sample_of
 from strands_tito.export.trainer import LogprobPolicy, empty_response, prompt_response_of, warn_left_out
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import ANNOTATION
@@ -24,7 +24,7 @@ def columns_of(
     """Return rollouts as the columns that TRL takes from a `rollout_func`, one entry per rollout.
 
     Args:
-        rollouts: Rollouts. One without turns becomes one untrained end token.
+        rollouts: Rollouts. One without turns, or without one of the agent, becomes one untrained end token.
         temperature: The trainer's logit temperature.
         end_id: The tokenizer's end-of-sequence id.
         branches: See `sample_of`.
@@ -44,7 +44,7 @@ def columns_of(
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
     """
     chosen: dict[str, Any] = {"branches": branches, "agent": agent, "train_constrained": train_constrained}
-    samples = [sample_of(rollout, **chosen) if len(rollout) else None for rollout in rollouts]
+    samples = [sample_of(rollout, **chosen) if has_turn(rollout, agent) else None for rollout in rollouts]
     options: dict[str, Any] = {"temperature": temperature, "end_id": end_id, "logprobs": logprobs}
     warn_left_out(rollouts, trainer="TRL", agent=agent)
     rows = [row_of(rollout, sample, **options) for rollout, sample in zip(rollouts, samples, strict=True)]
@@ -55,11 +55,10 @@ def columns_of(
 def row_of(
     rollout: Ledger, sample: TrainingSample | None, *, temperature: float, end_id: int, logprobs: LogprobPolicy
 ) -> dict[str, Any]:
-    """Return one entry of each column of `columns_of`, for a rollout and its sample; None for one without turns."""
+    """Return one entry of each column of `columns_of`, for a rollout and its sample, None if it has none."""
     if sample is None:
-        part, termination, reward, header = empty_response(end_id), rollout.annotation(ANNOTATION), None, rollout.header
-        known = {"group_id": header.group_id, "task_id": header.task_id, "sample": sample_number(rollout)}
-        described = {**dict.fromkeys(DESCRIBED), **known}
+        part, termination, reward = empty_response(end_id), rollout.annotation(ANNOTATION), None
+        described = described_of(rollout)
     else:
         part = prompt_response_of(sample, trainer="TRL", temperature=temperature, logprobs=logprobs)
         termination, described = sample.termination.value, sample.described
