@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from strands_tito.export import sample_of, verl
 from strands_tito.export.trainer import prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.verl_backend import VerlBackend
+from support.drafts import make_draft
 from support.rollout_forests import chain, grow
 from support.scripted import END, ids_of
 from support.trainer_packages import run
@@ -242,13 +244,22 @@ def test_the_output_whose_mask_counts_for_all_trains_tokens_after_the_cut_too() 
 
 
 @pytest.mark.usefixtures("loops")
-def test_a_rollout_without_a_turn_is_an_output_that_trains_nothing() -> None:
-    for logprobs in ("checked", "omit"):
-        [none] = outputs_of(Ledger(), temperature=1.0, end_id=2, logprobs=logprobs)
-        assert sum(none.response_mask) == 0
+def test_a_rollout_without_a_turn_of_the_agent_is_an_output_that_trains_nothing() -> None:
+    boss = Ledger(group_id="g")  # which branched, and needed no worker
+    for _ in range(2):
+        boss.commit(make_draft(None, 0, [100] * 2, [200] * 3, agent="boss"))
+    boss.annotate("reward", 1.0)
+    record_termination(boss, Termination.COMPLETED)
+    for ledger, logprobs in product((Ledger(group_id="g"), boss), ("checked", "omit")):
+        options: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "agent": "worker", "logprobs": logprobs}
+        [none] = outputs_of(ledger, **options)
+        assert (none.prompt_ids, none.response_ids, none.response_mask) == ([2], [2], [0])
         assert (none.reward_score, none.num_turns) == (0.0, 0)
-        assert (none.extra_fields["termination"], none.extra_fields["rollout_id"]) == (None, None)
+        extra = none.extra_fields
+        assert (extra["rollout_id"], extra["group_id"], extra["agent"]) == (ledger.uuid, "g", None)
+        assert extra["termination"] is None, "else our loop takes the 0 for a recorded reward"
         assert (none.response_logprobs is None) == (logprobs == "omit")
+        assert vars(output_of(ledger, branches="last", **options)) == vars(none)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("engine core died"), TimeoutError(), ValueError("the actor died")])

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PrivateAttr
 
-from strands_tito.export.sample import DESCRIBED, TrainingSample, counted_last, sample_of, samples_of
+from strands_tito.export.sample import (
+    DESCRIBED,
+    TrainingSample,
+    counted_last,
+    described_of,
+    has_turn,
+    sample_of,
+    samples_of,
+)
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
@@ -37,7 +45,7 @@ def output_of(
     """Return a rollout as one output, which every version of verl takes.
 
     Args:
-        rollout: The rollout. Without turns, the output is one untrained end token.
+        rollout: The rollout. Without turns, or without one of the agent, the output is one untrained end token.
         temperature: verl's logit temperature, `rollout.temperature`.
         end_id: The tokenizer's end-of-sequence id.
         branches: See `sample_of`.
@@ -58,11 +66,13 @@ def output_of(
         ImageGridError: verl's processor makes another number of tokens of an image than the engine did.
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `prompt_response_of`.
     """
-    if not len(rollout):
-        return _output(None, temperature, end_id, **options)
-    sample = sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)
+    chosen: Any = {"branches": branches, "agent": agent, "train_constrained": train_constrained}
+    sample = sample_of(rollout, **chosen) if has_turn(rollout, agent) else None
     warn_left_out([rollout], trainer="verl", agent=agent)
-    return _output(sample, temperature, end_id, **options)
+    output = _output(sample, temperature, end_id, **options)
+    if sample is None:
+        output.extra_fields |= {"rollout_id": rollout.uuid, **described_of(rollout)}
+    return output
 
 
 def outputs_of(
@@ -80,7 +90,7 @@ def outputs_of(
     """
     samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
     if not samples:
-        return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]
+        return [output_of(rollout, temperature=temperature, end_id=end_id, agent=agent, **options)]
     outputs = [_output(sample, temperature, end_id, **options) for sample in counted_last(samples, rollout, agent)]
     outputs.sort(key=lambda output: any(output.response_mask))  # a long prompt may leave no trained token of the last
     for output in outputs if len(outputs) > 1 else ():
@@ -153,12 +163,13 @@ def fields_of(
 ) -> dict[str, Any]:
     """Return the fields of verl's `AgentLoopOutput`; see `output_of`.
 
-    A rollout that ended from outside, or has no turns, has reward 0 and is masked: with a reward of None it would take
-    away those of its whole batch, since verl takes recorded rewards of all rollouts or of none.
+    A rollout that ended from outside, or has no turns of the agent, has reward 0 and is masked: with a reward of None
+    it would take away those of its whole batch, since verl takes recorded rewards of all rollouts or of none. Without
+    such turns its termination is None, by which our loop knows that this 0 was not recorded.
 
     Args:
         parts: The prompt and response.
-        sample: The trajectory that they come from, or None for a rollout without turns.
+        sample: The trajectory that they come from, or None for a rollout without turns of the agent.
         messages: Number of messages.
         generating_s: Seconds of generation.
     """
