@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,8 +16,9 @@ from hypothesis import given, settings
 from strands_tito.export import LogprobMismatchError, samples_of
 from strands_tito.export.slime import STATUS, fan_out, fields_of, fill
 from strands_tito.integrations.slime_generate import sampling_of
+from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, chain, grow, rollouts
-from support.slime_facts import CONTRACT, SOURCE, check_types
+from support.slime_facts import CONTRACT, SOURCE, Recorded, check_types
 from support.trainer_packages import run
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
@@ -150,10 +152,25 @@ def test_slimes_own_sample_is_filled_with_the_fields_and_says_whose_it_is(ledger
     assert (kept.rollout_id, kept.metadata and "tito" in kept.metadata) == (9, True)
 
 
-def test_a_rollout_without_a_turn_is_aborted() -> None:
-    options: dict[str, Any] = {"decode": text_of, "temperature": 1.0}
-    assert fill(Filled(), Ledger(), **options) == Filled(status=Filled.Status.ABORTED)
-    assert fan_out(Filled(), Ledger(), **options) == [Filled(rollout_id=3, status=Filled.Status.ABORTED)]
+def test_a_rollout_without_a_turn_of_the_agent_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    solved, empty = Ledger(group_id="g"), Ledger(group_id="g")
+    solved.commit(make_draft(None, 0, [100] * 2, [200] * 3, agent="solver"))
+    record_termination(solved, Termination.COMPLETED)
+    options: dict[str, Any] = {"decode": text_of, "temperature": 1.0, "agent": "slover"}
+    earlier = fill(Recorded(index=3), chain((3, 2)), decode=text_of, temperature=1.0)
+    for ledger in (empty, solved):
+        for sample in (fill(deepcopy(earlier), ledger, **options), *fan_out(earlier, ledger, **options)):
+            assert sample.status.name == "ABORTED"
+            assert (sample.tokens, sample.loss_mask, sample.response_length) == ([], [], 0), "none of its last run"
+            assert sample.metadata["tito"] == {
+                **dict.fromkeys(("task_id", "sample", "agent", "trajectory", "turn")),
+                "rollout": ledger.uuid,
+                "group_id": "g",
+                "termination": "completed" if len(ledger) else None,
+                "logprobs": [],
+            }
+        told = ["rollouts=<1>, agent=<slover>, agents=<solver> | not trained: slime"] * (2 * len(ledger))
+        assert [message.partition(" gets ")[0] for message in caplog.messages] == told
 
 
 if SOURCE is not None:  # slime is in no registry: its source has to be there

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import numpy as np
 
 from strands_tito.export.kept import has_sets
-from strands_tito.export.sample import TrainingSample, group_fields, sample_of, samples_of
+from strands_tito.export.sample import TrainingSample, described_of, group_fields, has_turn, sample_of, samples_of
 from strands_tito.export.trainer import (
     Decode,
     LogprobPolicy,
@@ -29,10 +29,11 @@ from strands_tito.export.trainer import (
     refuse_images,
     refuse_stray_placeholders,
     warn_left_out,
+    warn_without_agent,
 )
 from strands_tito.inspect.score import TEACHER
 from tito_core.ledger.ledger import Ledger
-from tito_core.termination import Termination
+from tito_core.termination import ANNOTATION, Termination
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
 
     Args:
         sample: slime's sample.
-        rollout: The rollout. Without turns, the sample becomes `ABORTED` and has no tokens.
+        rollout: The rollout. Without turns, or without one of the agent, the sample becomes `ABORTED`, without tokens.
         branches: See `sample_of`.
         **options: `decode`, `temperature`, `logprobs`, `processor`, `images` and `top_p_replay` of `fields_of`, and
             `train_constrained` and `agent` of `sample_of`.
@@ -157,11 +158,13 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
     Raises:
         BranchedRolloutError, LogprobMismatchError, ValueError: As `sample_of` and `fields_of`.
     """
-    if not len(rollout):
-        return _with_status(sample, "ABORTED")
     chosen = {name: options.pop(name) for name in ("agent", "train_constrained") if name in options}
-    filled = _filled(sample, sample_of(rollout, branches=branches, **chosen), options)
-    warn_left_out([rollout], trainer="slime", agent=chosen.get("agent"))
+    agent = chosen.get("agent")
+    if has_turn(rollout, agent):
+        filled = _filled(sample, sample_of(rollout, branches=branches, **chosen), options)
+    else:
+        filled = _without_turns(sample, rollout)
+    warn_left_out([rollout], trainer="slime", agent=agent)
     return filled
 
 
@@ -172,7 +175,7 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
 
     Args:
         sample: slime's sample; it is not changed.
-        rollout: The rollout. Without turns, the result is one `ABORTED` sample.
+        rollout: The rollout. Without turns, or without one of the agent, the result is one `ABORTED` sample.
         **options: As `fill`, also for a trajectory whose policy sampled the placeholder of images.
 
     Raises:
@@ -181,7 +184,9 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     chosen = {name: options.pop(name) for name in ("agent", "train_constrained") if name in options}
     found = samples_of(rollout, **chosen)
     copies = [_filled(copy.deepcopy(sample), each, options) for each in found]
-    copies = copies or [_with_status(copy.deepcopy(sample), "ABORTED")]
+    if not copies:
+        copies = [_without_turns(copy.deepcopy(sample), rollout)]
+        warn_without_agent([rollout], trainer="slime", agent=chosen.get("agent"))
     for one in copies:
         one.rollout_id = one.index if one.rollout_id is None else one.rollout_id
     return copies
@@ -286,7 +291,8 @@ def _filled(sample: S, trajectory: TrainingSample, options: dict[str, Any]) -> S
     try:
         fields = fields_of(trajectory, **options)
     except SampledPlaceholderError as error:
-        return _without_tokens(sample, trajectory, str(error))
+        logger.warning("rollout=<%s> | not trained: %s", trajectory.identity.rollout_id, error)
+        return _without_tokens(sample, {**metadata_of(trajectory)["tito"], "refused": str(error)})
     if fields["reward"] is None:
         del fields["reward"]  # slime then calls its reward model
     for name, value in fields.items():
@@ -295,15 +301,19 @@ def _filled(sample: S, trajectory: TrainingSample, options: dict[str, Any]) -> S
     return _with_status(sample, STATUS[trajectory.termination])
 
 
-def _without_tokens(sample: S, trajectory: TrainingSample, reason: str) -> S:
-    """Return the sample without tokens, aborted, and with the reason in its metadata: slime cannot train them."""
-    logger.warning("rollout=<%s> | not trained: %s", trajectory.identity.rollout_id, reason)
+def _without_turns(sample: S, rollout: Ledger) -> S:
+    """Return the sample of a rollout without turns of the agent: aborted, with metadata as far as it is known."""
+    known = {"rollout": rollout.uuid, **described_of(rollout), "termination": rollout.annotation(ANNOTATION)}
+    return _without_tokens(sample, {**known, "logprobs": []})
+
+
+def _without_tokens(sample: S, tito: dict[str, Any]) -> S:
+    """Return the sample without tokens, aborted, and with `tito` as its metadata: slime has nothing to train."""
     empty: dict[str, Any] = {"tokens": [], "response": "", "response_length": 0, "loss_mask": [], "weight_versions": []}
     unset = ("rollout_log_probs", "teacher_log_probs", "rollout_routed_experts", "multimodal_train_inputs", *_KEPT)
     for name, value in {**empty, **dict.fromkeys(unset), "remove_sample": True}.items():
         setattr(sample, name, value)  # a sample that slime passes again holds those of its last run
-    found = metadata_of(trajectory)
-    sample.metadata = {**(sample.metadata or {}), "tito": {**found["tito"], "refused": reason}}
+    sample.metadata = {**(sample.metadata or {}), "tito": tito}
     return _with_status(sample, "ABORTED")
 
 
