@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import pickle
 from argparse import Namespace
 from dataclasses import replace
 from itertools import pairwise
@@ -12,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from strands import Agent
+from strands.hooks import BeforeInvocationEvent
 from strands.tools import ToolProvider
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError
-from strands_tito.integrations.slime_generate import _server, generate, generate_with
-from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
-from support.scripted import backend_of, engine_of, policy_of, tokenizer
+from strands_tito.integrations.slime_generate import PARTIAL, _server, generate, generate_with
+from support.multiplying import ANSWER, QUESTION, make_agent, make_editing_agent, multiply, says
+from support.scripted import END, backend_of, engine_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_conformance.testing import Fault
 from tito_core import Policy
@@ -164,6 +167,35 @@ async def test_a_lost_rollout_that_slime_runs_again_is_asked_its_reward(branches
         (own,) = done if isinstance(done, list) else [done]
         assert own.status is Recorded.Status[status]  # type: ignore[attr-defined]
         assert (own.reward, own.remove_sample) == (reward, removed)
+
+
+@pytest.mark.parametrize("buffer", ["of this version", "of the version before"])
+async def test_an_aborted_agent_without_a_name_stays_itself_when_it_goes_on(buffer: str) -> None:
+    """As another agent, its old path would be trained with the reward of the answer that it gives now."""
+    faults = [None, Fault(edit=ended_by_the_server), None]
+    policy = scripted(engine_of("sglang", says, fault=lambda number, request: faults[number]))
+    args, own = arguments("http://nowhere:1", "unused", partial_rollout=True), sample()
+
+    def make(model: Any, row: Any) -> Agent:
+        agent = unrewarded(model, row)
+
+        def edit(event: BeforeInvocationEvent) -> None:
+            if agent.messages and buffer == "of this version":
+                agent.messages[0]["content"][0]["text"] = "What is 25 * 17, exactly?"
+
+        agent.hooks.add_callback(BeforeInvocationEvent, edit)
+        return agent
+
+    run = generate_with(make, policy=policy)
+    await run(args, own, {**PARAMETERS})
+    own.metadata = pickle.loads(pickle.dumps(copy.deepcopy(own.metadata)))
+    if buffer == "of the version before":
+        own.metadata[PARTIAL].pop("agent", None)
+    done = await run(args, own, {**PARAMETERS})
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert done.response.endswith(ANSWER + END)
+    assert (done.response == ANSWER + END) is (buffer == "of this version"), "the edit begins a new path"
+    assert PARTIAL not in done.metadata
 
 
 async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:

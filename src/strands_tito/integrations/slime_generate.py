@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from typing import Any
 
-from strands import Agent
+from strands import Agent, Snapshot
 
 from strands_tito.export.slime import Branches, complete_aborted, fan_out, fill, normalizes, reset_reward
 from strands_tito.export.trainer import LogprobPolicy
@@ -28,7 +28,7 @@ from tito_core.store import from_record, to_record
 Generate = Callable[..., Awaitable[Any]]
 """A coroutine function of slime's `args`, `sample`, `sampling_params`, and whether it is an `evaluation`."""
 PARTIAL = "tito_partial"
-"""Key of `sample.metadata` that keeps a rollout that slime aborted: its ledger's record and its messages."""
+"""Key of `sample.metadata` that keeps a rollout that slime aborted: its ledger's record, messages and agent."""
 
 _DETOKENIZER_PARAMS = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """Parameters of the server's detokenizer, which is not used: answers are token ids."""
@@ -98,7 +98,7 @@ def generate_with(
         earlier = len(model.ledger)
         agent = make_agent(model, sample)
         if before is not None:
-            agent.messages[:] = before["messages"]
+            _restore(agent, before)
         try:
             await run_rollout(agent, model, sample.prompt if before is None else None)
         finally:
@@ -291,10 +291,21 @@ def _processor(checkpoint: str) -> Any:
 
 
 def _keep(sample: Any, agent: Agent, ledger: Ledger) -> None:
-    """Keep the ledger and messages of an aborted rollout, from which it continues."""
+    """Keep what an aborted rollout continues from: its ledger, its messages and the agent's own key."""
     if sample.metadata is None or sample.status is not type(sample).Status["ABORTED"]:
         return
-    sample.metadata[PARTIAL] = {"ledger": to_record(ledger), "messages": list(agent.messages)}
+    sample.metadata[PARTIAL] = {
+        "ledger": to_record(ledger),
+        "messages": list(agent.messages),
+        "agent": agent.take_snapshot(include=["model_state"]).to_dict(),
+    }
+
+
+def _restore(agent: Agent, kept: Mapping[str, Any]) -> None:
+    """Give an agent the messages of an aborted one, and the key by which it stays that agent if its history changes."""
+    agent.messages[:] = kept["messages"]
+    if "agent" in kept:  # a data buffer that was saved by an older version has none
+        agent.load_snapshot(Snapshot.from_dict(kept["agent"]))
 
 
 def _mask_earlier(args: Any, sample: Any, ledger: Ledger, earlier: int, agent: str | None) -> None:
