@@ -19,8 +19,8 @@ from strands.tools import ToolProvider
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError
 from strands_tito.integrations.slime_generate import PARTIAL, _server, generate, generate_with
-from support.multiplying import ANSWER, QUESTION, make_agent, make_editing_agent, multiply, says
-from support.scripted import END, backend_of, engine_of, policy_of, tokenizer
+from support.multiplying import ANSWER, CALL, QUESTION, make_agent, make_editing_agent, multiply, says
+from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_conformance.testing import Fault
 from tito_core import Policy
@@ -196,6 +196,33 @@ async def test_an_aborted_agent_without_a_name_stays_itself_when_it_goes_on(buff
     assert done.response.endswith(ANSWER + END)
     assert (done.response == ANSWER + END) is (buffer == "of this version"), "the edit begins a new path"
     assert PARTIAL not in done.metadata
+
+
+async def test_turns_of_another_agent_before_a_handoff_leave_the_mask_as_long_as_the_response() -> None:
+    """They are in the prompt, which has no mask."""
+    faults = [None, None, Fault(edit=ended_by_the_server), None]
+    script = Says("A plan of several steps: multiply, then tell the product.", CALL, "aborted", ANSWER)
+    policy = scripted(engine_of("sglang", script, fault=lambda number, request: faults[number]))
+    args = arguments("http://nowhere:1", "unused", partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
+
+    def make(model: Any, row: Any) -> Agent:
+        solver = Agent(model=model, name="solver", tools=[multiply], callback_handler=None)
+
+        async def hand_over(event: BeforeInvocationEvent) -> None:
+            if not solver.messages:
+                planner = Agent(model=model, name="planner", tools=[multiply], callback_handler=None)
+                await planner.invoke_async("Make a plan.")
+                solver.messages[:] = planner.messages
+
+        solver.hooks.add_callback(BeforeInvocationEvent, hand_over)
+        return solver
+
+    run, own = generate_with(make, trained_agent="solver", policy=policy), sample()
+    await run(args, own, {**PARAMETERS})
+    done = await run(args, own, {**PARAMETERS})
+    answer = len(ids_of(ANSWER + END))
+    assert len(done.loss_mask) == len(done.rollout_log_probs) == done.response_length > answer
+    assert done.loss_mask == [0] * (done.response_length - answer) + [1] * answer
 
 
 async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:

@@ -315,6 +315,6 @@ def _mask_earlier(args: Any, sample: Any, ledger: Ledger, earlier: int, agent: s
     start = len(sample.tokens) - sample.response_length
     for turn in ledger.path(ledger.last_turn(agent)):
         if turn.index < earlier:
-            stop = turn.path_length - start
+            stop = max(turn.path_length - start, 0)  # a turn of another agent may be in the prompt, which has no mask
             first = max(stop - turn.own_length, 0)
             sample.loss_mask[first:stop] = [0] * (stop - first)
