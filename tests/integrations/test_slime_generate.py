@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from strands import Agent
-from strands.hooks import BeforeInvocationEvent
+from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, BeforeInvocationEvent
 from strands.tools import ToolProvider
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError
 from strands_tito.integrations.slime_generate import PARTIAL, _server, generate, generate_with
-from support.multiplying import ANSWER, CALL, QUESTION, make_agent, make_editing_agent, multiply, says
+from support.multiplying import ANSWER, CALL, QUESTION, SAMPLED, make_agent, make_editing_agent, multiply, says
 from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_conformance.testing import Fault
@@ -223,6 +223,47 @@ async def test_turns_of_another_agent_before_a_handoff_leave_the_mask_as_long_as
     answer = len(ids_of(ANSWER + END))
     assert len(done.loss_mask) == len(done.rollout_log_probs) == done.response_length > answer
     assert done.loss_mask == [0] * (done.response_length - answer) + [1] * answer
+
+
+@pytest.mark.parametrize(("branches", "partial"), [("list", False), ("last", False), ("last", True)])
+async def test_an_agent_that_resets_its_model_in_the_end_is_trained(branches: Any, partial: bool) -> None:
+    """For example to keep the ledger: the rollout is the one that ran, not the empty next one."""
+    faults = iter([None, Fault(edit=ended_by_the_server)] if partial else [])
+    policy = scripted(engine_of("sglang", says, fault=lambda number, request: next(faults, None)))
+    args, own = arguments("http://nowhere:1", "unused", partial_rollout=partial), sample()
+
+    def make(model: Any, row: Any) -> Agent:
+        agent = unrewarded(model, row)
+
+        def finish(event: AfterInvocationEvent) -> None:
+            model.ledger.annotate("reward", 1.0)
+            model.reset()
+
+        agent.hooks.add_callback(AfterInvocationEvent, finish)
+        return agent
+
+    run = generate_with(make, branches=branches, policy=policy)
+    for _ in range(2 if partial else 1):
+        done = await run(args, own, {**PARAMETERS})
+    (one,) = done if isinstance(done, list) else [done]
+    assert one.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert (one.reward, one.remove_sample) == (1.0, False)
+    assert [
+        token for token, mask in zip(one.tokens[-one.response_length :], one.loss_mask, strict=True) if mask
+    ] == SAMPLED
+
+
+async def test_an_agent_that_samples_after_a_reset_is_refused() -> None:
+    """Otherwise the turns of one of the two ledgers would be lost without a sign."""
+
+    def make(model: Any, row: Any) -> Agent:
+        agent = unrewarded(model, row)
+        agent.hooks.add_callback(AfterToolCallEvent, lambda event: model.reset())
+        return agent
+
+    run = generate_with(make, policy=scripted())
+    with pytest.raises(ValueError, match=r"after model\.reset\(\)\. .* ledger: 1, in a later one: 1\..* not at all"):
+        await run(arguments("http://nowhere:1", "unused"), sample(), {**PARAMETERS})
 
 
 async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:

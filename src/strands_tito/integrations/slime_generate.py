@@ -22,7 +22,7 @@ from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.ledger import Ledger
-from tito_core.model import Policy
+from tito_core.model import Policy, TITOModel
 from tito_core.store import from_record, to_record
 
 Generate = Callable[..., Awaitable[Any]]
@@ -100,16 +100,17 @@ def generate_with(
         if before is not None:
             _restore(agent, before)
         try:
-            await run_rollout(agent, model, sample.prompt if before is None else None)
+            rollout = (await run_rollout(agent, model, sample.prompt if before is None else None)).ledger
         finally:
             cleanup_agent(agent)
+        _expect_one_ledger(model, rollout)
         logprob_policy: LogprobPolicy = "omit" if evaluation else logprobs
         temperature = float(sampling_params.get("temperature", 1.0))
         options = {
             "decode": _decode(shared),
             "temperature": temperature,
             "logprobs": logprob_policy,
-            "processor": _processor(str(args.hf_checkpoint)) if model.ledger.images and not evaluation else None,
+            "processor": _processor(str(args.hf_checkpoint)) if rollout.images and not evaluation else None,
             "images": not evaluation,
             "top_p_replay": _replays(args),
             "agent": trained_agent,
@@ -120,11 +121,11 @@ def generate_with(
             "experts": _experts(args),
         }
         if chosen == "list":
-            return [_completed(one, **aborted_options) for one in fan_out(sample, model.ledger, **options)]
-        done = fill(sample, model.ledger, branches=chosen, **options)
+            return [_completed(one, **aborted_options) for one in fan_out(sample, rollout, **options)]
+        done = fill(sample, rollout, branches=chosen, **options)
         if partial and done.tokens:
-            _keep(done, agent, model.ledger)
-            _mask_earlier(args, done, model.ledger, earlier, trained_agent)
+            _keep(done, agent, rollout)
+            _mask_earlier(args, done, rollout, earlier, trained_agent)
         # Also with partial rollouts: slime runs a sample again only if slime itself aborted it.
         return _completed(done, **aborted_options)
 
@@ -165,6 +166,19 @@ def _expect_groups(args: Any) -> None:
             "A list of samples for a rollout makes slime compare the rewards of different prompts. Add "
             "--custom-reward-post-process-path strands_tito.export.slime.rewards_by_group, or set tito_branches: last "
             "in slime's --custom-config-path."
+        )
+
+
+def _expect_one_ledger(model: TITOModel, rollout: Ledger) -> None:
+    """Check that the agent has not sampled after `model.reset()`; a reset when it is done is fine.
+
+    Raises:
+        ValueError: It has, so that turns of one rollout are in two ledgers.
+    """
+    if model.ledger is not rollout and len(model.ledger):
+        raise ValueError(
+            f"The agent sampled after model.reset(). Turns in the rollout's ledger: {len(rollout)}, in a later one: "
+            f"{len(model.ledger)}. A rollout has one ledger: reset when the agent is done, or not at all."
         )
 
 
