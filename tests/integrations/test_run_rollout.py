@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from strands import Agent
+from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
 
 from strands_tito.export import samples_of
 from strands_tito.integrations.run_rollout import load_function, run_rollout, strands_prompt
@@ -52,6 +53,18 @@ async def test_a_cancelled_task_is_recorded_and_stays_cancelled(kind: str) -> No
         await task
     assert recorded_termination(model.ledger) is Termination.CANCELLED
     assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("then_fails", [False, True])
+async def test_an_agent_that_samples_after_a_reset_is_refused(then_fails: bool) -> None:
+    """Otherwise the turns of one of the two ledgers would be lost without a sign."""
+    model = model_of("vllm", says)
+    agent = make_agent(model, None)
+    agent.hooks.add_callback(AfterToolCallEvent, lambda event: model.reset())
+    if then_fails:
+        agent.hooks.add_callback(AfterInvocationEvent, lambda event: 1 / 0)
+    with pytest.raises(ValueError, match=r"after model\.reset\(\)\. .* ledger: 1, in a later one: 1\..* not at all"):
+        await run_rollout(agent, model, QUESTION)
 
 
 def test_a_chat_becomes_strands_messages_and_its_system_message_the_agents() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strands import Agent
-from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, BeforeInvocationEvent
+from strands.hooks import AfterInvocationEvent, BeforeInvocationEvent
 from strands.tools import ToolProvider
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError
@@ -251,19 +251,6 @@ async def test_an_agent_that_resets_its_model_in_the_end_is_trained(branches: An
     assert [
         token for token, mask in zip(one.tokens[-one.response_length :], one.loss_mask, strict=True) if mask
     ] == SAMPLED
-
-
-async def test_an_agent_that_samples_after_a_reset_is_refused() -> None:
-    """Otherwise the turns of one of the two ledgers would be lost without a sign."""
-
-    def make(model: Any, row: Any) -> Agent:
-        agent = unrewarded(model, row)
-        agent.hooks.add_callback(AfterToolCallEvent, lambda event: model.reset())
-        return agent
-
-    run = generate_with(make, policy=scripted())
-    with pytest.raises(ValueError, match=r"after model\.reset\(\)\. .* ledger: 1, in a later one: 1\..* not at all"):
-        await run(arguments("http://nowhere:1", "unused"), sample(), {**PARAMETERS})
 
 
 async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,7 +56,8 @@ async def run_rollout(agent: Agent, model: TITOModel, prompt: Chat | None) -> Ro
 
     Raises:
         BaseException: A cancellation or an interrupt, after it was recorded in the ledger.
-        ValueError: The prompt has non-text content, or a system message that differs from the agent's system prompt.
+        ValueError: The prompt has non-text content, or a system message that differs from the agent's system prompt, or
+            the agent sampled after `model.reset()`, so that its turns are in two ledgers.
     """
     agent_input = None if prompt is None else strands_prompt(agent, prompt)
     ledger = model.ledger
@@ -64,6 +65,7 @@ async def run_rollout(agent: Agent, model: TITOModel, prompt: Chat | None) -> Ro
     try:
         result = await agent.invoke_async(agent_input)
     except Exception as error:
+        _expect_one_ledger(model, ledger)
         ended = termination_of(error, ledger, context_limit=limit)
         logger.warning("rollout=<%s>, termination=<%s> | %s: %s", ledger.uuid, ended, type(error).__name__, error)
         record_termination(ledger, ended)
@@ -71,9 +73,19 @@ async def run_rollout(agent: Agent, model: TITOModel, prompt: Chat | None) -> Ro
     except BaseException as error:
         record_termination(ledger, termination_of(error, ledger))
         raise
+    _expect_one_ledger(model, ledger)
     ended = termination_of(result, ledger, context_limit=limit)
     record_termination(ledger, ended)
     return RolloutResult(ledger, ended, None)
+
+
+def _expect_one_ledger(model: TITOModel, ledger: Ledger) -> None:
+    """A reset when the agent is done is fine; `ValueError` if it has sampled since."""
+    if model.ledger is not ledger and len(model.ledger):
+        raise ValueError(
+            f"The agent sampled after model.reset(). Turns in the rollout's ledger: {len(ledger)}, in a later one: "
+            f"{len(model.ledger)}. A rollout has one ledger: reset when the agent is done, or not at all."
+        )
 
 
 def expect_template_arguments(policy: Policy, arguments: Mapping[str, Any] | None, option: str) -> None:

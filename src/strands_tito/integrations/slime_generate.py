@@ -22,7 +22,7 @@ from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import PATIENCE_S
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.ledger import Ledger
-from tito_core.model import Policy, TITOModel
+from tito_core.model import Policy
 from tito_core.store import from_record, to_record
 
 Generate = Callable[..., Awaitable[Any]]
@@ -103,7 +103,6 @@ def generate_with(
             rollout = (await run_rollout(agent, model, sample.prompt if before is None else None)).ledger
         finally:
             cleanup_agent(agent)
-        _expect_one_ledger(model, rollout)
         logprob_policy: LogprobPolicy = "omit" if evaluation else logprobs
         temperature = float(sampling_params.get("temperature", 1.0))
         options = {
@@ -166,19 +165,6 @@ def _expect_groups(args: Any) -> None:
             "A list of samples for a rollout makes slime compare the rewards of different prompts. Add "
             "--custom-reward-post-process-path strands_tito.export.slime.rewards_by_group, or set tito_branches: last "
             "in slime's --custom-config-path."
-        )
-
-
-def _expect_one_ledger(model: TITOModel, rollout: Ledger) -> None:
-    """Check that the agent has not sampled after `model.reset()`; a reset when it is done is fine.
-
-    Raises:
-        ValueError: It has, so that turns of one rollout are in two ledgers.
-    """
-    if model.ledger is not rollout and len(model.ledger):
-        raise ValueError(
-            f"The agent sampled after model.reset(). Turns in the rollout's ledger: {len(rollout)}, in a later one: "
-            f"{len(model.ledger)}. A rollout has one ledger: reset when the agent is done, or not at all."
         )
 
 
