@@ -75,8 +75,8 @@ class VLLMModel(LazyModel):
         model_id: Name of the model on the server.
         api_key: The server's API key; "EMPTY" for none.
         params: Parameters of every turn by OpenAI's names, with vLLM's own names in "extra_body". There,
-            "chat_template_kwargs" are the template's arguments; an unknown name is refused at the first turn. A sampling
-            parameter that is not set has the default of `SamplingParams`, whatever the server's default is.
+            "chat_template_kwargs" are the template's arguments; an unknown name is refused at the first turn. A
+            sampling parameter that is not set has the default of `SamplingParams`, whatever the server's default is.
         return_token_ids: Whether the event that ends a message carries ids, for `VLLMTokenRecorder`.
         disable_tools: Whether to leave the tools out of the prompt, and treat calls as text. The parameter
             `tool_choice="none"` keeps the tools in the prompt, and treats calls as text.
