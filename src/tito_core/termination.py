@@ -21,7 +21,7 @@ class Termination(StrEnum):
     TRUNCATED = "truncated"  # an answer or the trajectory reached its token limit
     CONTEXT = "context"  # history or answer did not fit, or was trimmed to what the template cannot show
     LIMIT = "limit"  # a limit of the loop, or a deadline; the history is complete
-    TOOL_ERROR = "tool_error"  # an error on the agent's side: a tool, a hook, a malformed call, its own code
+    TOOL_ERROR = "tool_error"  # an error on the agent's side: a hook, a malformed call, its own code
     ENGINE_ERROR = "engine_error"  # the engine or the store failed
     ABORTED = "aborted"  # stopped from outside and could continue: by a trainer, an interrupt or a checkpoint
     CANCELLED = "cancelled"  # abandoned: by agent.cancel(), or with its task
