@@ -34,6 +34,7 @@ from strands_tito.collect.cli import summary
 from support.drafts import make_draft
 from support.made_up import made_up_result
 from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile
 from tito_core.termination import Termination
 
 
@@ -274,6 +275,27 @@ async def test_a_rollout_with_rewards_of_its_turns_is_rewarded(tmp_path: Path) -
     tally = await collect(tasks(3), JudgedByTurn(), tmp_path)
     assert [entry.reward for entry in entries(tmp_path)] == [None] * 3
     assert " 3 of 3 rewarded." in summary(tally)
+
+
+async def test_a_reward_that_came_too_late_to_be_written_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledgers: list[Ledger] = []
+    append = LedgerFile.append
+
+    def append_while_a_judge_is_late(self: LedgerFile, ledger: Ledger) -> None:
+        append(self, ledger)
+        ledgers[-1].annotate("reward", 1.0)
+
+    class Judged(Fated):
+        async def run(self, rollout: Rollout) -> RolloutResult:
+            ledgers.append(Ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user))
+            return RolloutResult(rollout, ledgers[-1], Termination.COMPLETED)
+
+    monkeypatch.setattr(LedgerFile, "append", append_while_a_judge_is_late)
+    tally = await collect(tasks(2), Judged(), tmp_path, concurrency=1)
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [None, None]
+    assert (tally.finished, tally.rewarded) == (2, 0)
 
 
 async def test_nothing_is_run_when_a_task_is_invalid(tmp_path: Path) -> None:

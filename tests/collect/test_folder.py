@@ -333,6 +333,31 @@ def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
         list(collected(path))
 
 
+def test_what_is_annotated_while_a_rollout_is_written_is_in_neither_file_nor_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = LedgerFile.append
+
+    def append_while_a_judge_is_late(self: LedgerFile, ledger: Ledger) -> None:
+        append(self, ledger)
+        result.ledger.annotate("reward", 2.0)
+
+    monkeypatch.setattr(LedgerFile, "append", append_while_a_judge_is_late)
+    with RolloutFolder(tmp_path, ABOUT) as folder:
+        result = made_up_result(rollouts(folder.index.run)[0])
+        result.ledger.annotate("reward", 1.0)
+        assert folder.append(result).reward == 1.0
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [1.0]
+
+
+def test_a_termination_that_the_ledger_got_later_is_replaced_by_the_results(tmp_path: Path) -> None:
+    with RolloutFolder(tmp_path, ABOUT) as folder:
+        result = made_up_result(rollouts(folder.index.run)[0])
+        result.ledger.annotate("termination", ["judged"])
+        assert folder.append(result).termination == "completed"
+    assert [ledger.annotation("termination") for ledger in collected(tmp_path)] == ["completed"]
+
+
 def test_a_failure_is_logged_in_a_line_of_its_own_also_after_one_that_a_crash_cut(tmp_path: Path) -> None:
     with RolloutFolder(tmp_path, ABOUT) as folder:
         rollout = random.Random(1).choice(rollouts(folder.index.run))

@@ -87,14 +87,16 @@ class RolloutFolder:
         self.close()
 
     def append(self, result: RolloutResult) -> Entry:
-        """Write a finished rollout. After this returns, the rollout survives a crash of the process. Thread-safe.
+        """Write a finished rollout, as its ledger is now. Thread-safe.
+
+        After this returns, the rollout survives a crash of the process.
 
         Raises:
             OSError: The rollout could not be written.
             FolderError: An earlier rollout could not be written.
         """
         with self._writing:
-            return self._append(result)
+            return self._append(result.settled())
 
     def _append(self, result: RolloutResult) -> Entry:
         if self._index_failed:
