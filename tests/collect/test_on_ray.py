@@ -7,17 +7,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from strands_tito.collect import OnRay, Rollout, Tasks
+from strands_tito.collect import InProcess, OnRay, Rollout, RolloutResult, Tasks
 from strands_tito.collect.actors import ActorResult, RolloutActor
 from strands_tito.collect.rollout import AgentCode
 from support import collect_agents
+from support.drafts import make_draft
 from support.scripted import Says, backend_of, engine_of, policy_of
 from support.trainer_packages import run
 from tito_core import Policy, store
 from tito_core.backend import EngineConnectionError
-from tito_core.ledger import Ledger
+from tito_core.ledger import Ledger, check_ledger
+from tito_core.store import records
 from tito_core.termination import Termination
 
 LOSSES = ("RayActorError", "ObjectLostError", "NodeDiedError", "OutOfMemoryError", "WorkerCrashedError")
@@ -118,6 +121,31 @@ async def test_an_actor_that_never_connected_is_closed_quietly() -> None:
     with pytest.raises(EngineConnectionError):
         await actor.connect()
     await actor.aclose()
+
+
+async def test_what_a_thread_adds_while_an_actor_encodes_its_rollout_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger, turn_record = Ledger(), records.turn_record
+    ledger.commit(make_draft(None, 0, [100], [200]))
+
+    async def ended(self: InProcess, rollout: Rollout) -> RolloutResult:
+        return RolloutResult(rollout, ledger, Termination.COMPLETED)
+
+    def turn_record_while_an_agent_is_late(*turn: Any, **options: Any) -> Any:
+        late = ledger.commit(make_draft(0, 2, [100], [200]))
+        ledger.annotate("reward", 1.0, turn=late.index)
+        return turn_record(*turn, **options)
+
+    monkeypatch.setattr(InProcess, "run", ended)
+    monkeypatch.setattr(records, "turn_record", turn_record_while_an_agent_is_late)
+    server = Hiccup()
+    server.connects = 1
+    actor = RolloutActor(cast(Any, server), "collect_agents:run", Path(collect_agents.__file__).parent, {})
+    sent = store.from_record(msgspec.msgpack.decode((await actor.run(rollout())).ledger))
+    await actor.aclose()
+    assert (len(sent), len(sent.annotations), len(ledger)) == (1, 0, 2)
+    check_ledger(sent)
 
 
 SCRIPT = Path(__file__).parent / "real" / "ray_check.py"
