@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from support.drafts import drafts, make_draft
 from support.refusals import breaks_law
 from tito_core import store
-from tito_core.ledger import Branch, Column, Ledger, MediaSpan, Reason
+from tito_core.ledger import Branch, Column, Ledger, MediaSpan, Reason, check_ledger
+from tito_core.ledger.turn import Turn
 
 
 @st.composite
@@ -144,3 +147,31 @@ def test_an_unknown_field_is_refused_everywhere(place: list[Any]) -> None:
     part["later"] = None
     with pytest.raises(store.SchemaError, match="later"):
         store.from_record(record)
+
+
+@pytest.mark.parametrize("how", ["record", "file"])
+def test_a_ledger_that_grows_while_it_is_written_is_whole(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn and its reward may come from another thread at any moment: not the reward without the turn."""
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    grown, turns = False, Ledger.__iter__
+
+    def growing(self: Ledger) -> Iterator[Turn]:
+        nonlocal grown
+        yield from [*turns(self)]
+        if not grown:
+            grown = True
+            self.commit(make_draft(0, 2, [101], [201]))
+            self.annotate("reward", 1.0, turn=1)
+
+    monkeypatch.setattr(Ledger, "__iter__", growing)
+    if how == "record":
+        (written,) = [store.from_record(store.to_record(ledger))]
+    else:
+        store.append(tmp_path / "rollouts.tito", [ledger])
+        (written,) = store.read(tmp_path / "rollouts.tito")
+    check_ledger(written)
+    assert len(ledger) == 2
+    assert [note.turn for note in written.annotations if (note.turn or 0) >= len(written)] == []

@@ -184,7 +184,8 @@ class LedgerFile:
             self._expect_same(ledger)
             stored_turns = self._index.count(ledger.uuid, Kind.TURN)
             stored_notes = self._index.count(ledger.uuid, Kind.ANNOTATION)
-            turns, annotations = list(ledger)[stored_turns:], ledger.annotations[stored_notes:]
+            annotations = ledger.annotations[stored_notes:]  # before the turns: other threads may add both
+            turns = list(ledger)[stored_turns:]
             if stored_turns > len(ledger) or stored_notes > len(ledger.annotations):
                 raise SchemaError(
                     f"{self.path} has {stored_turns} turns and {stored_notes} annotations of ledger {ledger.uuid}, "

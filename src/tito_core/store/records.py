@@ -52,12 +52,13 @@ def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
         engine: Keep each turn's `engine` record. Without it, the same conversation and answers give equal records on
             every backend (law 13). Such a record is for comparison only and cannot be loaded.
     """
+    annotations = ledger.annotations  # before the turns: other threads may add both
     record = {
         "format": FORMAT,
         "schema": SCHEMA,
         "header": record_of(ledger.header),
         "turns": [turn_record(turn, engine=engine) for turn in ledger],
-        "annotations": [record_of(annotation) for annotation in ledger.annotations],
+        "annotations": [record_of(annotation) for annotation in annotations],
     }
     return {**record, "images": [*map(image_record, ledger.images.values())]} if ledger.images else record
 
