@@ -41,8 +41,8 @@ Each proof checks one property on many random cases. *Holds* means that no case 
 generator cannot draw, or code that changed afterwards: *changed since* counts the commits after the proof's own that
 changed what it tests (*unknown*: the commit was merged away). Rows are of the large size, which takes hours; *small
 size* is the last run before a release, in minutes. Proofs without one run among the tests, those of engines and of the
-suite included. A wire is an HTTP API of an engine. Servers are [scripted](../docs/testing.md) where no real one is named.
-`make prove` runs the proofs of `proofs.toml`, which has the command of each, and writes this page.
+suite included. A wire is an HTTP API of an engine. Servers are [scripted](../docs/testing.md) where no real one is
+named. `make prove` runs the proofs of `proofs.toml`, which has the command of each, and writes this page.
 
 | proof | ran | outcome | seed | commit | date | changed since | seconds | small size |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""

@@ -1,8 +1,8 @@
 """Scripted engines: servers that speak the wire of real vLLM and SGLang, for tests without a model or a GPU.
 
 A *script* maps a request to a completion in token ids. A *wire* is the HTTP interface of a real server; vLLM's and
-SGLang's are here, another engine's in its package (see `WireKit`). A *fault* is an error to inject. The same script gives
-the same tokens and logprobs on every wire:
+SGLang's are here, another engine's in its package (see `WireKit`). A *fault* is an error to inject. The same script
+gives the same tokens and logprobs on every wire:
 
     from tito_conformance.testing import Fault, HashPolicy, Replay, first, scripted_engine, scripted_server
 
