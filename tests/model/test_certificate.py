@@ -12,6 +12,7 @@ from support.drafts import make_draft
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
 from tito_core import Ledger, Policy, TITOModel, store
 from tito_core.parsing import control_strings, get_tool_parser
+from tito_core.turn.inputs import TurnInput
 from tito_core.turn.run import Recording
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -102,11 +103,12 @@ async def test_a_ledger_takes_no_turns_of_another_tokenizer(tmp_path: Path) -> N
     ledger = second.model().ledger
     ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))
     store.append(tmp_path / "rollouts", [ledger])
+    restored = TurnInput([], model_state={"tito": {"ledger": ledger.uuid, "turn": 0}})
     with (
         store.LedgerFile(tmp_path / "rollouts", "a") as file,
         pytest.raises(ValueError, match=r"Law 15.*start a new ledger"),
     ):
-        await Recording(connected(store=file), None).begin({"tito": {"ledger": ledger.uuid, "turn": 0}})
+        await Recording(connected(store=file), None).begin(restored)
 
 
 async def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_content(tmp_path: Path) -> None:
@@ -114,12 +116,12 @@ async def test_a_restored_ledger_of_inert_content_takes_no_turns_of_other_conten
         inert, raw = (connected(content_tokens=each, store=file) for each in ("inert", "as-template"))
         ledger = inert.model().ledger
         ledger.commit(make_draft(None, 0, [100, 101], [200, 201]))
-        state: Any = {"tito": {"ledger": ledger.uuid, "turn": 0}}
+        restored = TurnInput([], model_state={"tito": {"ledger": ledger.uuid, "turn": 0}})
         recording = Recording(raw, None)
         for _ in range(2):  # a second try does not continue in another ledger
             with pytest.raises(ValueError, match="an inert policy, or start a new ledger"):
-                await recording.begin(state)
-        assert (await Recording(inert, None).begin(state)).uuid == ledger.uuid
+                await recording.begin(restored)
+        assert (await Recording(inert, None).begin(restored)).uuid == ledger.uuid
 
 
 def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() -> None:

@@ -14,6 +14,7 @@ import pytest
 from support.drafts import make_draft
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile
+from tito_core.turn.inputs import TurnInput
 from tito_core.turn.run import Recording, TurnNotStoredError, lock_wait_s
 
 
@@ -89,7 +90,7 @@ async def test_a_turn_is_refused_before_its_request_where_the_store_was_truncate
         await committed(record, record.ledger)
         os.truncate(store.path, 0)
         with pytest.raises(TurnNotStoredError, match=r"truncated .*0 bytes.*store\.append"):
-            await record.begin(None)
+            await record.begin(TurnInput([]))
         with pytest.raises(TurnNotStoredError, match="truncated"):
             await committed(record, record.ledger)
         assert (len(record.ledger), store.path.read_bytes()) == (1, b"")
@@ -100,5 +101,5 @@ async def test_the_ledger_that_a_key_names_may_be_the_current_one(
 ) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
         record = recording_of(store)
-        await record.begin({"tito": {"ledger": record.ledger.uuid, "turn": 0}})
+        await record.begin(TurnInput([], model_state={"tito": {"ledger": record.ledger.uuid, "turn": 0}}))
     assert caplog.records == []

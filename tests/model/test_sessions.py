@@ -167,6 +167,43 @@ async def test_an_agent_that_continues_after_a_reset_starts_the_next_ledger(tmp_
         ]
 
 
+@pytest.mark.parametrize("keeps", [True, False], ids=["live", "dropped"])
+async def test_an_agent_that_is_used_for_one_task_after_another_has_a_ledger_for_each(
+    keeps: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its key names the last rollout's ledger. It is not a restored agent."""
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent, kept = Agent(model=model, callback_handler=None), [model.ledger]
+        for number in range(3):
+            agent.messages.clear()
+            await agent.invoke_async("The same task." if number else "One?")
+            model.ledger.annotate("reward", number)
+            kept = [*kept, model.ledger] if keeps else []
+            model = agent.model = model.policy.model()
+        assert [(len(ledger), ledger.annotation("reward")) for ledger in file] == [(1, 0.0), (1, 1.0), (1, 2.0)]
+        assert warnings_of(caplog) == [], "nothing is continued"
+
+
+async def test_an_agent_goes_on_with_another_model_only_from_a_turn_of_its_ledger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent, first = Agent(model=model, callback_handler=None), model.ledger
+        await agent.invoke_async("One?")
+        agent.model = model.policy.model()
+        await agent.invoke_async("Two?")
+        assert (agent.model.ledger, [turn.parent for turn in first]) == (first, [None, 0])
+        agent.model = model.policy.model()
+        agent.messages[0]["content"] = [{"text": "An example?"}]
+        await agent.invoke_async("Three?")
+        assert [len(ledger) for ledger in file] == [2, 1]
+        [warning] = warnings_of(caplog)
+        parts = (first.uuid, agent.model.ledger.uuid, "continues no turn", "not trained", "make a new agent")
+        assert [part for part in parts if part not in warning] == []
+
+
 async def test_a_given_ledger_is_not_replaced_by_a_restored_one(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)

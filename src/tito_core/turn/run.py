@@ -8,8 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from strands.types.content import Message
 from strands.types.streaming import StreamEvent
@@ -40,6 +39,10 @@ from tito_core.turn.inputs import NO_CALLER, Caller, TurnInput
 from tito_core.turn.request import how_to_shorten, prepare_turn
 
 _log = logging.getLogger(__name__)
+_recorded: WeakSet[threading.Event] = WeakSet()
+"""The signals of the agents that made turns in this process. A restored agent that calls first is not among them."""
+_GIVE_STORE = "Connect the policy with store=PATH, the file that the earlier turns were written to"
+_GIVE_AGENT = "Clear agent.messages, or make a new agent, to begin a rollout without them"
 
 
 class TurnNotStoredError(TITOError, OSError):
@@ -55,7 +58,7 @@ async def run_turn(
     """
     await yield_to_loop()
     began = asyncio.get_running_loop().time()
-    ledger = await recording.begin(turn_input.model_state)
+    ledger = await recording.begin(turn_input)
     try:
         turn_input = with_prompt_tools(policy, ledger, turn_input)
         match = match_parent(policy, ledger, turn_input, settings)
@@ -145,6 +148,7 @@ class Recording:
         self._untouched = ledger is None
         self._agents: WeakKeyDictionary[threading.Event, tuple[str, str]] = WeakKeyDictionary()
         self._sealed: set[str] = set()
+        self._told: set[str] = set()
         # An empty ledger is falsy.
         self._ledger = policy.ledger() if ledger is None else self._attached(self._checked(ledger))
 
@@ -153,7 +157,7 @@ class Recording:
         """The current ledger."""
         return self._ledger
 
-    async def begin(self, state: Mapping[str, Any] | None) -> Ledger:
+    async def begin(self, turn_input: TurnInput) -> Ledger:
         """Return the ledger that a turn belongs to, even if the model is reset before the turn ends.
 
         Only the first turn can load a restored agent's ledger, which its key names, from the store: later, other turns
@@ -163,21 +167,21 @@ class Recording:
             InvalidValueError: The restored ledger is of another tokenizer, or of inert content and the policy's is not.
             TurnNotStoredError: The store was closed, or its file removed.
         """
-        reads = self._policy.store is not None and self._untouched and ledger_of(state) is not None
+        reads = self._policy.store is not None and self._untouched and ledger_of(turn_input.model_state) is not None
         if reads or self._lock.locked():
-            return await asyncio.to_thread(self._begin, state)
-        return self._begin(state)
+            return await asyncio.to_thread(self._begin, turn_input)
+        return self._begin(turn_input)
 
-    def _begin(self, state: Mapping[str, Any] | None) -> Ledger:
+    def _begin(self, turn_input: TurnInput) -> Ledger:
         with self._lock:
-            if self._policy.store is not None:
-                try:
+            try:
+                if self._policy.store is not None:
                     self._policy.store.check_open()
-                except OSError as error:
-                    raise self._not_stored(self._ledger, error) from error
-            if self._untouched:
-                self._ledger = self._restored(ledger_of(state)) or self._ledger
-            self._untouched = False
+                if self._untouched:
+                    self._ledger = self._restored(turn_input) or self._ledger
+                self._untouched = False
+            except OSError as error:
+                raise self._not_stored(self._ledger, error) from error
             return self._ledger
 
     def agent(self, ledger: Ledger, turn_input: TurnInput, parent: int | None) -> str | None:
@@ -199,9 +203,10 @@ class Recording:
                 uuid, agent = self._agents.get(caller.signal, ("", ""))
             if uuid == ledger.uuid:
                 return agent
+        last_turn = last_turn_of(ledger, state)
         if caller.name is not None:
             return caller.name
-        earlier = [turn for turn in (last_turn_of(ledger, state), parent) if turn is not None]
+        earlier = [turn for turn in (last_turn, parent) if turn is not None]
         return next((name for turn in earlier if (name := ledger[turn].draft.agent) is not None), NEW_AGENT)
 
     async def commit(
@@ -248,8 +253,11 @@ class Recording:
         except OSError as error:
             raise self._not_stored(ledger, error) from error
         if caller.signal is not None and turn.draft.agent is not None:
+            known = (ledger.uuid, turn.draft.agent)
             with self._lock:
-                self._agents[caller.signal] = (ledger.uuid, turn.draft.agent)
+                if self._agents.get(caller.signal) != known:
+                    self._agents[caller.signal] = known
+                    _recorded.add(caller.signal)
         return turn
 
     def _not_stored(self, ledger: Ledger, error: OSError) -> TurnNotStoredError:
@@ -269,23 +277,54 @@ class Recording:
         with self._lock:
             sealed, self._ledger, self._untouched = self._ledger, self._policy.ledger(), True
             self._sealed.add(sealed.uuid)  # an agent that continues must not restore it
+            self._told.clear()
         return sealed.seal()
 
-    def _restored(self, uuid: str | None) -> Ledger | None:
-        store = self._policy.store
-        if uuid is None or uuid == self._ledger.uuid or uuid in self._sealed:
+    def _restored(self, turn_input: TurnInput) -> Ledger | None:
+        """Return the ledger that a restored agent's key names, or None.
+
+        An agent that made turns in this process is not a restored one: its key names the ledger of its last rollout. It
+        continues that ledger only where its history continues a turn of it.
+        """
+        store, uuid = self._policy.store, self._other(turn_input, self._ledger)
+        if uuid is None:
             return None
-        if store is not None and uuid in store:
-            return self._checked(store.resume(uuid))
-        _log.warning(
-            "ledger=<%s>, new_ledger=<%s> | The agent continues a conversation that was recorded in another ledger, "
-            "%s. A new ledger begins: earlier answers are prompt tokens in it, and are not trained. Connect the policy "
-            "with store=PATH, the file that the earlier turns were written to.",
-            uuid,
-            self._ledger.uuid,
-            "and this policy has no store" if store is None else f"which {store.path} does not hold",
-        )
-        return None
+        if store is None or uuid not in store:
+            which = "and this policy has no store" if store is None else f"which {store.path} does not hold"
+            self._tell(uuid, self._ledger, which, _GIVE_STORE)
+            return None
+        ledger = store.resume(uuid)
+        if turn_input.caller.signal in _recorded:
+            tools = with_prompt_tools(self._policy, ledger, turn_input)
+            if match_parent(self._policy, ledger, tools, Settings()).parent is None:
+                self._tell(uuid, self._ledger, "and its history continues no turn of that ledger", _GIVE_AGENT)
+                return None
+        return self._checked(ledger)
+
+    def _other(self, turn_input: TurnInput, ledger: Ledger) -> str | None:
+        """Return the uuid of another ledger whose conversation an agent continues, as its key says, or None.
+
+        An agent that made turns in this process, and whose history holds no answer now, began a new conversation.
+        """
+        uuid = ledger_of(turn_input.model_state)
+        if uuid is None or uuid == ledger.uuid or uuid in self._sealed:
+            return None
+        answered = any(isinstance(each, Mapping) and each.get("role") == "assistant" for each in turn_input.messages)
+        return uuid if answered or turn_input.caller.signal not in _recorded else None
+
+    def _tell(self, uuid: str, ledger: Ledger, why: str, remedy: str) -> None:
+        """Log, once for each ledger, that answers of an earlier one are not trained in the current one."""
+        if uuid not in self._told:
+            self._told.add(uuid)
+            _log.warning(
+                "ledger=<%s>, new_ledger=<%s> | The agent continues a conversation that was recorded in another "
+                "ledger, %s. It goes on in the new ledger: earlier answers are prompt tokens in it, and are not "
+                "trained. %s.",
+                uuid,
+                ledger.uuid,
+                why,
+                remedy,
+            )
 
     def _checked(self, ledger: Ledger) -> Ledger:
         """Return a ledger whose header stays true with this policy: its tokenizer, and whether content is inert."""
