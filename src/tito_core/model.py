@@ -183,7 +183,10 @@ class TITOModel(Model):
 
     @property
     def ledger(self) -> Ledger:
-        """The record of this rollout. Every turn is committed to it."""
+        """The record of this rollout. Every turn is committed to it.
+
+        A restored session's takes its place at the agent's first turn, with the rollout's annotations so far.
+        """
         return self._recording.ledger
 
     @property

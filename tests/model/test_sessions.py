@@ -204,7 +204,9 @@ async def test_an_agent_goes_on_with_another_model_only_from_a_turn_of_its_ledge
         assert [part for part in parts if part not in warning] == []
 
 
-async def test_a_given_ledger_is_not_replaced_by_a_restored_one(tmp_path: Path) -> None:
+async def test_a_given_ledger_is_not_replaced_by_a_restored_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     given = "11111111-0000-4000-8000-000000000000"
@@ -212,9 +214,46 @@ async def test_a_given_ledger_is_not_replaced_by_a_restored_one(tmp_path: Path) 
     assert lived.ledger == given
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
     assert [(found.uuid, len(found)) for found in store.read(tmp_path / "rollouts")] == [(UUID, 2), (given, 3)]
+    [warning] = warnings_of(caplog)
+    parts = (UUID, given, "but this model had begun its own", "not trained", "policy.store.resume")
+    assert [part for part in parts if part not in warning] == []
 
 
-async def test_a_restored_agent_does_not_replace_the_ledger_of_a_turn_in_flight(tmp_path: Path) -> None:
+async def test_a_call_outside_any_agent_does_not_hide_the_ledger_of_a_restored_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A conversation manager may summarise before the restored agent's first turn."""
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent = agent_of(model, first, "default")
+        async for _ in model.stream([{"role": "user", "content": [{"text": "Summarise."}]}]):
+            pass
+        before = model.ledger
+        await agent.invoke_async("Still there?")
+        assert (model.ledger.uuid, [turn.parent for turn in model.ledger]) == (UUID, [None, 0, 1])
+        [warning] = [each.getMessage() for each in caplog.records if "outside any agent" in each.getMessage()]
+        assert [part for part in (before.uuid, UUID, "turns=<1>") if part not in warning] == []
+
+
+async def test_a_reward_from_before_the_restored_agents_first_turn_is_in_its_ledger(tmp_path: Path) -> None:
+    """After an interrupt the tool runs before the model is called, and a hook gives its reward."""
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent = agent_of(model, first, "default")
+        model.ledger.annotate("reward", 0.25)
+        await agent.invoke_async("Still there?")
+        model.ledger.annotate("done", True)
+        stored = file.load(UUID)
+        assert (len(stored), stored.annotation("reward"), stored.annotation("done")) == (3, 0.25, True)
+
+
+async def test_a_restored_agent_does_not_replace_the_ledger_of_a_turn_in_flight(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     with LedgerFile(tmp_path / "rollouts", "a") as file:
@@ -227,6 +266,8 @@ async def test_a_restored_agent_does_not_replace_the_ledger_of_a_turn_in_flight(
         await waiting
         assert [turn.parent for turn in model.ledger] == [None, None]
         check_ledger(model.ledger)
+        [warning] = warnings_of(caplog)
+        assert "but this model had begun its own" in warning
 
 
 def test_agents_restored_in_several_threads_at_once_share_one_ledger(tmp_path: Path) -> None:

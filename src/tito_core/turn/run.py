@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 _recorded: WeakSet[threading.Event] = WeakSet()
 """The signals of the agents that made turns in this process. A restored agent that calls first is not among them."""
 _GIVE_STORE = "Connect the policy with store=PATH, the file that the earlier turns were written to"
+_GIVE_LEDGER = "To have both in one, give that ledger to the model: policy.model(ledger=policy.store.resume(UUID))"
 _GIVE_AGENT = "Clear agent.messages, or make a new agent, to begin a rollout without them"
 
 
@@ -160,8 +161,9 @@ class Recording:
     async def begin(self, turn_input: TurnInput) -> Ledger:
         """Return the ledger that a turn belongs to, even if the model is reset before the turn ends.
 
-        Only the first turn can load a restored agent's ledger, which its key names, from the store: later, other turns
-        may be using the current one. It is read in a thread.
+        Only the first agent's first turn can load a restored agent's ledger, which its key names, from the store:
+        later, other turns may be using the current one. Calls outside any agent may come before. It is read in a
+        thread.
 
         Raises:
             InvalidValueError: The restored ledger is of another tokenizer, or of inert content and the policy's is not.
@@ -177,9 +179,10 @@ class Recording:
             try:
                 if self._policy.store is not None:
                     self._policy.store.check_open()
-                if self._untouched:
-                    self._ledger = self._restored(turn_input) or self._ledger
-                self._untouched = False
+                if self._untouched and turn_input.model_state is not None:
+                    if (restored := self._restored(turn_input)) is not None:
+                        self._replace(restored)
+                    self._untouched = False
             except OSError as error:
                 raise self._not_stored(self._ledger, error) from error
             return self._ledger
@@ -204,6 +207,8 @@ class Recording:
             if uuid == ledger.uuid:
                 return agent
         last_turn = last_turn_of(ledger, state)
+        if last_turn is None and (other := self._other(turn_input, ledger)) is not None:
+            self._tell(other, ledger, "but this model had begun its own", _GIVE_LEDGER)
         if caller.name is not None:
             return caller.name
         earlier = [turn for turn in (last_turn, parent) if turn is not None]
@@ -311,6 +316,28 @@ class Recording:
             return None
         answered = any(isinstance(each, Mapping) and each.get("role") == "assistant" for each in turn_input.messages)
         return uuid if answered or turn_input.caller.signal not in _recorded else None
+
+    def _replace(self, restored: Ledger) -> None:
+        """Go on in a restored ledger, with the rollout's annotations so far, as those of a hook before the first turn.
+
+        Raises:
+            OSError: The store cannot write an annotation.
+        """
+        begun = self._ledger
+        for annotation in begun.annotations:
+            if annotation.turn is None:
+                restored.annotate(annotation.name, annotation.value)
+        if len(begun):
+            _log.warning(
+                "ledger=<%s>, restored=<%s>, turns=<%d> | Calls outside any agent, such as that of a conversation "
+                "manager that summarises, came before the first turn of a restored agent. The model goes on in the "
+                "agent's ledger, and they stay in one of their own. %s.",
+                begun.uuid,
+                restored.uuid,
+                len(begun),
+                _GIVE_LEDGER,
+            )
+        self._ledger = restored
 
     def _tell(self, uuid: str, ledger: Ledger, why: str, remedy: str) -> None:
         """Log, once for each ledger, that answers of an earlier one are not trained in the current one."""
