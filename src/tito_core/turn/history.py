@@ -6,7 +6,8 @@ commit. Why the next turn branches is answered by three questions, in this order
 
 1. Is the position new? A turn that is the first after its parent, or the first of all, is not a branch.
 2. Who calls? A call outside any agent is a side call. An agent is separate if its key names no turn of this ledger, or
-   if another agent continued the turn that its key names.
+   if the turn that its key names was continued: by another agent, or by itself where its key went back too, as by
+   Strands' `load_snapshot` or an older session. The key is all that tells them apart.
 3. What did the agent do? The history that ended with the agent's own last turn is compared with its history now. The
    first difference gives the reason.
 """
@@ -330,7 +331,7 @@ def branch_of(context: HistoryContext, parent: int | None) -> Branch | None:
         return None
     if context.last_turn is None:
         return _outsider(context, parent)
-    if context.last_turn == parent:  # this agent did not change its history: another one continued from its turn
+    if context.last_turn == parent:  # by its key it did not change its history: another one continued from its turn
         return Branch(Reason.SEPARATE, parent)
     return _departure(context, context.last_turn, parent)
 
