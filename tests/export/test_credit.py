@@ -296,7 +296,8 @@ def test_the_report_of_a_file_adds_up(tmp_path_factory: Any, ledgers: list[Ledge
     path: Path = tmp_path_factory.mktemp("credit") / "out"
     for to in ("parquet", "slime", "verl", "trl"):
         for branches in ("list", "last") if to in ("verl", "trl") else ("list",):
-            options = ExportOptions(lambda _: str, logprobs="omit", branches=branches)
+            logprobs: Any = "checked" if to == "parquet" else "omit"
+            options = ExportOptions(lambda _: str, logprobs=logprobs, branches=branches)
             written = write(ledgers, to, path, options)
             left = written.elsewhere.total() + written.masked + written.constrained
             assert written.trained + left == written.sampled

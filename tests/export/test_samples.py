@@ -22,7 +22,7 @@ from strands_tito.export import (
     trained_tokens,
 )
 from strands_tito.export.sample import NO_EXPERT, sampled_mask
-from strands_tito.export.trainer import experts_of, import_optional
+from strands_tito.export.trainer import experts_of, import_optional, trained_turns
 from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
 from tito_core.ledger import Annotation, Column, Finish, Ledger, Provenance, Semantics
@@ -182,14 +182,22 @@ def test_a_reward_is_kept_as_a_float_and_the_last_one_counts(value: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "value", ["1.0", [1], {"a": 1}, float("nan"), float("inf"), np.float32("nan"), 1j, np.ones(2), 10**400]
+    "value", ["1.0", [1], {"a": 1}, float("nan"), float("inf"), np.float32("nan"), 1j, np.ones(2), 10**400, 1e39]
 )
 def test_a_reward_that_is_not_a_finite_number_is_refused(value: Any) -> None:
     ledger = chain((2, 2))
     for turn in (None, 0):
-        with pytest.raises(ValueError, match=r"reward .* is not a finite number: pass a float"):
+        with pytest.raises(ValueError, match=r"reward .* is not a finite number in float32: pass a float"):
             ledger.annotate("reward", value, turn=turn)
     assert ledger.annotations == ()
+
+
+def test_a_misspelt_option_is_not_taken_for_another() -> None:
+    ledger, branches, logprobs = chain((2, 2)), "Error", "Checked"
+    with pytest.raises(ValueError, match="branches is 'Error', expected one of 'error', 'last'"):
+        sample_of(ledger, branches=branches)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="logprobs is 'Checked', expected one of 'checked'"):
+        list(trained_turns(ledger, trainer="a", temperature=1.0, logprobs=logprobs))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", ["good", {"a": 1}, [1], float("nan")])
@@ -253,7 +261,7 @@ def test_the_refusal_says_what_they_are_and_what_to_do() -> None:
     values = ("Law 11", "TRL", "logits / 0.5", sample.identity.rollout_id, "processed", "temperature 1.0", "grammar")
     remedies = ("logprobs='omit'", "logprobs='as-recorded'")
     assert [word for word in (*values, "source: test", *remedies) if word not in message] == []
-    with pytest.raises(ValueError, match="not 'maybe'"):
+    with pytest.raises(ValueError, match="logprobs is 'maybe'"):
         logprobs_for(sample, temperature=1.0, trainer="X", policy="maybe")  # type: ignore[arg-type]
 
 

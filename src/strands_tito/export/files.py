@@ -35,8 +35,17 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
 
 PARQUET = "parquet"
-_EVERY_PATH = (PARQUET, "slime")
-"""Formats that hold all paths of a rollout, with what connects them."""
+_NO_SETS: Mapping[str, tuple[Any, ...]] = {"replays": (False,)}
+_TAKES: Mapping[str, tuple[str, Mapping[str, tuple[Any, ...]]]] = {
+    PARQUET: (
+        "holds each path as it was recorded, and what its logprobs mean",
+        {"branches": ("list",), "logprobs": ("checked", "as-recorded"), "temperature": (1.0,), **_NO_SETS},
+    ),
+    "slime": ("has a row for each path", {"branches": ("list",)}),
+    "verl": ("has no place for kept sets", _NO_SETS),
+    "trl": ("has no place for kept sets", _NO_SETS),
+}
+"""Of each format why it ignores options, and the values that change nothing: others are refused."""
 
 Row = dict[str, Any]
 Decoder = Callable[[Ledger], Decode]
@@ -145,8 +154,10 @@ def write(ledgers: Iterable[Ledger], to: str, path: Path, options: ExportOptions
         BranchedRolloutError, LogprobMismatchError, ValueError: A rollout cannot be exported, or an option is not one of
             this format. Nothing is written.
     """
-    if options.branches != "list" and to in _EVERY_PATH:
-        raise ValueError(f"{to} always has a row for each path: branches={options.branches!r} is for verl and trl.")
+    why, takes = _TAKES[to]
+    for name, values in takes.items():
+        if (value := getattr(options, name)) not in values:
+            raise ValueError(f"The format {to} {why}: leave {name}={value!r} out.")
     written = Written()
     exports = _exports(ledgers, to, options, written)
     if to == PARQUET:

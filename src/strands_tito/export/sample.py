@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -221,8 +221,9 @@ def sample_of(
     Raises:
         BranchedRolloutError: There is no trajectory, or there are several and `branches` is "error".
         LookupError: The agent made no turn.
-        ValueError: As `samples_of`.
+        ValueError: As `samples_of`, or `branches` is another word.
     """
+    expect_one_of("branches", branches, ("error", "last"))
     ends = _ends(ledger, agent)
     if not len(ledger):
         raise BranchedRolloutError(f"Ledger {ledger.uuid} has no turns: drop it from the batch.")
@@ -242,6 +243,12 @@ def sample_of(
     others = _turns_of_others(path, ledger[end].draft.agent)
     number = next(number for number, leaf in enumerate(ends) if path[-1] in ledger.path(leaf))
     return _sample(ledger, _assembled(ledger, path, others, train_constrained), number, len(ends))
+
+
+def expect_one_of(name: str, value: object, known: Sequence[str]) -> None:
+    """Check an option: a misspelt one would be taken for another."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}.")
 
 
 def has_turn(ledger: Ledger, agent: str | None) -> bool:

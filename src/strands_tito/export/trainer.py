@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from strands_tito.export.sample import (
     SampleImage,
     TrainingSample,
     by_agent,
+    expect_one_of,
     exported_turns,
     has_turn,
     left_out,
@@ -106,8 +107,7 @@ def logprobs_for(
             cannot replay; see `sampled_logprobs`.
         ValueError: `policy` is not a `LogprobPolicy`.
     """
-    if policy not in ("checked", "as-recorded", "omit"):
-        raise ValueError(f"logprobs must be 'checked', 'as-recorded' or 'omit', not {policy!r}.")
+    expect_one_of("logprobs", policy, get_args(LogprobPolicy))
     if policy == "omit":
         return None
     trained, values = sample.loss_mask.astype(np.bool_), sample.logprobs
@@ -401,7 +401,9 @@ def trained_turns(
         ImagesNotSupportedError: The rollout has images.
         LogprobMismatchError: With `logprobs="checked"`: a turn's logprobs are not the quantity that the trainer
             computes.
+        ValueError: `logprobs` is not a `LogprobPolicy`.
     """
+    expect_one_of("logprobs", logprobs, get_args(LogprobPolicy))
     refuse_ledger_images(rollout, trainer)
     for path, earlier in rollout.iter_paths():
         for turn in path:

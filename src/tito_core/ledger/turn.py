@@ -466,20 +466,23 @@ REWARD = "reward"
 """Name of the annotation that holds the reward of a rollout, of a turn, or of a tool call."""
 
 
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
 def as_reward(value: Any) -> float:
     """Return a reward as a float: a finite number of Python, NumPy or torch, or a bool.
 
     Raises:
-        ValueError: It is something else, such as text, a list, or NaN.
+        ValueError: It is something else, such as text, a list, or NaN, or is infinite in float32, as trainers hold it.
     """
     try:
         number = float(value) if hasattr(value, "__float__") else math.nan
     except (TypeError, ValueError, OverflowError):  # such as an array of several numbers
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= _LARGEST_REWARD:
         raise ValueError(
-            f"The reward {value!r:.200} is not a finite number: pass a float. Keep several scores, or text, as "
-            "annotations of other names."
+            f"The reward {value!r:.200} is not a finite number in float32: pass a float. Keep several scores, or text, "
+            "as annotations of other names."
         )
     return number
 
