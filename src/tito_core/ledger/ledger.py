@@ -315,7 +315,9 @@ class Ledger:
                 return turn.index, ran[uses.index(tool_use_id)]
         raise LookupError(
             f"No turn of ledger {self.uuid} has a tool call {tool_use_id!r}. Name it by turn=... and call=..., its "
-            "number in turn.draft.calls: a ledger that was sealed or loaded holds no messages."
+            "number in turn.draft.calls: a ledger that was sealed or loaded holds no messages. A restored session's "
+            "ledger becomes the model's at its agent's first turn: for a tool that runs before it, make the model with "
+            "policy.model(ledger=policy.store.resume(UUID))."
         )
 
     def path(self, index: int | None) -> list[Turn]:
