@@ -17,6 +17,7 @@ from strands_tito.export import LogprobMismatchError, samples_of
 from strands_tito.export.slime import STATUS, fan_out, fields_of, fill
 from strands_tito.integrations.slime_generate import sampling_of
 from support.drafts import make_draft
+from support.kept_sets import truncated
 from support.rollout_forests import CUT, HOT, chain, grow, rollouts
 from support.slime_facts import CONTRACT, SOURCE, Recorded, check_types
 from support.trainer_packages import run
@@ -75,6 +76,25 @@ def test_logprobs_of_another_quantity_are_refused() -> None:
     grow(ledger, 0, 1, 2, semantics=CUT, constrained=True)  # a forced call is not part of the loss
     assert fields(ledger)[0]["rollout_log_probs"] == [-0.125, -0.25, 0, 0, 0]
     assert fields(ledger)[0]["loss_mask"] == [1, 1, 0, 0, 0]
+
+
+def test_a_path_without_kept_sets_is_refused_where_slime_replays_them_unless_nothing_of_it_is_trained() -> None:
+    """slime reads an empty set as the sampled token alone, and fails on None for every sample of the batch."""
+    plain, mixed = chain((3, 2)), truncated(1, 2, top=12, mask=True, top_k=4)
+    grow(mixed, 1, 1, 2)  # sampled greedily, or from the whole distribution
+    for ledger in (plain, mixed):
+        with pytest.raises(LogprobMismatchError, match=r"2 trained tokens of rollout .* have no kept set"):
+            fields(ledger, top_p_replay=True)
+    names = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+    (unchecked,) = fields(plain, top_p_replay=True, logprobs="as-recorded")
+    assert [unchecked[name] for name in names] == [[], [0, 0, 0]]
+    grammar, aborted = Ledger(), chain((3, 2))
+    grow(grammar, None, 3, 2, constrained=True)
+    record_termination(aborted, Termination.ABORTED)
+    for ledger in (grammar, aborted):
+        (found,) = fields(ledger, top_p_replay=True)
+        assert [found[name] for name in names] == [[], [0, 0, 0]]
+        assert [fields(ledger)[0][name] for name in names] == [None, None]
 
 
 def test_slimes_sampling_parameters_are_read() -> None:

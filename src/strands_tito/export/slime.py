@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from strands_tito.export.kept import has_sets
 from strands_tito.export.sample import TrainingSample, described_of, group_fields, has_turn, sample_of, samples_of
 from strands_tito.export.trainer import (
     Decode,
+    LogprobMismatchError,
     LogprobPolicy,
     SampledPlaceholderError,
     check_semantics,
@@ -89,7 +89,7 @@ def fields_of(
         processor: The model's processor of transformers; needed for images.
         images: Whether to return and check what slime needs to train images; False for an evaluation.
         top_p_replay: Whether slime replays kept sets, which it does where its `--rollout-top-p` is not 1; then it
-            needs those of every sample.
+            needs those of every trained token.
         teacher: The column of `Teacher` that becomes `teacher_log_probs`.
 
     Returns:
@@ -98,7 +98,7 @@ def fields_of(
         ones; `reward`, the rollout's plus those of the sample's own turns and calls, since slime reads one number a
         sample; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `teacher_log_probs` of the
         response, 0.0 on placeholders of images, or None if the path was not scored; `remove_sample`; with
-        kept sets `rollout_top_p_token_ids`, flat, and `rollout_top_p_token_offsets`, response tokens + 1; with
+        `top_p_replay` `rollout_top_p_token_ids`, flat, and `rollout_top_p_token_offsets`, response tokens + 1; with
         images `multimodal_inputs`, Pillow's pictures, and `multimodal_train_inputs`, the processor's tensors.
 
     Raises:
@@ -108,9 +108,8 @@ def fields_of(
         LogprobMismatchError: The logprobs are not the quantity that slime computes.
         ValueError: The engine reported experts for some tokens only.
     """
-    kept = sample.kept.part(sample.prompt_length, len(sample)) if top_p_replay and sample.kept is not None else None
-    kept = kept if has_sets(kept) else None
     values = logprobs_for(sample, temperature=temperature, trainer="slime", policy=logprobs, replays=top_p_replay)
+    kept_ids, kept_offsets = _kept(sample, logprobs) if top_p_replay else (None, None)
     experts, scores = experts_of(sample), sample.scores.get(teacher)
     if scores is not None and logprobs != "as-recorded":  # slime subtracts them from log_softmax(logits / temperature)
         check_semantics(scores.semantics, temperature=temperature, trainer="slime", rollout=sample.identity.rollout_id)
@@ -122,14 +121,41 @@ def fields_of(
         "loss_mask": sample.response_mask.tolist(),
         "rollout_log_probs": None if values is None else values[response].tolist(),
         "rollout_routed_experts": None if experts is None else experts.tolist(),
-        "rollout_top_p_token_ids": None if kept is None else kept.ids.tolist(),
-        "rollout_top_p_token_offsets": None if kept is None else kept.offsets.tolist(),
+        "rollout_top_p_token_ids": kept_ids,
+        "rollout_top_p_token_offsets": kept_offsets,
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "teacher_log_probs": None if scores is None else np.nan_to_num(scores.logprobs[response]).tolist(),
         "reward": sample.total,
         "remove_sample": sample.ended_outside,
         **(_image_fields(sample, processor) if images else {}),
     }
+
+
+def _kept(sample: TrainingSample, logprobs: LogprobPolicy) -> tuple[list[int], list[int]]:
+    """Return the response's kept sets, flat, and their offsets; a set is empty where none was recorded.
+
+    slime reads an empty set as the sampled token alone (`_fill_topp_mask_rows` in its `loss.py`; `ppo_utils.py` adds
+    the token): its logprob is 0 and has no gradient. That is harmless only where nothing is trained.
+
+    Raises:
+        LogprobMismatchError: With "checked": a trained token has no kept set.
+    """
+    if sample.kept is None:
+        ids, offsets = np.zeros(0, np.int32), np.zeros(sample.response_length + 1, np.int32)
+    else:
+        kept = sample.kept.part(sample.prompt_length, len(sample))
+        ids, offsets = kept.ids, kept.offsets
+    empty = int((sample.response_mask.astype(np.bool_) & (np.diff(offsets) == 0)).sum())
+    if empty and logprobs == "checked" and not sample.ended_outside:
+        raise LogprobMismatchError(
+            f"Law 11: {empty} trained tokens of rollout {sample.identity.rollout_id} have no kept set, so they were "
+            "sampled greedily or without truncation. With --rollout-top-p slime reads an empty set as the sampled "
+            "token alone: its logprob would be 0, and it would not be trained. Sample every trained turn with top_p "
+            "or a finite top_k and optional_outputs={'sampling_mask': True, 'top_logprobs': top_k}, or train only "
+            "the agent whose turns are: agent=, or slime's tito_trained_agent. Or pass logprobs='as-recorded' or "
+            "'omit' to export without this check."
+        )
+    return ids.tolist(), offsets.tolist()
 
 
 def _image_fields(sample: TrainingSample, processor: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import given, settings
+from slime.observability import rollout_data_utils
 from slime.observability.rollout_data_utils import (
     load_debug_rollout_data,
     save_debug_rollout_data,
@@ -25,6 +26,7 @@ from slime.observability.rollout_data_utils import (
     validate_rollout_routed_experts_for_replay,
 )
 from slime.rollout.sglang_rollout import generate_and_rm_group
+from slime.utils.ppo_utils import calculate_log_probs_and_entropy
 from slime.utils.types import Sample
 from strands import Agent
 
@@ -265,6 +267,23 @@ def kept_sets_are_slimes() -> None:
     np.testing.assert_allclose(values, truth.over_kept, atol=2e-4)
 
 
+def an_empty_kept_set_is_the_token_alone() -> None:
+    """Why a trained token without a set is refused: slime's own loss gives it logprob 0 and no gradient."""
+    source = Path(inspect.getfile(rollout_data_utils)).parents[1] / "backends" / "megatron_utils" / "loss.py"
+    wanted = ("_fill_topp_mask_rows", "_build_topp_keep_mask")  # the module itself imports Megatron
+    body = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if getattr(node, "name", "") in wanted]
+    alone = {"get_context_parallel_world_size": lambda: 1, "get_tensor_model_parallel_rank": lambda: 0}
+    names: dict[str, Any] = {"torch": torch, "mpu": SimpleNamespace(**alone)}
+    exec(compile(ast.Module(body, []), str(source), "exec"), names)
+    keep = names["_build_topp_keep_mask"](5, 6, torch.device("cpu"), [[]], [[0, 0, 0]], [5], [2], False)
+    logits = torch.randn(5, 6, requires_grad=True)
+    found, _ = calculate_log_probs_and_entropy(logits, torch.arange(5), None, log_prob_keep_mask=keep)
+    found.sum().backward()
+    assert logits.grad is not None
+    is_flat = [not any(row) for row in logits.grad.tolist()]
+    assert (is_flat, found[2:4, 0].tolist()) == ([False, False, True, True, False], [0.0, 0.0])
+
+
 def a_rollout_without_a_turn_is_aborted() -> None:
     ledger = Ledger()
     sample = fill(Sample(index=0), ledger, **OPTIONS)
@@ -290,6 +309,7 @@ if __name__ == "__main__":
     sys.modules["slime_check"] = sys.modules["__main__"]
     samples_are_slimes()
     kept_sets_are_slimes()
+    an_empty_kept_set_is_the_token_alone()
     a_rollout_without_a_turn_is_aborted()
     what_ended_from_outside_is_not_trained()
     a_group_is_compared_with_itself()
