@@ -177,6 +177,9 @@ def test_what_skyrl_cannot_be_told_is_refused() -> None:
         generator_output_of([branched], **SKYRL)
     with pytest.raises(ValueError, match="trajectory_ids"):
         generator_output_of([branched], branches="steps", **SKYRL)
+    for wrong in ("step", "list"):
+        with pytest.raises(ValueError, match=f"branches is '{wrong}', expected one of 'error', 'last', 'steps'"):
+            generator_output_of([branched], branches=wrong, **SKYRL)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"None of the rollouts has a reward.*ledger\.annotate"):
         generator_output_of([chain((3, 2))], **SKYRL)
     with pytest.raises(LogprobMismatchError, match="SkyRL compares"):

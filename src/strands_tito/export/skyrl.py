@@ -6,11 +6,19 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from strands_tito.export.sample import TrainingSample, counted_last, described_of, has_turn, sample_of, samples_of
+from strands_tito.export.sample import (
+    TrainingSample,
+    counted_last,
+    described_of,
+    expect_one_of,
+    has_turn,
+    sample_of,
+    samples_of,
+)
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
@@ -77,13 +85,15 @@ def generator_output_of(
     Raises:
         MissingPackageError: skyrl is not installed.
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
-        ValueError: No rollout has a reward, only some have experts, or "steps" has no trajectory ids.
+        ValueError: `branches` is another word, no rollout has a reward, only some have experts, or "steps" has no
+            trajectory ids.
 
     `rewards` has one number for each row; where turns or calls have rewards, one for each token of the response.
     `rollout_sample_support`, where SkyRL has it and `replays`, holds the kept sets.
     `env_metrics`, where SkyRL has it, names each row's rollout, group, task, sample and agent.
     """
     base = import_optional("skyrl.train.generators.base", "skyrl")
+    expect_one_of("branches", branches, get_args(Branches))
     if branches == "steps" and trajectory_ids is None:
         raise ValueError("branches='steps' needs trajectory_ids: pass those of SkyRL's input batch.")
     ids = list(trajectory_ids) if trajectory_ids is not None else [None] * len(rollouts)
