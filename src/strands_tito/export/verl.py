@@ -153,7 +153,8 @@ def _output_class() -> type[AgentLoopOutput]:
 
         def leave_reward(self, score: float | None) -> None:
             """Drop the recorded rewards: `score` is the row's, or verl computes one."""
-            self.reward_score, self._rewards = score, None
+            self.reward_score = score
+            self._rewards = None if score is None else [0.0] * (len(self.response_ids) - 1) + [score]
 
     return Output
 

@@ -17,6 +17,8 @@ import verl
 from hypothesis import given, settings
 from omegaconf import OmegaConf
 from ray.exceptions import ActorDiedError, RayTaskError
+from strands import Agent
+from strands.hooks import AfterInvocationEvent
 from transformers import BatchFeature
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
 from verl.protocol import DataProto
@@ -105,7 +107,7 @@ def worker_of(
         setattr(worker, name, value)
     _agent_loop_registry["strands"] = {
         "_target_": "strands_tito.integrations.verl_loop.StrandsAgentLoop",
-        "agent": f"support.multiplying:{agent}",
+        "agent": f"{__name__ if agent in globals() else 'support.multiplying'}:{agent}",
         **more,
     }
     return worker, servers
@@ -258,8 +260,8 @@ class Queue:
         self.rows |= {key: fields[number] for number, key in enumerate(keys)}
 
 
-def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
-    """Its worker copies the last score to all outputs, and its GRPO the last advantage; other estimators read rows."""
+def rolled_out(agent: str) -> tuple[Any, Queue]:
+    """Return the module of the v1 trainer's advantages, and two rollouts of its worker, for step 7."""
     queue = Queue()
     sys.modules["transfer_queue"] = queue  # type: ignore[assignment]  # verl 0.9 imports it, 0.8 looked for it before
     v1 = verl.__version__.startswith("0.9")
@@ -268,13 +270,19 @@ def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
     workers.tq = queue  # type: ignore[attr-defined]
     workers.list_of_dict_to_tensordict = list  # type: ignore[attr-defined]  # verl's needs a newer tensordict
     multiplying.ledgers.clear()
-    worker, _ = worker_of("make_credited_agent", of=workers.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    worker, _ = worker_of(agent, of=workers.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     worker.config.actor_rollout_ref.rollout.n = 2
     prompt = {"raw_prompt": [{"role": "user", "content": QUESTION}], "index": 0, "agent_name": "strands"}
     where: dict[str, Any] = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     asyncio.run(worker._run_prompt({**prompt, "uid": "u", "global_steps": 7}, sampling, trajectory=where))
     assert queue.tags["u"] == {"status": "finished"}
+    return trainer, queue
+
+
+def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
+    """Its worker copies the last score to all outputs, and its GRPO the last advantage; other estimators read rows."""
+    trainer, queue = rolled_out("make_credited_agent")
     assert sorted(queue.rows) == ["u_0_0", "u_0_1", "u_1_0", "u_1_1"]
     for session in "01":
         first, last = (queue.rows[f"u_{session}_{number}"] for number in (0, 1))
@@ -308,6 +316,26 @@ def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
             assert returns == [totals[f"{key[:3]}_1"] - mean for key in keys]
         else:
             assert returns == [totals[key] for key in keys]
+
+
+def make_agent_with_one_reward(model: Any, row: Any) -> Agent:
+    """Return an agent with two paths, of which the last alone has a reward."""
+    agent = multiplying.editing(Agent(model=model, tools=[multiplying.multiply], callback_handler=None))
+
+    def score(event: AfterInvocationEvent) -> None:
+        model.ledger.annotate("reward", 1.0, turn=model.ledger.last_turn())
+
+    agent.hooks.add_callback(AfterInvocationEvent, score)
+    return agent
+
+
+def a_path_without_a_reward_counts_as_0_in_the_v1_trainer() -> None:
+    _, queue = rolled_out("make_agent_with_one_reward")
+    assert sorted(queue.rows) == ["u_0_0", "u_0_1", "u_1_0", "u_1_1"]
+    for key, row in queue.rows.items():
+        last = key.endswith("1")
+        assert (row["rm_scores"].sum(), row["rm_scores"][-1]) == ((1.0, 1.0) if last else (0.0, 0.0))
+        assert row["response_mask"].any() == last
 
 
 class RewardWorker:
@@ -442,6 +470,7 @@ if __name__ == "__main__":
     what_verls_client_raises_is_an_engines_error()
     a_whole_group_keeps_its_rewards()
     the_v1_trainer_takes_every_path_with_its_own_rewards()
+    a_path_without_a_reward_counts_as_0_in_the_v1_trainer()
     verls_own_reward_scores_whole_batches()
     the_templates_arguments_are_verls()
     print(f"verl: ok, {verl.__version__}")
