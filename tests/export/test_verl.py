@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -108,19 +108,35 @@ async def test_an_answer_that_breaks_a_law_does_not_come_in(answer: Answer, erro
 
 
 @pytest.mark.parametrize(
-    ("fields", "version"),
+    ("fields", "version", "steps"),
     [
-        ({"global_steps": 7}, "7"),
-        ({"global_steps": 8, "min_global_steps": 8, "max_global_steps": 8}, "8"),
-        ({"global_steps": 8, "min_global_steps": 7, "max_global_steps": 8}, None),
-        ({}, None),
-        ({"global_steps": None, "min_global_steps": None, "max_global_steps": None}, None),
+        ({"global_steps": 7}, "7", {7}),
+        ({"global_steps": 8, "min_global_steps": 8, "max_global_steps": 8}, "8", {8}),
+        ({"global_steps": 8, "min_global_steps": 7, "max_global_steps": 8}, None, {7, 8}),
+        ({}, None, set()),
+        ({"global_steps": None, "min_global_steps": None, "max_global_steps": None}, None, set()),
     ],
 )
-async def test_weights_that_changed_in_mid_answer_are_unknown(fields: dict[str, Any], version: str | None) -> None:
+async def test_weights_that_changed_in_mid_answer_are_unknown_and_their_bounds_are_kept(
+    fields: dict[str, Any], version: str | None, steps: set[int]
+) -> None:
     client = Client(Answer([5, STOP], [-1.0, -2.0], extra_fields=fields))
-    response = await generate(VerlBackend(client, CONFIG), request())
+    backend = VerlBackend(client, CONFIG)
+    response = await generate(backend, request())
     assert response.versions == (VersionSpan(0, 2, version),)
+    assert set(backend.steps) == steps
+
+
+@pytest.mark.parametrize(
+    ("versions", "bounds"), [(("8", "9"), [8, 9]), (("8", None), []), ((None, "8"), []), ((None,), []), (("v",), [])]
+)
+def test_a_row_has_the_bounds_of_its_weights_where_all_are_known(versions: tuple[str | None, ...], bounds: Any) -> None:
+    sample = sample_of(chain((3, 2), (2, 3)))
+    spans = (VersionSpan(start, start + 2, each) for start, each in zip((3, 7), versions, strict=False))
+    sample = replace(sample, versions=tuple(spans))
+    parts = prompt_response_of(sample, trainer="verl", temperature=1.0)
+    extra = verl.fields_of(parts, sample)["extra_fields"]
+    assert [extra[name] for name in ("min_global_steps", "max_global_steps") if name in extra] == bounds
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,9 @@ def fields_of(
     extra |= dict.fromkeys(("termination", "rollout_id", *DESCRIBED))
     if sample is not None:
         extra |= {"termination": sample.termination.value, "rollout_id": sample.identity.rollout_id, **sample.described}
-        steps = [int(each) for each in sample.trained_versions if each is not None and each.isdigit()]
-        if steps:
+        versions = sample.trained_versions
+        steps = [int(each) for each in versions if each is not None and each.isdigit()]
+        if steps and len(steps) == len(versions):  # else the rest may have been sampled before or after
             extra |= {"min_global_steps": min(steps), "max_global_steps": max(steps)}
     return {
         "prompt_ids": parts.prompt_ids,

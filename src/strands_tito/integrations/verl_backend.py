@@ -48,12 +48,17 @@ class VerlBackend:
         rollout: verl's `actor_rollout_ref.rollout` configuration: `name`, `logprobs_mode`, `max_model_len`,
             `prompt_length`, `response_length`.
         model: The model's name, for the ledger.
+
+    Attributes:
+        steps: verl's global steps of the weights that answered, the first and the last of each answer so far. A ledger
+            has one only where they are equal: verl does not say at which token the weights changed.
     """
 
     name = "verl"
 
     def __init__(self, client: Client, rollout: Mapping[str, Any], model: str = "policy") -> None:
         self._client = client
+        self.steps: list[int] = []
         self.info = _info(rollout, model)
         spec = _spec(rollout)
         self._sampling_names = {} if spec is None else spec.sampling_names
@@ -82,6 +87,8 @@ class VerlBackend:
                 backend=self.name,
                 request_id=request.request_id,
             ) from error
+        steps = map(output.extra_fields.get, ("min_global_steps", "max_global_steps", "global_steps"))
+        self.steps += [step for step in steps if step is not None]
         return _raw(output, request, time.perf_counter() - began)
 
     async def score(self, token_ids: TokenIds) -> RawScores:

@@ -71,8 +71,8 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         self._has_verls_reward = _has_reward(self.config)
         self._logprobs = logprobs
         bound = _bound_of(self.tokenizer, parser, dict(self.apply_chat_template_kwargs or {}))
-        backend = VerlBackend(self.server_manager, self.rollout_config)
-        self._policy = Policy(backend, backend.info, *bound)
+        self._backend = VerlBackend(self.server_manager, self.rollout_config)
+        self._policy = Policy(self._backend, self._backend.info, *bound)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Run one rollout.
@@ -105,9 +105,14 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         # Only the workers that take a list, those of the v1 trainer (in 0.8 main_ppo_sync), number their sessions.
         branches = self._branches or ("list" if isinstance(kwargs.get("session_id"), int) else "error")
         if branches == "list":
-            outputs = [self._rewarded(output) for output in outputs_of(result.ledger, **options)]
-            return outputs if len(outputs) > 1 else outputs[0]  # which workers of every version take
-        return self._rewarded(output_of(result.ledger, branches=branches, **options))
+            outputs = outputs_of(result.ledger, **options)
+        else:
+            outputs = [output_of(result.ledger, branches=branches, **options)]
+        steps = _steps(self._backend.steps, kwargs)
+        for output in outputs:
+            output.extra_fields = steps | output.extra_fields
+        outputs = [self._rewarded(output) for output in outputs]
+        return outputs if len(outputs) > 1 else outputs[0]  # which workers of every version take
 
     def _rewarded(self, output: AgentLoopOutput) -> AgentLoopOutput:
         """Return an output with the reward that verl should see.
@@ -155,6 +160,16 @@ def _is_trained(sampling_params: Mapping[str, Any], config: Mapping[str, Any]) -
     """Return whether verl trains this rollout: validations and greedy baselines have other sampling parameters."""
     names = ("temperature", "top_p", "top_k")
     return all(sampling_params[name] == config.get(name) for name in names if name in sampling_params)
+
+
+def _steps(answered: list[int], row: Mapping[str, Any]) -> dict[str, int]:
+    """Return the first and the last weights of a rollout, for its rows that have no known ones of their own.
+
+    verl's v1 trainer fails on a row without them. A rollout without an answer has those with which its step began:
+    verl's v1 trainer samples for step n with the weights of step n - 1. Other trainers do not say their step.
+    """
+    steps = answered or ([int(row["global_steps"]) - 1] if row.get("global_steps") is not None else [])
+    return {"min_global_steps": min(steps), "max_global_steps": max(steps)} if steps else {}
 
 
 def _unchecked(logprobs: LogprobPolicy) -> LogprobPolicy:

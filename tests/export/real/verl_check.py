@@ -258,10 +258,14 @@ class Queue:
 
     async def async_kv_batch_put(self, keys: list[str], fields: Any, tags: Any, partition_id: str) -> None:
         self.rows |= {key: fields[number] for number, key in enumerate(keys)}
+        self.tags |= dict(zip(keys, tags, strict=True))
 
 
-def rolled_out(agent: str) -> tuple[Any, Queue]:
-    """Return the module of the v1 trainer's advantages, and two rollouts of its worker, for step 7."""
+def rolled_out(agent: str, answers: Any = None) -> tuple[Any, Queue]:
+    """Return the module of the v1 trainer's advantages, and two rollouts of its worker, for step 7.
+
+    `answers` wraps the method by which verl's client answers.
+    """
     queue = Queue()
     sys.modules["transfer_queue"] = queue  # type: ignore[assignment]  # verl 0.9 imports it, 0.8 looked for it before
     v1 = verl.__version__.startswith("0.9")
@@ -270,7 +274,9 @@ def rolled_out(agent: str) -> tuple[Any, Queue]:
     workers.tq = queue  # type: ignore[attr-defined]
     workers.list_of_dict_to_tensordict = list  # type: ignore[attr-defined]  # verl's needs a newer tensordict
     multiplying.ledgers.clear()
-    worker, _ = worker_of(agent, of=workers.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    worker, servers = worker_of(agent, of=workers.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    if answers is not None:
+        servers.generate = answers(servers.generate)  # type: ignore[method-assign]
     worker.config.actor_rollout_ref.rollout.n = 2
     prompt = {"raw_prompt": [{"role": "user", "content": QUESTION}], "index": 0, "agent_name": "strands"}
     where: dict[str, Any] = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
@@ -336,6 +342,34 @@ def a_path_without_a_reward_counts_as_0_in_the_v1_trainer() -> None:
         last = key.endswith("1")
         assert (row["rm_scores"].sum(), row["rm_scores"][-1]) == ((1.0, 1.0) if last else (0.0, 0.0))
         assert row["response_mask"].any() == last
+
+
+def every_row_of_the_v1_trainer_has_the_bounds_of_its_weights() -> None:
+    """Its metrics make an array of whole numbers of them; its client reports two where an update was in mid-answer."""
+    cases: list[tuple[list[tuple[int, int]], tuple[int, int]]] = [
+        ([(7, 7), (7, 7)], (7, 7)),
+        ([(7, 7), (7, 8)], (7, 8)),
+        ([(7, 8)], (7, 8)),  # and the second answer is an error, which leaves nothing to train
+        ([], (6, 6)),
+    ]
+    for steps, expected in cases:
+
+        def answers(good: Any, steps: list[tuple[int, int]] = steps) -> Any:
+            async def generate(*args: Any, **more: Any) -> TokenOutput:
+                number = int("425" in tokenizer().decode(more["prompt_ids"]))
+                if number >= len(steps):
+                    raise RuntimeError("engine core died")
+                answer: TokenOutput = await good(*args, **more)
+                low, high = steps[number]
+                answer.extra_fields = {"global_steps": high, "min_global_steps": low, "max_global_steps": high}
+                return answer
+
+            return generate
+
+        _, queue = rolled_out("make_agent", answers)
+        for key, row in queue.rows.items():
+            assert (row["extra_fields"]["min_global_steps"], row["extra_fields"]["max_global_steps"]) == expected
+            assert queue.tags[key].get("max_global_steps", expected[1]) == expected[1]  # 0.8 has no such tags
 
 
 class RewardWorker:
@@ -471,6 +505,7 @@ if __name__ == "__main__":
     a_whole_group_keeps_its_rewards()
     the_v1_trainer_takes_every_path_with_its_own_rewards()
     a_path_without_a_reward_counts_as_0_in_the_v1_trainer()
+    every_row_of_the_v1_trainer_has_the_bounds_of_its_weights()
     verls_own_reward_scores_whole_batches()
     the_templates_arguments_are_verls()
     print(f"verl: ok, {verl.__version__}")
