@@ -286,7 +286,7 @@ def test_an_aborted_answer_is_validated(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match=r"output token 1 \(id 22\)"):
         ask(kind, no_logprob, Completion(OUTPUT[:3], finish="abort"))
     with pytest.raises(ProtocolViolationError, match=r"token 2 .*offset 3\b"):
-        ask(kind, None, Completion(OUTPUT, finish="abort"))
+        ask(kind, None, Completion((*OUTPUT, 24), finish="abort"))
 
 
 VERSIONED: tuple[Kind, ...] = ("vllm", "sglang")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.aborting import Aborting
 from support.backends import EOS, PROMPT, WIRES, Kind, engine_name, engine_of, in_process_backend, request_of, reserved
 from tito_conformance.testing import HashPolicy
-from tito_core.backend import GenerationAbortedError, OnAbort, TokenResponse, generate_resuming, resume
+from tito_core.backend import GenerationAbortedError, OnAbort, TokenChunk, TokenResponse, generate_resuming, resume
 from tito_core.ledger.laws import check_responses, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -95,6 +95,34 @@ def test_an_abort_where_the_context_ends_is_a_length_finish(
     assert response.logprobs.tolist() == [-0.25 - 0.5 * run for run in runs]
     check_versions(response.versions, 8)
     assert len(response.responses) == (len(set(runs)) if len(set(runs)) > 1 else 0)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("on_abort", ["resume", "commit", "discard"])
+@pytest.mark.parametrize("kind", WIRES)
+def test_an_abort_in_the_step_that_sampled_the_stop_leaves_the_answer_whole(
+    kind: Kind, on_abort: OnAbort, streamed: bool
+) -> None:
+    for cuts in ([len(WHOLE)], *([[3, len(WHOLE) - 3]] if on_abort == "resume" else [])):
+        script, seen = Aborting(WHOLE, cuts), list[int]()
+        backend = in_process_backend(engine_of(kind, script))
+
+        def show(chunk: TokenChunk, seen: list[int] = seen) -> None:
+            seen.extend(chunk.output_ids.tolist())
+
+        sent = request_of(max_new_tokens=32, min_new_tokens=len(WHOLE) - 1)
+        response = asyncio.run(generate_resuming(backend, sent, on_abort, show if streamed else None))
+        assert (response.finish, response.stop, response.message) == (Finish.STOP, EOS, None)
+        assert response.output_ids.tolist() == list(WHOLE)
+        assert seen == (list(WHOLE) if streamed else [])
+        assert len(script.requests) == len(cuts), "nothing was sampled behind the end"
+
+
+@pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"min_new_tokens": len(WHOLE)}, {"stop_token_ids": ()}])
+@pytest.mark.parametrize("kind", WIRES)
+def test_an_abort_after_an_id_that_ends_nothing_is_one(kind: Kind, sampling: Any) -> None:
+    response = ask(kind, Aborting(WHOLE, [len(WHOLE)]), "commit", **sampling)
+    assert (response.finish, response.stop, response.output_ids.tolist()) == (Finish.ABORT, None, list(WHOLE))
 
 
 @pytest.mark.parametrize("sampling", [{"stop": ("xyz",)}, {"grammar": {"kind": "regex", "value": "a+"}}])

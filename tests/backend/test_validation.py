@@ -48,6 +48,8 @@ def test_an_answer_says_of_itself_what_the_measured_answers_said() -> None:
     cut = {"output_ids": [21, 22], "logprobs": [-1.0, -2.0], "logprob_ids": [21, 22], "completion_tokens": 2}
     aborted = validate(reported(finish="abort", stop=None, **cut), sent)
     assert aborted.versions == (VersionSpan(0, 2, None),), "SGLang leaves them out of some"
+    whole = validate(reported(finish="abort", stop=None), sent)
+    assert (whole.finish, whole.versions) == (Finish.STOP, (VersionSpan(0, 3, None),)), "also where a stop was sampled"
     nothing = replace(request(), measured=INFO)
     assert validate(reported(model="other"), nothing).versions == (VersionSpan(0, 3, None),)
 
@@ -182,10 +184,14 @@ def test_a_request_aborted_in_the_queue_reports_nothing() -> None:
         "Law 4.*completion_tokens=1.* 0",
         lambda: validate(reported(**{**never, "finish": "abort", "completion_tokens": 1})),
     )
-    # one that ran is held to all of it, and may not hide a stop in its last place
+    # one that ran is held to all of it, and may not hide a stop before its last place
     stopped = reported(finish="abort", stop=9)
-    refused("Law 4.*stop token 2 at output offset 2 .* 3 tokens", lambda: validate(stopped))
+    refused(
+        "Law 4.*stop token 22 at output offset 1 .* 3 tokens", lambda: validate(stopped, request(stop_token_ids=(22,)))
+    )
     assert validate(stopped, request(stop_token_ids=(9,))).stop is None
+    whole = validate(stopped)
+    assert (whole.finish, whole.stop) == (Finish.STOP, EOS), "the server's own stop is that of no token that it sampled"
     refused(
         "Law 4.*prompt_tokens=None.* 5",
         lambda: validate(reported(finish="abort", prompt_tokens=None), request(stop_token_ids=())),

@@ -45,7 +45,8 @@ async def generate_resuming(
     images, one that sampled a placeholder cannot either, because the server would replace the placeholder by an image.
     Such a generation is sampled again from its beginning, unless part of it was passed to `on_chunk`.
 
-    An answer that was aborted at `max_new_tokens` or at the end of the context finishes with `LENGTH`.
+    An answer that was aborted at `max_new_tokens` or at the end of the context finishes with `LENGTH`, and one that
+    was aborted in the step that sampled a requested stop id with `STOP` (see `validated`): both are whole.
 
     Raises:
         GenerationAbortedError: It was aborted, and `on_abort` wants an error, allows no more tries, or wants to

@@ -65,9 +65,8 @@ class Validation(msgspec.Struct, frozen=True):
         sent, model = self._request(raw, request), self._model(raw.model, request)
         ids = None if raw.output_ids is None else self.reader.integers("output_ids", raw.output_ids)
         finish, word = self._finish(raw, ids or [], request)
-        never_ran = (
-            finish == Finish.ABORT and not ids
-        )  # SGLang reports nothing for a request that it aborts in its queue
+        aborted = finish == Finish.ABORT
+        never_ran = aborted and not ids  # SGLang reports nothing for a request that it aborts in its queue
         media: tuple[Span, ...] = ()
         if not never_ran:
             request, media = self._prompt(request, raw)
@@ -75,6 +74,9 @@ class Validation(msgspec.Struct, frozen=True):
         output, logprobs = self._output(raw, ids, request, min_tokens=0 if never_ran else 1)
         self._count("completion_tokens", raw.completion_tokens, len(output))
         stop = self._stop(raw.stop) if finish == Finish.STOP else None
+        if aborted and (ended := _stop_at_end(ids or [], request)) is not None:
+            # SGLang runs one more step after an abort, and does not look for a stop in it: this answer is whole.
+            finish, stop = Finish.STOP, ended
         self._end(finish, ids or [], stop, request, known=word is None)
         columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
@@ -88,7 +90,7 @@ class Validation(msgspec.Struct, frozen=True):
             cached_tokens=self._cached(raw.cached_tokens),
             latency_s=self._seconds(raw.latency_s),
             request_id=sent,
-            versions=self._versions(raw.versions, len(output), self._has_versions(request, finish)),
+            versions=self._versions(raw.versions, len(output), self._has_versions(request, aborted)),
             message=message if finish == Finish.ABORT else None,
             columns=columns,
             media=media,
@@ -236,8 +238,7 @@ class Validation(msgspec.Struct, frozen=True):
                 " Usually a limit for all answers cut it: max_new_tokens in the server's --override-generation-config "
                 "or generation_config.json, or a limit of a gateway. Remove it, and set max_new_tokens in sampling."
             )
-        last = None if finish == Finish.ABORT else -1  # an aborted output has no stop at its end
-        before = output_ids[sampling.min_new_tokens : last]
+        before = output_ids[sampling.min_new_tokens : -1]
         # With `ignore_eos`, SGLang also ignores stop ids.
         passed = [] if sampling.ignore_eos else [stop for stop in sampling.stop_token_ids if stop in before]
         if passed:
@@ -320,9 +321,9 @@ class Validation(msgspec.Struct, frozen=True):
         return found
 
     @staticmethod
-    def _has_versions(request: TokenRequest, finish: Finish) -> bool:
+    def _has_versions(request: TokenRequest, aborted: bool) -> bool:
         """Return whether an answer must have weight versions; SGLang leaves them out of some that were aborted."""
-        return request.measured is not None and request.measured.reports_versions and finish != Finish.ABORT
+        return request.measured is not None and request.measured.reports_versions and not aborted
 
     def _versions(self, spans: object, length: int, required: bool) -> tuple[VersionSpan, ...]:
         if not isinstance(spans, Sequence) or isinstance(spans, str):
@@ -349,6 +350,13 @@ class Validation(msgspec.Struct, frozen=True):
                 f"Law 10: a weight-version span must be (start, stop, version), not {short_repr(span)}."
             )
         return VersionSpan(first, last, name)
+
+
+def _stop_at_end(ids: list[int], request: TokenRequest) -> int | None:
+    """Return the last id if it is a stop that was requested and counts there, else None."""
+    sampling = request.sampling
+    last = None if sampling.ignore_eos or len(ids) <= sampling.min_new_tokens else ids[-1]
+    return last if last in sampling.stop_token_ids else None
 
 
 def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:
