@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from strands_tito.export.sample import OUTSIDE
+from strands_tito.export.sample import OUTSIDE, expect_one_of
 from strands_tito.export.trainer import LogprobPolicy
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.run_rollout import cleanup_agent, load_function, run_rollout
@@ -63,8 +63,10 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
     ) -> None:
         super().__init__(*args, **kwargs)
         self._make_agent = load_function(agent)
-        if reward not in (None, "recorded", "verl"):
-            raise ValueError(f"reward must be 'recorded' or 'verl', not {reward!r}.")
+        if branches is not None:
+            expect_one_of("branches", branches, ("list", "last", "error"))
+        if reward is not None:
+            expect_one_of("reward", reward, ("recorded", "verl"))
         self._branches = branches
         self._trained_agent = trained_agent
         self._reward = reward

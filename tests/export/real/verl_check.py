@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import verl
+from hydra.errors import InstantiationException
 from hypothesis import given, settings
 from omegaconf import OmegaConf
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -177,6 +178,9 @@ def what_verl_cannot_take_is_refused() -> None:
         batch_of(worker, 1)
     worker, _ = worker_of("make_editing_agent", branches="last")
     assert batch_of(worker, 1).batch["response_mask"].sum() > 0
+    worker, _ = worker_of("make_editing_agent", branches="lists")
+    with pytest.raises(InstantiationException, match=r"branches is 'lists', expected one of 'list', 'last', 'error'\."):
+        batch_of(worker, 1)
     worker, _ = worker_of("make_agent", temperature=0.5)
     assert batch_of(worker, 1).batch["response_mask"].sum() > 0  # processed, at the temperature that verl uses
     worker.rollout_config["logprobs_mode"] = "raw_logprobs"
