@@ -125,7 +125,7 @@ def a_whole_group_is_trained_without_its_bad_rows() -> None:
     assert output["rewards"] == [*REWARDS, 0.0, 0.0, 0.0]
     assert [any(mask) for mask in output["loss_masks"]] == [True] * 3 + [False] * 3
     if "env_metrics" in output:
-        assert [row.get("group_id") for row in output["env_metrics"] or []] == ["g"] * 5 + [None]
+        assert [row.get("group_id") for row in output["env_metrics"] or []] == ["g"] * 6
     sizes = [len(ids) for ids in output["response_ids"]]
     rewards, mask = torch.zeros(6, max(sizes)), torch.zeros(6, max(sizes))
     for row, size in enumerate(sizes):
