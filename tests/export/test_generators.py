@@ -188,6 +188,17 @@ def test_what_skyrl_cannot_be_told_is_refused() -> None:
     assert (empty["response_ids"], empty["loss_masks"], empty["rewards"]) == ([[2]], [[0]], [0.0])
 
 
+@pytest.mark.usefixtures("skyrl")
+def test_one_group_without_any_reward_is_masked_since_others_of_its_batch_may_have_some(caplog: Any) -> None:
+    """SkyRL's fully async trainer asks for one group a call, and ends the run on an error."""
+    ledgers, ids = [chain((3, 2)), chain((3, 2))], [SimpleNamespace(instance_id=name) for name in "aab"]
+    found = generator_output_of(ledgers, trajectory_ids=ids[:2], **SKYRL)
+    assert (found["loss_masks"], found["rewards"]) == ([[0, 0]] * 2, [0.0, 0.0])
+    assert all(f"rollout=<{ledger.uuid}> | not trained: without a reward" in caplog.text for ledger in ledgers)
+    with pytest.raises(ValueError, match=r"None of the rollouts has a reward.*pass their trajectory_ids"):
+        generator_output_of(ledgers, trajectory_ids=ids[1:], **SKYRL)
+
+
 @pytest.mark.usefixtures("raw_traces")
 @settings(max_examples=20)
 @given(rollouts(experts=False))

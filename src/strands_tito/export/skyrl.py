@@ -85,8 +85,8 @@ def generator_output_of(
     Raises:
         MissingPackageError: skyrl is not installed.
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
-        ValueError: `branches` is another word, no rollout has a reward, only some have experts, or "steps" has no
-            trajectory ids.
+        ValueError: `branches` is another word, no rollout has a reward and by their ids they are not one group, only
+            some have experts, or "steps" has no trajectory ids.
 
     `rewards` has one number for each row; where turns or calls have rewards, one for each token of the response.
     `rollout_sample_support`, where SkyRL has it and `replays`, holds the kept sets.
@@ -189,14 +189,18 @@ def _samples(
 def _expect_rewards(rows: Sequence[_Row]) -> None:
     """Check that some rollout has a reward where one is needed, and log those without.
 
+    One group is not checked: SkyRL's fully async trainer asks for one a call, joins it with others that may have
+    rewards, and ends the whole run on an error.
+
     Raises:
-        ValueError: None of them has one.
+        ValueError: None of them has one, and they are not known to be one group.
     """
     missing = [row.described["rollout_id"] for row in rows if row.lacks_reward]
-    if missing and all(row.lacks_reward for row in rows if row.is_judged):
+    no_reward = missing and all(row.lacks_reward for row in rows if row.is_judged)
+    if no_reward and len({row.name.instance_id for row in rows if row.name is not None}) != 1:
         raise ValueError(
             f"None of the rollouts has a reward, which SkyRL requires, for example {missing[0]}: "
-            'call ledger.annotate("reward", number).'
+            'call ledger.annotate("reward", number). If these are one group of a batch, pass their trajectory_ids.'
         )
     for rollout in dict.fromkeys(missing):
         logger.warning("rollout=<%s> | not trained: without a reward, it is 0 in its group's baseline", rollout)
