@@ -29,6 +29,8 @@ class SGLangBackend(HttpBackend):
     """Backend of one SGLang server. Arguments: see `HttpBackend`."""
 
     name = "sglang"
+    _reported_ranks: int | None = None
+    """The ranks that the server reported last, where no `data_parallel_size` was given."""
 
     async def discover(self) -> EngineInfo:
         """Query the server's properties; see `HttpBackend.discover`."""
@@ -39,7 +41,8 @@ class SGLangBackend(HttpBackend):
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
             vocab_size = await self._vocab_size()
         server = server_task.result() or wire.ServerInfo()
-        self._ranks = self._ranks or server.dp_size
+        if self._ranks == self._reported_ranks:  # a restarted server may have others
+            self._ranks = self._reported_ranks = server.dp_size
         loads, info = loads_task.result() or wire.Loads(), model_task.result()
         wire.refuse_preferred(info.preferred_sampling_params if info else None)
         return EngineInfo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -40,6 +41,22 @@ async def test_no_rank_is_named_to_a_server_with_one_or_without_a_session(kind: 
         backend = backend_of(engine, **({} if ranks == 1 else {"data_parallel_size": ranks}))
         await generate(backend, replace(request_of(), session_id=session))
         assert rank(engine.requests[-1]) is None
+
+
+@pytest.mark.parametrize("given", [None, 4])
+async def test_a_restarted_sglang_gets_the_ranks_that_it_has_now(given: int | None) -> None:
+    engine = engine_of("sglang", lambda _: Completion([5, 2]), ranks=4)
+    backend = backend_of(engine, data_parallel_size=given)
+    await backend.connect()
+    backend.watch.add("policy", AsyncMock())
+    for ranks in (4, 2, 1, 8):
+        engine.state.ranks = max(ranks, given or 0)
+        backend.http.interruptions += 1  # the connections of a server that ends are closed
+        found: set[str | None] = set()
+        for session in map(str, range(64)):
+            await generate(backend, replace(request_of(request_id=f"{ranks}.{session}"), session_id=session))
+            found.add(rank(engine.requests[-1]))
+        assert found == ({None} if given is None and ranks == 1 else set(map(str, range(given or ranks))))
 
 
 def test_a_bad_size_is_refused() -> None:
