@@ -273,7 +273,7 @@ def test_a_rollout_without_a_turn_of_the_agent_is_an_output_that_trains_nothing(
         assert (none.reward_score, none.num_turns) == (0.0, 0)
         extra = none.extra_fields
         assert (extra["rollout_id"], extra["group_id"], extra["agent"]) == (ledger.uuid, "g", None)
-        assert extra["termination"] is None, "else our loop takes the 0 for a recorded reward"
+        assert extra["termination"] == (Termination.COMPLETED if ledger is boss else None)
         assert (none.response_logprobs is None) == (logprobs == "omit")
         assert vars(output_of(ledger, branches="last", **options)) == vars(none)
 

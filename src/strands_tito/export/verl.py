@@ -27,6 +27,7 @@ from strands_tito.export.trainer import (
     warn_left_out,
 )
 from tito_core.ledger.ledger import Ledger
+from tito_core.termination import ANNOTATION
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop import AgentLoopOutput
@@ -71,7 +72,8 @@ def output_of(
     warn_left_out([rollout], trainer="verl", agent=agent)
     output = _output(sample, temperature, end_id, **options)
     if sample is None:
-        output.extra_fields |= {"rollout_id": rollout.uuid, **described_of(rollout)}
+        known = {"termination": rollout.annotation(ANNOTATION), "rollout_id": rollout.uuid}
+        output.extra_fields |= {**known, **described_of(rollout)}
     return output
 
 
@@ -165,8 +167,7 @@ def fields_of(
     """Return the fields of verl's `AgentLoopOutput`; see `output_of`.
 
     A rollout that ended from outside, or has no turns of the agent, has reward 0 and is masked: with a reward of None
-    it would take away those of its whole batch, since verl takes recorded rewards of all rollouts or of none. Without
-    such turns its termination is None, by which our loop knows that this 0 was not recorded.
+    it would take away those of its whole batch, since verl takes recorded rewards of all rollouts or of none.
 
     Args:
         parts: The prompt and response.

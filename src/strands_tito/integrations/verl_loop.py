@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from strands_tito.export.sample import OUTSIDE, expect_one_of
+from strands_tito.export.sample import expect_one_of
 from strands_tito.export.trainer import LogprobPolicy
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.run_rollout import cleanup_agent, load_function, run_rollout
@@ -123,7 +123,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             ValueError: The rollout and verl's own function both have a reward, and none of the two was chosen.
         """
         fields = output.extra_fields
-        recorded = fields["termination"] not in (None, *OUTSIDE) and output.reward_score is not None
+        recorded = any(output.response_mask) and output.reward_score is not None  # else the 0 is an exporter's
         if self._reward is None and self._has_verls_reward and recorded:
             raise ValueError(
                 f"Rollout {fields['rollout_id']} recorded the reward {output.reward_score}, and verl's configuration "

@@ -238,6 +238,8 @@ def a_whole_group_keeps_its_rewards() -> None:
     assert next(asked) == 2
     scores = found.batch["rm_scores"].sum(-1).tolist()
     assert scores == [1.0, 0.0, 0.5, 0.0, 0.0, 0.0]
+    ends = ["completed"] * 3 + ["engine_error", "completed", "engine_error"]
+    assert list(found.non_tensor_batch["termination"]) == ends
     assert found.batch["response_mask"].any(-1).tolist() == [True] * 3 + [False] * 3
     assert extract_reward(found)[0].shape == found.batch["responses"].shape
     index = np.array([0] * 6)
