@@ -189,6 +189,19 @@ def test_what_skyrl_cannot_be_told_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("skyrl")
+def test_the_form_of_skyrls_rewards_is_that_of_the_call_or_as_it_is_told() -> None:
+    plain, judged = rewarded(chain((3, 2))), rewarded(chain((3, 2)))
+    judged.annotate("reward", 0.5, turn=0)
+    for ledgers, token_rewards, rewards in (
+        ([plain], None, [1.0]),
+        ([plain], True, [[0.0, 1.0]]),
+        ([plain, judged], None, [[0.0, 1.0], [0.0, 1.5]]),
+        ([plain, judged], False, [1.0, 1.5]),
+    ):
+        assert generator_output_of(ledgers, token_rewards=token_rewards, **SKYRL)["rewards"] == rewards
+
+
+@pytest.mark.usefixtures("skyrl")
 def test_one_group_without_any_reward_is_masked_since_others_of_its_batch_may_have_some(caplog: Any) -> None:
     """SkyRL's fully async trainer asks for one group a call, and ends the run on an error."""
     ledgers, ids = [chain((3, 2)), chain((3, 2))], [SimpleNamespace(instance_id=name) for name in "aab"]

@@ -64,6 +64,9 @@ def generator_output_of(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
     replays: bool = False,
+    top_k: int | None = None,
+    experts: tuple[int, int] | None = None,
+    token_rewards: bool | None = None,
 ) -> GeneratorOutput:
     """Return rollouts as a SkyRL generator does, in the order of the input batch.
 
@@ -81,14 +84,22 @@ def generator_output_of(
         train_constrained: Whether to train tokens that were sampled under a grammar.
         replays: SkyRL's own `trainer.algorithm.enable_sample_support_replay`. Without it SkyRL ignores kept sets, so a
             truncated rollout is refused.
+        top_k: With `replays`, SkyRL's own `generator.sampling_params.top_k`: the width of the kept sets.
+        experts: (layers, experts per token) if SkyRL replays experts.
+        token_rewards: Whether `rewards` has one number for each token, with the rollout's on the last, or one for each
+            row, `TrainingSample.total`.
+
+    SkyRL joins the outputs of several calls in its fully async training and in dynamic sampling. Without the last three
+    options the form of an output is that of the call's own rollouts, so that such outputs may not fit together.
 
     Raises:
         MissingPackageError: skyrl is not installed.
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
         ValueError: `branches` is another word, no rollout has a reward and by their ids they are not one group, only
-            some have experts, or "steps" has no trajectory ids.
+            some have experts, a kept set is larger than `top_k`, or "steps" has no trajectory ids.
 
-    `rewards` has one number for each row; where turns or calls have rewards, one for each token of the response.
+    Without `token_rewards`, `rewards` has one number for each row, or one for each token of the response where turns or
+    calls have rewards.
     `rollout_sample_support`, where SkyRL has it and `replays`, holds the kept sets.
     `env_metrics`, where SkyRL has it, names each row's rollout, group, task, sample and agent.
     """
@@ -121,14 +132,14 @@ def generator_output_of(
         **dict.fromkeys(fields),
         "prompt_token_ids": [part.prompt_ids for part in parts],
         "response_ids": [part.response_ids for part in parts],
-        "rewards": _rewards(rows),
+        "rewards": _rewards(rows, token_rewards),
         "loss_masks": [part.mask for part in parts],
         "stop_reasons": [row.reason for row in rows],
         "rollout_logprobs": None if logprobs == "omit" else [part.logprobs for part in parts],
         "trajectory_ids": None if trajectory_ids is None else [row.name for row in rows],
-        "rollout_expert_indices": _experts(parts, as_lists=not hasattr(base, "RoutedExpertIndices")),
+        "rollout_expert_indices": _experts(parts, experts, as_lists=not hasattr(base, "RoutedExpertIndices")),
         "is_last_step": [row.is_last for row in rows] if branches == "steps" else None,
-        **({_SUPPORT: _support(parts)} if replays else {}),
+        **({_SUPPORT: _support(parts, top_k)} if replays else {}),
         **({"env_metrics": [row.described for row in rows]} if "env_metrics" in fields else {}),
     }
     return cast("GeneratorOutput", output)
@@ -137,18 +148,31 @@ def generator_output_of(
 _SUPPORT = "rollout_sample_support"
 
 
-def _rewards(rows: Sequence[_Row]) -> list[float | None] | list[list[float]]:
-    """Return the reward of each row, or of each of its tokens where turns or calls have rewards."""
+def _rewards(rows: Sequence[_Row], by_token: bool | None) -> list[float | None] | list[list[float]]:
+    """Return the reward of each row, or of each of its tokens; with `by_token` None, if turns or calls have rewards.
+
+    A number and a list that ends with it differ to SkyRL: its `zero_variance_filter` reads numbers only.
+    """
     totals = [row.reward for row in rows]
-    if all(row.part.credit is None for row in rows):
+    if not (any(row.part.credit is not None for row in rows) if by_token is None else by_token):
         return totals
     parts = [row.part if row.is_judged else replace(row.part, credit=None) for row in rows]
     return [part.rewards((total or 0.0) - sum(part.credit or ())) for part, total in zip(parts, totals, strict=True)]
 
 
-def _support(parts: Sequence[PromptResponse]) -> list[Any] | None:
-    """Return the kept sets of each response, int32 of shape (tokens, largest set), or None if no turn has any."""
+def _support(parts: Sequence[PromptResponse], top_k: int | None) -> list[Any] | None:
+    """Return the kept sets of each response, int32 of shape (tokens, `top_k`).
+
+    Without `top_k` the width is that of the largest set, and the result is None if no turn has any.
+    """
     width = max((int(part.kept.counts.max(initial=0)) for part in parts if part.kept is not None), default=0)
+    if top_k is not None:
+        if top_k < max(width, 1):
+            raise ValueError(
+                f"top_k is {top_k}, but the largest kept set has {width} tokens: pass SkyRL's own "
+                "generator.sampling_params.top_k, and sample with it."
+            )
+        width = top_k
     if not width:
         return None
     empty = [np.full((len(part.response_ids), width), -1, np.int32) for part in parts]
@@ -206,16 +230,16 @@ def _expect_rewards(rows: Sequence[_Row]) -> None:
         logger.warning("rollout=<%s> | not trained: without a reward, it is 0 in its group's baseline", rollout)
 
 
-def _experts(parts: Sequence[PromptResponse], as_lists: bool) -> list[Any] | None:
+def _experts(parts: Sequence[PromptResponse], given: tuple[int, int] | None, as_lists: bool) -> list[Any] | None:
     """Return the experts of each row, as arrays, or as lists for SkyRL 0.3. An empty rollout gets one masked row."""
-    shapes = {part.experts.shape[1:] for part in parts if part.experts is not None}
+    shapes = {part.experts.shape[1:] for part in parts if part.experts is not None} | ({given} if given else set())
     if not shapes:
         return None
     missing = [part for part in parts if part.experts is None and any(part.mask)]
     if missing or len(shapes) > 1:
         raise ValueError(
-            f"SkyRL replays the experts of a whole batch or of none. Shapes (layers, experts) found: {sorted(shapes)}; "
-            f"{len(missing)} of {len(parts)} rows have none. Request them in every rollout with "
+            "SkyRL replays the experts of a whole batch or of none. Shapes (layers, experts) found or given: "
+            f"{sorted(shapes)}; {len(missing)} of {len(parts)} rows have none. Request them in every rollout with "
             "optional_outputs={'routed_experts': True}."
         )
     empty = np.zeros((1, *shapes.pop()), np.int16)

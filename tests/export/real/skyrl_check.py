@@ -22,14 +22,16 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors  # noqa: E402
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID  # noqa: E402
+from skyrl.train.generators.utils import concatenate_generator_outputs  # noqa: E402
 from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, TrainingSample, samples_of  # noqa: E402
 from strands_tito.export.kept import kept_logprobs  # noqa: E402
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
+from support.drafts import make_draft  # noqa: E402
 from support.kept_sets import sampled  # noqa: E402
 from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, grow, rollouts  # noqa: E402
-from tito_core.ledger import Ledger  # noqa: E402
+from tito_core.ledger import Column, Ledger  # noqa: E402
 
 END, PAD = 2, 0
 TENSORS = inspect.signature(convert_prompts_responses_to_batch_tensors).parameters
@@ -165,6 +167,42 @@ def kept_sets_are_skyrls() -> None:
     np.testing.assert_allclose(np.array(output["rollout_logprobs"][0])[mask.numpy()], truth.over_kept, atol=2e-4)
 
 
+def outputs_of_several_calls_are_joined() -> None:
+    """SkyRL's fully async trainer joins the groups of a batch, each from a call of its own."""
+    judged, failed = rewarded(chain((3, 2))), Ledger()
+    judged.annotate("reward", 0.25, turn=0)
+    found: list[Any] = []
+    for group, ledgers in enumerate(([judged], [rewarded(chain((2, 2)))], [chain((2, 2)), chain((2, 2))], [failed])):
+        ids = [TrajectoryID(str(group), number) for number in range(len(ledgers))]
+        found.append(generator_output_of(ledgers, trajectory_ids=ids, token_rewards=True, **OPTIONS))
+    assert concatenate_generator_outputs(found)["rewards"] == [[0.0, 0.75], [0.0, 0.5], [0.0, 0.0], [0.0, 0.0], [0.0]]
+    routed = Ledger()
+    values = np.arange(4)[:, None, None] + np.arange(4).reshape(1, 2, 2)
+    routed.commit(make_draft(None, 0, [100] * 3, [200] * 2, extras={"routed_experts": Column.of(0, values)}))
+    found = [generator_output_of([each], experts=(2, 2), **OPTIONS) for each in (rewarded(routed), failed)]
+    experts = concatenate_generator_outputs(found)["rollout_expert_indices"]
+    assert [np.shape(each) for each in experts or []] == [(4, 2, 2), (1, 2, 2)]
+    if "rollout_sample_support" not in GeneratorOutput.__annotations__:
+        return
+    options = {**OPTIONS, "logprobs": "checked", "replays": True}
+    narrow, wide = (sampled(seed, 2, top=12, mask=True, top_k=6, top_p=p).ledger for seed, p in ((1, 0.5), (2, 0.95)))
+    found = [generator_output_of([ledger], top_k=6, **options) for ledger in (narrow, wide, failed)]
+    joined = concatenate_generator_outputs(found)
+    *_, packed = convert_prompts_responses_to_batch_tensors(
+        PAD,
+        joined["prompt_token_ids"],
+        joined["response_ids"],
+        at_the_end(joined),
+        joined["loss_masks"],
+        joined["rollout_logprobs"],
+        rollout_sample_support=joined["rollout_sample_support"],
+    )
+    assert packed.values.shape[1] == 6
+    assert (packed.segment(2) == -1).all()
+    with pytest.raises(ValueError, match="top_k is 2, but the largest kept set has 6 tokens"):
+        generator_output_of([wide], top_k=2, **options)
+
+
 def torch_takes_gradients_over_kept_sets() -> None:
     """As NumPy's values; a logit outside the set has no gradient."""
     (sample,) = samples_of(sampled(3, 3, top=12, mask=True, top_k=4).ledger)
@@ -198,6 +236,7 @@ if __name__ == "__main__":
     rows_are_trained_as_sampled()
     a_row_a_rollout()
     kept_sets_are_skyrls()
+    outputs_of_several_calls_are_joined()
     torch_takes_gradients_over_kept_sets()
     what_cannot_be_said_is_refused()
     a_whole_group_is_trained_without_its_bad_rows()
