@@ -20,7 +20,7 @@ from tito_core.backend.http.watch import REMEDY, Check, Watched
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import BackendOptions, check_backend, create_backend, option_names
-from tito_core.backend.replicas import agreed, servers_of
+from tito_core.backend.replicas import Replicas, agreed, servers_of
 from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
 from tito_core.backend.semantics import common_measurement, measure, semantics_of
 from tito_core.backend.values import InvalidValueError, short_repr
@@ -346,6 +346,8 @@ async def connect(
     stage("measuring the semantics of the server's logprobs")
     measured = await agreed(engine, lambda server: measure(server, info, probe), _measured)
     found = common_measurement(measured)
+    if isinstance(engine, Replicas):
+        await engine.check_weights(probe)
     for server in servers_of(engine):
         if isinstance(server, Watched):
             server.watch.add(

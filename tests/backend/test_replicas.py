@@ -246,6 +246,47 @@ async def test_different_logprob_modes_are_refused_at_connect() -> None:
         await Policy.connect_async(backend=backend, tokenizer=loaded)
 
 
+class Update:
+    """Loads new weights on all servers when one of them begins its last scores of connecting."""
+
+    def __init__(self, backend: Any, of: int) -> None:
+        self.backend, self.left, self.score = backend, of, backend.members[1].score
+        backend.members[1].score = self
+
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            await self.backend.load_weights("/w/1", "step-1")
+        return await self.score(*args, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_replicas_of_one_version_with_other_weights_are_refused_at_connect(kind: Kind) -> None:
+    """As after a restart from a stale checkpoint. Servers whose versions differ are told apart by each answer's."""
+    from support.scripted import tokenizer
+    from tito_core import Policy
+
+    loaded = tokenizer()
+    script = type(hash_policy())(len(loaded), alphabet=range(40, 90), eos_ids=[loaded.eos_token_id])
+    engines = [engine_of(kind, script, vocab_size=len(loaded), eos_ids=[loaded.eos_token_id]) for _ in range(2)]
+    for engine in engines:
+        engine.state.load("/w/0")
+    policy = await Policy.connect_async(backend=replicas(kind, engines)[0], tokenizer=loaded)
+    scored = sum(request.scoring or not request.max_new_tokens for request in engines[1].requests)
+    backend, _ = replicas(kind, engines)
+    Update(backend, scored)
+    await Policy.connect_async(backend=backend, tokenizer=loaded)
+    assert await backend.weight_version() == "step-1"  # type: ignore[attr-defined]
+
+    engines[1].state.load("/w/0")
+    stale = "http://server0 and http://server1 have other weights, though both report the weights 'step-1'"
+    with pytest.raises(BadRequestError, match=stale):
+        await Policy.connect_async(backend=replicas(kind, engines)[0], tokenizer=loaded)
+    engines[1].state.set_version("default")
+    await Policy.connect_async(backend=replicas(kind, engines)[0], tokenizer=loaded)
+    assert policy.info.weight_version == "default"
+
+
 class Member:
     """A third party's backend, which fails with a given error."""
 

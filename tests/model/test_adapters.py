@@ -257,6 +257,17 @@ async def test_every_replica_is_measured(kind: str) -> None:
     assert not any("three" in engine.state.adapters for engine in engines)
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_replicas_with_other_weights_under_one_name_are_refused(kind: str) -> None:
+    engines = [served(kind), served(kind)]
+    engines[1].state.adapters["one"] = "two"
+    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
+    backend = replicas_of(backends, ["http://a", "http://b"], Retries(0.0))
+    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
+    with pytest.raises(AdapterNotInEffectError, match=r"http://a and http://b have other weights under .* one"):
+        await rollout(policy, "one")
+
+
 async def test_an_answer_of_another_adapter_is_refused() -> None:
     """vLLM's answers name the adapter; SGLang's do not."""
     engine = served("vllm")

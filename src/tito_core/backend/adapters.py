@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from tito_core.backend.errors import AdapterNotInEffectError
 from tito_core.backend.generate import score
 from tito_core.backend.protocol import Backend
-from tito_core.backend.replicas import servers_of
+from tito_core.backend.replicas import addresses_of, servers_of
 from tito_core.backend.values import InvalidValueError, short_repr
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Adapter
@@ -24,13 +25,32 @@ _log = logging.getLogger(__name__)
 ABOVE_NOISE = 2
 """Scores differ if they do so by more than this many times the difference of two scores by the same weights."""
 
+OTHER_WEIGHTS = 4
+"""An adapter has other weights if its scores differ by this many times as much as those of the model alone do."""
+OTHER_WEIGHTS_NATS = 0.5
+"""And by more than this, in nats: a bfloat16 logit of 16 to 32 has steps of 0.125."""
+
+
+class _Scored(NamedTuple):
+    """The scores of an adapter and of the model alone on one server.
+
+    Attributes:
+        own: Those of the adapter.
+        plain: Those of the model alone.
+        noise: How far scores by the same weights may be apart, in nats.
+    """
+
+    own: Logprobs
+    plain: Logprobs
+    noise: float
+
 
 class AdapterChecks:
     """The adapters that a policy has measured. Threads and event loops may share it."""
 
     def __init__(self) -> None:
         self._named: dict[str, Adapter] = {}
-        self._scores: dict[Adapter, list[Logprobs]] = {}
+        self._scores: dict[Adapter, list[_Scored]] = {}
         self._running: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Adapter, asyncio.Task[None]]] = (
             WeakKeyDictionary()
         )
@@ -62,7 +82,8 @@ class AdapterChecks:
             adapter: The adapter.
 
         Raises:
-            AdapterNotInEffectError: It scores as the model alone does, or as another adapter, and is not fresh.
+            AdapterNotInEffectError: It scores as the model alone does, or as another adapter, and is not fresh; or
+                servers have other weights under its name.
             BackendError: It could not be measured; the next turn tries again.
         """
         if adapter in self._scores:
@@ -78,22 +99,38 @@ class AdapterChecks:
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
         known = self._scores  # another one after `forget`
         found = [await _scored(server, ids, adapter) for server in servers_of(backend)]
+        first, *_ = addresses = addresses_of(backend)
+        for address, one in zip(addresses, found, strict=True):
+            if apart := _other_weights(found[0], one):
+                raise AdapterNotInEffectError(
+                    f"The {backend.name} servers at {first} and {address} have other weights under the adapter name "
+                    f"{adapter}: {len(ids)} tokens {apart}. Load the same folder on every server under a new name, or "
+                    "remove one from base_url.",
+                    backend=backend.name,
+                )
         # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
         others = list(known.items())
         for number, (own, plain, noise) in enumerate(found):
-            compared = {"the model alone": plain, **{f"the adapter {name}": each[number] for name, each in others}}
+            compared = {"the model alone": plain, **{f"the adapter {name}": each[number].own for name, each in others}}
             for name, scores in compared.items():
                 if (effect := _apart(own, scores)) <= noise:
                     _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", backend.name)
-        known[adapter] = [own for own, *_ in found]
+        known[adapter] = found
 
 
-async def _scored(server: Backend, ids: TokenIds, adapter: Adapter) -> tuple[Logprobs, Logprobs, float]:
-    """Return the scores of an adapter and of the model alone on one server, and how far equal ones may be apart."""
+async def _scored(server: Backend, ids: TokenIds, adapter: Adapter) -> _Scored:
     plain = await score(server, ids)
     own = await score(server, ids, adapter=adapter)
     _log.info("adapter=<%s> | its scores differ from the model's by up to %g nats", adapter, _apart(own, plain))
-    return own, plain, ABOVE_NOISE * _apart(plain, await score(server, ids))
+    return _Scored(own, plain, ABOVE_NOISE * _apart(plain, await score(server, ids)))
+
+
+def _other_weights(one: _Scored, other: _Scored) -> str | None:
+    """Return how far an adapter's scores are apart if they are of other weights, on the same model; else None."""
+    own, plain = _apart(one.own, other.own), _apart(one.plain, other.plain)
+    if own <= max(OTHER_WEIGHTS_NATS, OTHER_WEIGHTS * plain):
+        return None
+    return f"score up to {own:.3g} nats apart with it, and {plain:.3g} without"
 
 
 def _refuse_equal(adapter: Adapter, other: str, apart: str, backend: str) -> None:

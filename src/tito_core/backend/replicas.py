@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
@@ -20,7 +22,7 @@ from tito_core.backend.errors import (
     ThrottledError,
     UnsupportedByServerError,
 )
-from tito_core.backend.generate import connected, tokenize
+from tito_core.backend.generate import connected, score, tokenize
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import (
     Backend,
@@ -34,7 +36,7 @@ from tito_core.backend.protocol import (
     TokenRequest,
 )
 from tito_core.backend.retries import Retries, attempt_id, is_paused
-from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
@@ -42,6 +44,10 @@ OUT_S = 10.0
 long."""
 SESSIONS = 1 << 16
 """Maximum number of sessions whose server is remembered; the least recently used is forgotten first."""
+
+OTHER_WEIGHTS_NATS = 0.5
+"""Scores are of other weights if a quarter of the tokens differ by more than this: bfloat16 and the other requests of a
+batch move most tokens by less than 0.1 nats."""
 
 
 class Replicas:
@@ -68,6 +74,7 @@ class Replicas:
     ) -> None:
         self.name = members[0].name
         self.members = tuple(members)
+        self.addresses = tuple(addresses)
         self._members = [_Member(*pair) for pair in zip(members, addresses, strict=True)]
         self._retries = retries
         self._clock = clock
@@ -106,6 +113,43 @@ class Replicas:
                         "Start them with the same settings, or remove one from base_url.",
                         backend=self.name,
                     )
+
+    async def check_weights(self, ids: TokenIds) -> None:
+        """Check that servers of one weight version, or of unknown ones, score a prompt alike.
+
+        Args:
+            ids: The prompt, int32, shape (n,).
+
+        Raises:
+            BadRequestError: They have other weights.
+            BackendError: A server could not be queried.
+        """
+        room = (await self.connect()).max_model_len
+        if room is not None and room <= len(ids):  # scoring needs room for one more token on vLLM
+            return
+
+        async def difference() -> str | None:
+            return self._other_weights(
+                await self._each(lambda member: self._retries(lambda _: _weighed(member.backend, ids)))
+            )
+
+        if await difference() and (problem := await difference()):  # new weights may be loaded during the first
+            raise BadRequestError(problem, backend=self.name)
+
+    def _other_weights(self, found: Sequence[tuple[str | None, Logprobs]]) -> str | None:
+        """Return which servers of one version have scores of other weights, or None."""
+        first: dict[str | None, tuple[str, Logprobs]] = {}
+        for address, (version, scores) in zip(self.addresses, found, strict=True):
+            holder, known = first.setdefault(version, (address, scores))
+            apart = float(np.nanquantile(np.abs(scores - known), 0.75))
+            if apart > OTHER_WEIGHTS_NATS:
+                named = "do not report their weight version" if version is None else f"report the weights {version!r}"
+                return (
+                    f"The {self.name} servers at {holder} and {address} have other weights, though both {named}: a "
+                    f"quarter of {len(scores)} tokens score {apart:.3g} nats apart or more. Load the same checkpoint "
+                    "on both, or remove one from base_url."
+                )
+        return None
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion on one of the servers; see `Backend.generate`."""
@@ -288,6 +332,11 @@ def servers_of(backend: Backend) -> tuple[Backend, ...]:
     return backend.members if isinstance(backend, Replicas) else (backend,)
 
 
+def addresses_of(backend: Backend) -> tuple[str, ...]:
+    """Return the address of each server, for errors; the backend's name where it has one server."""
+    return backend.addresses if isinstance(backend, Replicas) else (backend.name,)
+
+
 async def agreed(
     backend: Backend, ask: Callable[[Backend], Awaitable[T]], facts: Callable[[T], Mapping[str, object]]
 ) -> Sequence[T]:
@@ -341,6 +390,13 @@ class _Member:
 
 def _shown(ids: list[int] | None) -> str:
     return "unknown (it does not encode text)" if ids is None else f"{ids[:8]}"
+
+
+async def _weighed(backend: Backend, ids: TokenIds) -> tuple[str | None, Logprobs]:
+    """Return a server's weight version as it is now, and its scores."""
+    if isinstance(backend, EngineAdmin):
+        return await backend.weight_version(), await score(backend, ids)
+    return (await connected(backend)).weight_version, await score(backend, ids)
 
 
 async def _ask(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
