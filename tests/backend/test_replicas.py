@@ -228,6 +228,10 @@ def test_a_list_of_addresses_is_checked() -> None:
         create_backend("vllm", [])
     with pytest.raises(ValueError, match="base_url lists 'http://a' twice"):
         create_backend("vllm", ["http://a", "http://b", "http://a"])
+    for one, other in (("http://a:80", "http://a:80/"), ("http://A", "http://a:80"), ("unix:///a", " unix:///a")):
+        with pytest.raises(ValueError, match=f"one server twice, as '{one}' and '{other}': list each server once"):
+            create_backend("vllm", [one, other])
+    assert len(create_backend("vllm", ["unix:///a", "unix:///b"]).members) == 2  # type: ignore[attr-defined]
 
 
 async def test_different_logprob_modes_are_refused_at_connect() -> None:

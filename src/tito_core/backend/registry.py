@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
-from tito_core.backend.errors import UnknownBackendError
+from tito_core.backend.errors import EngineConnectionError, UnknownBackendError
+from tito_core.backend.http.connection import Address
 from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import TIMEOUT_S, Retries
@@ -183,8 +184,26 @@ def _several(factory: Callable[..., Backend], addresses: Sequence[str], options:
     """Build one backend per address, without retries of its own: `Replicas` retries on another server."""
     if not addresses:
         raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
-    if twice := [address for address in addresses if list(addresses).count(address) > 1]:
-        raise InvalidValueError(f"base_url lists {twice[0]!r} twice: list each server once.")
+    _refuse_twice(addresses)
     retry_options = {key: options[key] for key in ("patience_s", "sleep", "clock") if key in options}
     members = [_built(factory, address, {**options, "patience_s": 0}) for address in addresses]
     return replicas_of(members, addresses, Retries(pause_s=options.get("timeout_s", TIMEOUT_S), **retry_options))
+
+
+def _refuse_twice(addresses: Sequence[str]) -> None:
+    """Refuse a list with one address twice: one server would be two, and load new weights twice at once.
+
+    Raises:
+        InvalidValueError: Two addresses are equal, also with other capitals, the scheme's port, or a slash at the end.
+    """
+    known: dict[str, str] = {}
+    for address in addresses:
+        try:
+            one = Address.of(address, backend="").shown
+        except EngineConnectionError:  # another package's backend may take it
+            one = str(address)
+        if one in known:
+            first = known[one]
+            twice = f"{address!r} twice" if first == address else f"one server twice, as {first!r} and {address!r}"
+            raise InvalidValueError(f"base_url lists {twice}: list each server once.")
+        known[one] = address
