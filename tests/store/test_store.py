@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -23,7 +24,7 @@ from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import CallRecord, Ledger, Sampling, VersionSpan
 from tito_core.store import SchemaError, from_record, to_record
-from tito_core.store.frames import HEAD_BYTES, MAGIC, PREAMBLE, frames
+from tito_core.store.frames import BLOCK, HEAD_BYTES, MAGIC, PREAMBLE, frames
 
 
 def ledger(number: int) -> Ledger:
@@ -208,6 +209,22 @@ with LedgerFile({str(path)!r}, "a") as file:
     assert [len(each) for each in store.read(path)] == [40] * 4
 
 
+def test_readers_that_were_forked_do_not_move_each_other(tmp_path: Path) -> None:
+    """Forked processes share the position of a file that was open before."""
+    path = tmp_path / "rollouts.tito"
+    with store.LedgerFile(path, "a") as file:
+        made = file.attach(Ledger(ledger(1).uuid))
+        for turn in range(40):
+            made.commit(make_draft(turn - 1 if turn else None, 1001 * turn, [100], [200] * 1000))
+    data, found = path.read_bytes(), []
+    assert len(data) > 2 * BLOCK, "it is read in several blocks"
+    with io.FileIO(path) as shared:
+        for frame in frames(shared, len(PREAMBLE), path):
+            found.append(frame)
+            os.lseek(shared.fileno(), len(found), os.SEEK_SET)
+    assert found == list(frames(io.BytesIO(data), len(PREAMBLE), path))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -373,16 +390,18 @@ class Faulty:
         raise OSError(self.error, os.strerror(self.error))
 
 
-def test_after_a_failed_read_file_and_ledger_have_the_same_turns(tmp_path: Path) -> None:
+def test_after_a_failed_read_file_and_ledger_have_the_same_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with store.LedgerFile(tmp_path / "r", "a") as file:
         made = file.attach(Ledger(ledger(1).uuid))
         made.commit(make_draft(None, 0, [100], [200]))
-        real, file._file = file._file, Faulty(file._file, errno.EIO, "seek", "read", "readinto")  # type: ignore[assignment]
+        monkeypatch.setattr(os, "preadv", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
         with pytest.raises(OSError, match="Input/output error"):
             file.load(ledger(1).uuid)
         with suppress(OSError):
             made.commit(make_draft(0, 2, [101], [201]))
-        file._file = real
+        monkeypatch.undo()
         for turn in range(len(made), 3):
             made.commit(make_draft(turn - 1, 2 * turn, [100 + turn], [200 + turn]))
         assert [store.encode(each) for each in store.read(file.path)] == [store.encode(made)]

@@ -244,7 +244,6 @@ class _Window:
     """
 
     def __init__(self, file: Readable, start: int) -> None:
-        file.seek(start)
         self._file = file
         self._start = start  # the buffer's offset in the file
         self.view = memoryview(bytearray(BLOCK))
@@ -266,7 +265,7 @@ class _Window:
         view[: len(tail)] = tail
         self.view, self._start, self.at, self.stop = view, self._start + self.at, 0, len(tail)
         while self.stop < size:
-            count = self._file.readinto(view[self.stop :])
+            count = self._fill(view[self.stop :], self._start + self.stop)
             if not count:
                 return False
             self.stop += count
@@ -274,33 +273,46 @@ class _Window:
 
     def only_zeros_after(self, size: int) -> bool:
         """Return whether the file has only zeros from `size` bytes after the next record's start to its end."""
-        chunk = bytes(self.view[self.at + size : self.stop])
+        chunk, after = bytes(self.view[self.at + size : self.stop]), self._start + self.stop
         while chunk.count(0) == len(chunk):
-            if not (chunk := self._file.read(1 << 20)):
+            if not (chunk := self._read(after, 1 << 20)):
                 return True
+            after += len(chunk)
         return False
 
     def has_head_after(self, size: int) -> bool:
         """Return whether a whole head begins `size` bytes or more after the next record's start."""
-        self._file.seek(self._start + self.at + size)
-        block = self._file.read(BLOCK)
+        after = self.offset + size
+        block = self._read(after, BLOCK)
+        after += len(block)
         while len(block) >= HEAD_BYTES:
             for found in _ANY_KIND.finditer(block, _KIND_AT, len(block) - HEAD_BYTES + _KIND_AT + 1):
                 start = found.start() - _KIND_AT
                 checksum = int.from_bytes(block[start + _FACTS.size : start + HEAD_BYTES], "little")
                 if zlib.crc32(block[start : start + _FACTS.size]) == checksum:
                     return True
-            more = self._file.read(BLOCK)
+            more = self._read(after, BLOCK)
             if not more:
                 return False
+            after += len(more)
             block = block[-(HEAD_BYTES - 1) :] + more
         return False
 
     def _left(self) -> int:
         """Return the number of bytes of the file from the next record on."""
-        size = self._file.seek(0, os.SEEK_END)
-        self._file.seek(self._start + self.stop)
-        return size - self.offset
+        return self._file.seek(0, os.SEEK_END) - self.offset
+
+    def _fill(self, view: memoryview, offset: int) -> int:
+        """Read from an offset into a buffer. A file's own position is not used: forked processes share it."""
+        if isinstance(self._file, BytesIO):
+            self._file.seek(offset)
+            return self._file.readinto(view)
+        return os.preadv(self._file.fileno(), [view], offset)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from an offset on; none at the end of the file."""
+        view = memoryview(bytearray(size))
+        return bytes(view[: self._fill(view, offset)])
 
 
 def _damaged(path: str | os.PathLike[str], offset: int) -> SchemaError:
