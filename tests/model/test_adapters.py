@@ -230,6 +230,23 @@ async def test_a_measurement_during_which_the_server_is_replaced_is_made_again(k
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_interrupted_server_with_other_weights_under_a_name_is_refused(kind: str) -> None:
+    engine = served(kind)
+    policy = await policy_of(kind, engine)
+    await rollout(policy, "one")
+    for folder in ("/w/0", "/w/1"):  # the first is the weights that it started with
+        engine.state.load(folder)
+        policy._adapters.forget()  # as the check of a replaced server does
+        assert len(await rollout(policy, "one")) == 1
+    await rollout(policy, "two")
+    policy._adapters.forget()
+    engine.state.adapters["one"], engine.state.adapters["two"] = "two", "one"
+    for name in NAMES:
+        with pytest.raises(AdapterNotInEffectError, match=f"has other weights under the adapter name {name} than"):
+            await rollout(policy, name)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_measurement_that_fails_is_made_again(kind: str) -> None:
     engine = served(kind)
     policy = await policy_of(kind, engine)

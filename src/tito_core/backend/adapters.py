@@ -51,6 +51,7 @@ class AdapterChecks:
     def __init__(self) -> None:
         self._named: dict[str, Adapter] = {}
         self._scores: dict[Adapter, list[_Scored]] = {}
+        self._before: dict[Adapter, list[_Scored]] = {}
         self._running: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Adapter, asyncio.Task[None]]] = (
             WeakKeyDictionary()
         )
@@ -71,6 +72,7 @@ class AdapterChecks:
 
     def forget(self) -> None:
         """Measure every adapter again, since the server may have been replaced, also those that are being measured."""
+        self._before = {**self._before, **self._scores}
         self._scores = {}
 
     async def check(self, backend: Backend, prompt: Callable[[], TokenIds], adapter: Adapter) -> None:
@@ -83,7 +85,7 @@ class AdapterChecks:
 
         Raises:
             AdapterNotInEffectError: It scores as the model alone does, or as another adapter, and is not fresh; or
-                servers have other weights under its name.
+                servers have other weights under its name, or one has other weights than before.
             BackendError: It could not be measured; the next turn tries again.
         """
         if adapter in self._scores:
@@ -99,6 +101,13 @@ class AdapterChecks:
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
         known = self._scores  # another one after `forget`
         found = [await _scored(server, ids, adapter) for server in servers_of(backend)]
+        # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
+        others = list(known.items())
+        for number, (own, plain, noise) in enumerate(found):
+            compared = {"the model alone": plain, **{f"the adapter {name}": each[number].own for name, each in others}}
+            for name, scores in compared.items():
+                if (effect := _apart(own, scores)) <= noise:
+                    _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", backend.name)
         first, *_ = addresses = addresses_of(backend)
         for address, one in zip(addresses, found, strict=True):
             if apart := _other_weights(found[0], one):
@@ -108,13 +117,15 @@ class AdapterChecks:
                     "remove one from base_url.",
                     backend=backend.name,
                 )
-        # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
-        others = list(known.items())
-        for number, (own, plain, noise) in enumerate(found):
-            compared = {"the model alone": plain, **{f"the adapter {name}": each[number].own for name, each in others}}
-            for name, scores in compared.items():
-                if (effect := _apart(own, scores)) <= noise:
-                    _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", backend.name)
+        for address, old, one in zip(addresses, self._before.get(adapter, found), found, strict=True):
+            if apart := _other_weights(old, one):
+                where = f" at {address}" if len(found) > 1 else ""
+                raise AdapterNotInEffectError(
+                    f"The {backend.name} server{where} was interrupted, and has other weights under the adapter name "
+                    f"{adapter} than before: {len(ids)} tokens {apart}. Nothing was committed. Restart the server with "
+                    "the adapter's own folder, or load that under a new name and collect the rollout again.",
+                    backend=backend.name,
+                )
         known[adapter] = found
 
 
