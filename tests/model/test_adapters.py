@@ -192,6 +192,45 @@ async def test_a_new_version_that_serves_the_old_weights_is_refused(kind: str) -
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+async def test_after_new_weights_of_the_model_a_new_version_that_serves_the_old_adapter_is_refused(kind: str) -> None:
+    engine = served(kind)
+    engine.state.load_adapter("one-2", "one")
+    engine.state.load("/w/0")
+    policy = await policy_of(kind, engine)
+    await rollout(policy, "one")
+    await rollout(policy, "two")
+    engine.state.load("/w/1")
+    del engine.state.adapters["two"]
+    with pytest.raises(AdapterNotInEffectError, match="one-2 scores as the adapter one does"):
+        await rollout(policy, "one-2")
+    with pytest.raises(BadRequestError, match="two"):
+        await rollout(policy, "two")
+    engine.state.load_adapter("three", "three")
+    assert len(await rollout(policy, "three")) == len(await rollout(policy, "one")) == 1
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_new_weights_of_the_model_between_its_scores_do_not_refuse_an_adapter(kind: str) -> None:
+    engine = served(kind)
+    engine.state.load("/w/0")
+    policy = await policy_of(kind, engine)
+    folders = iter(["/w/1"])
+
+    def updated(request: ScriptedRequest) -> float:
+        if request.adapter and scores(request):
+            engine.state.load(next(folders, engine.state.folders[-1]))
+        return 0
+
+    engine.latency = updated
+    before = len(engine.requests)
+    assert len(await rollout(policy, "one")) == 1
+    assert sum(scores(request) for request in engine.requests[before:]) == 5, "two more"
+    engine.latency = lambda request: engine.state.load(f"/w/{len(engine.requests)}") or 0
+    with pytest.raises(AdapterNotInEffectError):  # as a gateway to several models
+        await rollout(policy, "two")
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 async def test_adapters_that_are_measured_at_once_are_compared_on_every_replica(kind: str) -> None:
     engines = [served(kind), served(kind, latency=lambda request: 0.05 if request.adapter == "one" else 0)]
     engines[0].state.adapters["two"] = "one"

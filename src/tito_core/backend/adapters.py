@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tito_core.backend.errors import AdapterNotInEffectError
+from tito_core.backend.errors import AdapterNotInEffectError, BadRequestError
 from tito_core.backend.generate import score
 from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import addresses_of, servers_of
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 ABOVE_NOISE = 2
 """Scores differ if they do so by more than this many times the difference of two scores by the same weights."""
 
+TRIES = 3
+"""How often an adapter is scored while new weights of the model are loaded."""
 OTHER_WEIGHTS = 4
 """An adapter has other weights if its scores differ by this many times as much as those of the model alone do."""
 OTHER_WEIGHTS_NATS = 0.5
@@ -101,6 +103,7 @@ class AdapterChecks:
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
         known = self._scores  # another one after `forget`
         found = [await _scored(server, ids, adapter) for server in servers_of(backend)]
+        await _renew(backend, ids, known, found)
         # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
         others = list(known.items())
         for number, (own, plain, noise) in enumerate(found):
@@ -130,10 +133,30 @@ class AdapterChecks:
 
 
 async def _scored(server: Backend, ids: TokenIds, adapter: Adapter) -> _Scored:
-    plain = await score(server, ids)
-    own = await score(server, ids, adapter=adapter)
+    again = await score(server, ids)
+    for _ in range(TRIES):
+        plain = again
+        own, again = await score(server, ids, adapter=adapter), await score(server, ids)
+        if (moved := _apart(plain, again)) <= OTHER_WEIGHTS_NATS:
+            break
     _log.info("adapter=<%s> | its scores differ from the model's by up to %g nats", adapter, _apart(own, plain))
-    return _Scored(own, plain, ABOVE_NOISE * _apart(plain, await score(server, ids)))
+    return _Scored(own, plain, ABOVE_NOISE * moved)
+
+
+async def _renew(backend: Backend, ids: TokenIds, known: dict[Adapter, list[_Scored]], found: list[_Scored]) -> None:
+    """Score the known adapters again whose model has other weights by now; an unloaded one is no longer known."""
+    for adapter, scores in list(known.items()):
+        if all(
+            _apart(old.plain, new.plain) <= max(old.noise, new.noise) for old, new in zip(scores, found, strict=True)
+        ):
+            continue
+        try:
+            known[adapter] = [
+                new._replace(own=await score(server, ids, adapter=adapter))
+                for server, new in zip(servers_of(backend), found, strict=True)
+            ]
+        except BadRequestError:
+            known.pop(adapter, None)
 
 
 def _other_weights(one: _Scored, other: _Scored) -> str | None:
