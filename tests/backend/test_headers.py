@@ -73,6 +73,14 @@ def answer(body: bytes, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
+async def test_an_answer_may_have_a_long_header() -> None:
+    """Gateways send cookies, policies and traces of many kilobytes."""
+    async with listening(answer(b"{}", f"X-Trace: {'a' * 60_000}")) as listener:
+        http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
+        assert (await http.send_once(HttpRequest("/x", b"{}", {}))).body == b"{}"
+        await http.aclose()
+
+
 @pytest.mark.parametrize("method", ["POST", "GET"])
 @pytest.mark.parametrize("name", BODIES)
 async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: str) -> None:

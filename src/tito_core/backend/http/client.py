@@ -67,6 +67,8 @@ IDLE_S = 15.0
 _INTERRUPTIONS: frozenset[ConnectionFailure] = frozenset({"refused", "reset", "closed"})
 KEEP_ALIVE_S = 3.0
 """Seconds that an idle connection is kept. Both engines close idle connections after 5 s."""
+_LONGEST_HEADER = 1 << 16
+"""Longest header of an answer, in bytes. Gateways send longer ones than aiohttp's 8190."""
 _DEFAULT_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
 """Compression costs client and server more time than it saves."""
 
@@ -505,6 +507,7 @@ class ConnectionPool:
             headers=_DEFAULT_HEADERS,
             timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
+            max_field_size=_LONGEST_HEADER,
             auto_decompress=False,  # without a size limit, and the status of an undecodable error would be lost
         )
         self._session._retry_connection = False  # aiohttp would retry a GET; only the backend retries
