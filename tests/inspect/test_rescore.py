@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from strands_tito.cli import app
+from strands_tito.inspect.show import rescored_line
 from strands_tito.inspect.verify import merge, rescore
 from support.scripted import BACKENDS, model_of, tokenizer
 from support.vision import PAD_TEXT, VisionEngine, image, png, policy_of
@@ -101,8 +102,9 @@ async def test_a_path_on_which_a_placeholder_was_sampled_is_not_compared(stray: 
         Ledger.load(model.ledger.header, [turn.draft for turn in model.ledger], ())
 
 
-def rolled_out(kind: str, url: str) -> Ledger:
-    model = TITOModel(backend=kind, base_url=url, tokenizer=tokenizer(), sampling={"max_new_tokens": 4})
+def rolled_out(kind: str, url: str, **sampling: float) -> Ledger:
+    sampling = {"max_new_tokens": 4, **sampling}
+    model = TITOModel(backend=kind, base_url=url, tokenizer=tokenizer(), sampling=sampling)
 
     async def turn() -> None:
         async for _ in model.stream([{"role": "user", "content": [{"text": "Hello?"}]}]):
@@ -130,3 +132,16 @@ def test_a_file_is_scored_by_the_backend_of_its_rollouts_or_the_given_one(tmp_pa
             named = verified(both, "--base-url", server.base_url, "--backend", kind)
             assert named.exit_code == 0, named.output
     assert all(kind in mixed.output.partition("Usage")[2] for kind in BACKENDS)
+
+
+def test_a_rollout_of_which_nothing_can_be_compared_says_why(tmp_path: Path) -> None:
+    path, settings = tmp_path / "rollouts.tito", {"vocab_size": len(tokenizer()), "eos_ids": [tokenizer().eos_token_id]}
+    with scripted_server("sglang", policy(), **settings) as server:
+        store.append(path, [made := rolled_out("sglang", server.base_url, temperature=0.7)])
+        printed = verified(path, "--base-url", server.base_url)
+    sampled = sum(len(turn.draft.output_ids) for turn in made)
+    assert printed.exit_code == 0
+    assert f"nothing was compared, because none of {sampled} sampled tokens is comparable" in printed.output
+    assert "temperature" in printed.output
+    assert "nan" not in printed.output
+    assert rescored_line(merge([])).endswith("nothing was compared, because the rollouts hold no sampled tokens")

@@ -200,10 +200,21 @@ def unordered_line(ledgers: Iterable[Ledger]) -> str:
 
 def rescored_line(rescored: Rescored) -> str:
     """Return the line about how far the engine's scores are from the recorded logprobs."""
+    if not len(rescored.differences):
+        return f"re-scored   nothing was compared, because {_why_nothing(rescored.not_comparable)}"
     return (
         f"re-scored   {len(rescored.differences)} sampled tokens, |recorded - re-scored| "
         f"p50 {rescored.quantile(0.5):.1e}, p99 {rescored.quantile(0.99):.1e}, max {rescored.quantile(1):.1e} nats, "
         f"{rescored.not_comparable} not comparable"
+    )
+
+
+def _why_nothing(sampled: int) -> str:
+    if not sampled:
+        return "the rollouts hold no sampled tokens"
+    return (
+        f"none of {count(sampled, 'sampled token')} is comparable: scores are raw, but these logprobs include, or may "
+        "include, a temperature, a penalty, a truncation or a grammar, or the server cannot score their path"
     )
 
 
