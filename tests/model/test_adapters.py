@@ -314,6 +314,28 @@ async def test_every_replica_is_measured(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_replica_that_is_away_for_a_moment_is_waited_for(kind: str) -> None:
+    engines = [served(kind), served(kind)]
+    for engine in engines:
+        engine.state.load_adapter("three", "three")
+        engine.state.load("/w/0")
+
+    async def back(seconds: float) -> None:
+        engines[1].state.dead = False
+
+    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
+    backend = replicas_of(backends, ["http://a", "http://b"], Retries(sleep=back))
+    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
+    await rollout(policy, "one")
+    for name in ("two", "three"):
+        engines[1].state.dead = True
+        assert len(await rollout(policy, name)) == 1
+        assert not engines[1].state.dead
+        for engine in engines:
+            engine.state.load("/w/1")  # the known adapters are scored again
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
 async def test_replicas_with_other_weights_under_one_name_are_refused(kind: str) -> None:
     engines = [served(kind), served(kind)]
     engines[1].state.adapters["one"] = "two"

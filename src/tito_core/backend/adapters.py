@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ import numpy as np
 from tito_core.backend.errors import AdapterNotInEffectError, BadRequestError
 from tito_core.backend.generate import score
 from tito_core.backend.protocol import Backend
-from tito_core.backend.replicas import addresses_of, servers_of
+from tito_core.backend.replicas import addresses_of, on_each
 from tito_core.backend.values import InvalidValueError, short_repr
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Adapter
@@ -102,7 +103,7 @@ class AdapterChecks:
 
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
         known = self._scores  # another one after `forget`
-        found = [await _scored(server, ids, adapter) for server in servers_of(backend)]
+        found = await on_each(backend, lambda server: _scored(server, ids, adapter))
         await _renew(backend, ids, known, found)
         # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
         others = list(known.items())
@@ -151,10 +152,8 @@ async def _renew(backend: Backend, ids: TokenIds, known: dict[Adapter, list[_Sco
         ):
             continue
         try:
-            known[adapter] = [
-                new._replace(own=await score(server, ids, adapter=adapter))
-                for server, new in zip(servers_of(backend), found, strict=True)
-            ]
+            owns = await on_each(backend, partial(score, token_ids=ids, adapter=adapter))
+            known[adapter] = [new._replace(own=own) for own, new in zip(owns, found, strict=True)]
         except BadRequestError:
             known.pop(adapter, None)
 

@@ -90,7 +90,7 @@ class Replicas:
             BackendError: A server could not be queried.
         """
         if self._info is None:
-            infos = await self._each(lambda member: self._retries(lambda _: connected(member.backend)))
+            infos = await self.on_each(connected)
             self._check_equal(infos)
             lengths = [info.max_model_len for info in infos if info.max_model_len is not None]
             weights = {info.weight_version for info in infos}
@@ -129,9 +129,7 @@ class Replicas:
             return
 
         async def difference() -> str | None:
-            return self._other_weights(
-                await self._each(lambda member: self._retries(lambda _: _weighed(member.backend, ids)))
-            )
+            return self._other_weights(await self.on_each(lambda backend: _weighed(backend, ids)))
 
         if await difference() and (problem := await difference()):  # new weights may be loaded during the first
             raise BadRequestError(problem, backend=self.name)
@@ -282,6 +280,10 @@ class Replicas:
         """Close this event loop's connections to all servers."""
         await self._each(lambda member: member.backend.aclose())
 
+    async def on_each(self, work: Callable[[Backend], Awaitable[T]]) -> list[T]:
+        """Call `work` for all servers concurrently, each as long as the patience lasts; then raise the first error."""
+        return await self._each(lambda member: self._retries(lambda _: work(member.backend)))
+
     async def _each(self, work: Callable[[_Member], Awaitable[T]]) -> list[T]:
         """Call `work` for all servers concurrently, wait for all, then raise the first error."""
         outcomes = await asyncio.gather(*map(work, self._members), return_exceptions=True)
@@ -335,6 +337,11 @@ def servers_of(backend: Backend) -> tuple[Backend, ...]:
 def addresses_of(backend: Backend) -> tuple[str, ...]:
     """Return the address of each server, for errors; the backend's name where it has one server."""
     return backend.addresses if isinstance(backend, Replicas) else (backend.name,)
+
+
+async def on_each(backend: Backend, work: Callable[[Backend], Awaitable[T]]) -> list[T]:
+    """Call `work` for a backend, or for each server of `Replicas`; see `Replicas.on_each`."""
+    return await backend.on_each(work) if isinstance(backend, Replicas) else [await work(backend)]
 
 
 async def agreed(
