@@ -386,9 +386,10 @@ def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]
     ends = stop_ids | set(sampling.get("stop_token_ids") or ())
     limit = sampling.get("max_tokens", sampling.get("max_new_tokens"))
     least = sampling.get("min_tokens") or sampling.get("min_new_tokens") or 0
-    if turn.finish != answer.finish:
-        yield "finish", f"the response's finish reason is {answer.finish!r}, the ledger's {turn.finish!r}."
     last = output[-1] if output else None
+    aborted_at_stop = (answer.finish, turn.finish) == ("abort", "stop") and last in ends  # such an answer is whole
+    if turn.finish != answer.finish and not aborted_at_stop:
+        yield "finish", f"the response's finish reason is {answer.finish!r}, the ledger's {turn.finish!r}."
     if answer.finish == "length" and len(output) != limit:
         yield "finish", f"the finish reason is length after {len(output)} tokens, but the limit was {limit}."
     if answer.finish == "length" and last in ends and not sampling.get("ignore_eos") and len(output) > least:
