@@ -17,6 +17,7 @@ from strands_tito.errors import (
     AdapterNotInEffectError,
     BackendError,
     BadRequestError,
+    EngineConnectionError,
     InvalidValueError,
     ProtocolViolationError,
     UnsupportedByServerError,
@@ -311,6 +312,26 @@ async def test_every_replica_is_measured(kind: str) -> None:
     assert all("three" in engine.state.adapters for engine in engines)
     await backend.unload_adapter("three")
     assert not any("three" in engine.state.adapters for engine in engines)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_adapter_that_one_replica_could_not_load_is_loaded_again(kind: str) -> None:
+    engines = [served(kind), served(kind)]
+    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
+    backend: Any = replicas_of(backends, ["http://a", "http://b"], Retries(0.0))
+    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
+    engines[1].state.dead = True
+    with pytest.raises(EngineConnectionError):
+        await backend.load_adapter("three", "/adapters/3")
+    engines[1].state.dead = False
+    await backend.load_adapter("three", "/adapters/3")
+    assert len(await rollout(policy, "three")) == 1
+    for folder in ("/adapters/3", "/adapters/4"):  # the first may hold other weights by now
+        with pytest.raises(BadRequestError, match="'three' was used before"):
+            await backend.load_adapter("three", folder)
+    await backend.unload_adapter("three")
+    with pytest.raises(BadRequestError, match="'three' was used before"):
+        await backend.load_adapter("three", "/adapters/3")
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

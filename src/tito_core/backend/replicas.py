@@ -315,12 +315,27 @@ class AdminReplicas(Replicas):
         return versions.pop() if len(versions) == 1 else None
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """See `EngineAdmin.load_adapter`; every server must see the folder."""
-        await self._each(lambda member: _admin(member).load_adapter(name, path))
+        """See `EngineAdmin.load_adapter`; every server must see the folder.
+
+        After a failure, call it again: servers that have loaded the adapter from this folder are left out.
+        """
+        lacking = [member for member in self._members if member.adapters.get(name) != path] or self._members
+
+        async def load(member: _Member) -> None:
+            if member in lacking:
+                await _admin(member).load_adapter(name, path)
+                member.adapters[name] = path
+
+        await self._each(load)
 
     async def unload_adapter(self, name: str) -> None:
         """See `EngineAdmin.unload_adapter`."""
-        await self._each(lambda member: _admin(member).unload_adapter(name))
+
+        async def unload(member: _Member) -> None:
+            await _admin(member).unload_adapter(name)
+            member.adapters.pop(name, None)
+
+        await self._each(unload)
 
 
 def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: Retries) -> Replicas:
@@ -393,6 +408,8 @@ class _Member:
     assigned: int = 0
     out_until: float = 0.0
     busy_since: float | None = None
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The folder of each adapter that was loaded from here."""
 
 
 def _shown(ids: list[int] | None) -> str:
