@@ -18,6 +18,7 @@ from strands_tito.errors import (
     BackendError,
     BadRequestError,
     EngineConnectionError,
+    EngineTimeoutError,
     InvalidValueError,
     ProtocolViolationError,
     UnsupportedByServerError,
@@ -354,6 +355,16 @@ async def test_a_replica_that_is_away_for_a_moment_is_waited_for(kind: str) -> N
         assert not engines[1].state.dead
         for engine in engines:
             engine.state.load("/w/1")  # the known adapters are scored again
+
+
+async def test_the_wait_for_a_replica_ends_with_the_turn() -> None:
+    engines = [served("vllm"), served("vllm")]
+    backends = [backend_of(engine, "vllm", patience_s=0) for engine in engines]
+    backend = replicas_of(backends, ["http://a", "http://b"], Retries(sleep=lambda _: asyncio.Event().wait()))
+    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
+    engines[1].state.dead = True
+    with pytest.raises(EngineTimeoutError, match=r"within turn_timeout_s=0\.1"):
+        await rollout(policy, "one", turn_timeout_s=0.1)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

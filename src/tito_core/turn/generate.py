@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.resume import generate_resuming
 from tito_core.settings import Settings
+
+T = TypeVar("T")
 
 
 class CancelledBySignal(Exception):
@@ -42,9 +45,21 @@ async def generate_answer(
         EngineTimeoutError: `turn_timeout_s` passed first.
         BackendError: The engine failed.
     """
+    work = partial(generate_resuming, backend, request, settings.on_abort, on_chunk)
+    return await until_ended(work, backend, request, cancel, settings)
+
+
+async def until_ended(
+    work: Callable[[], Awaitable[T]],
+    backend: Backend,
+    request: TokenRequest,
+    cancel: threading.Event | None,
+    settings: Settings,
+) -> T:
+    """Await a part of a turn until the signal or the timeout ends it; arguments and errors as of `generate_answer`."""
     timeout_s = settings.turn_timeout_s
     if cancel is None and timeout_s is None:
-        return await generate_resuming(backend, request, settings.on_abort, on_chunk)
+        return await work()
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
     if cancelling():
@@ -53,7 +68,7 @@ async def generate_answer(
     try:
         async with limit:
             with CancelWatch(limit, cancel):
-                return await generate_resuming(backend, request, settings.on_abort, on_chunk)
+                return await work()
     except Exception as error:
         if not limit.expired():
             raise

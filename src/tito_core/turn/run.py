@@ -33,7 +33,7 @@ from tito_core.turn.answer import (
     with_ids,
     with_stop,
 )
-from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer, yield_to_loop
+from tito_core.turn.generate import CancelledBySignal, generate_answer, stream_answer, until_ended, yield_to_loop
 from tito_core.turn.history import last_turn_of, ledger_of, match_parent, remember, with_prompt_tools
 from tito_core.turn.inputs import NO_CALLER, Caller, TurnInput
 from tito_core.turn.request import how_to_shorten, prepare_turn
@@ -66,7 +66,8 @@ async def run_turn(
         prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
         request = prepared.request
         if request.adapter is not None:
-            await policy._adapters.check(policy.backend, policy.probe_ids, request.adapter)
+            check = partial(policy._adapters.check, policy.backend, policy.probe_ids, request.adapter)
+            await until_ended(check, policy.backend, request, turn_input.cancel_signal, settings)
         streamed = StreamedEvents(policy.parser, prepared.prompt_tail)
         part: TokenChunk | TokenResponse
         if settings.stream:
@@ -78,8 +79,8 @@ async def run_turn(
             assert isinstance(part, TokenResponse)  # the last part is the whole response
         else:
             part = await generate_answer(policy.backend, request, turn_input.cancel_signal, settings)
-        if request.adapter is not None:  # again where the server was replaced meanwhile
-            await policy._adapters.check(policy.backend, policy.probe_ids, request.adapter)
+        if request.adapter is not None:  # again where the server was replaced meanwhile; the answer is whole by now
+            await until_ended(check, policy.backend, request, None, settings)
         await check_sampled_ids(policy, request, part)
         response = with_stop(policy, request, part)
         await yield_to_loop()
