@@ -48,6 +48,8 @@ SESSIONS = 1 << 16
 OTHER_WEIGHTS_NATS = 0.5
 """Scores are of other weights if a quarter of the tokens differ by more than this: bfloat16 and the other requests of a
 batch move most tokens by less than 0.1 nats."""
+UPDATE_S = 5.0
+"""Seconds until servers with other weights are asked again."""
 
 
 class Replicas:
@@ -131,13 +133,17 @@ class Replicas:
         async def difference() -> str | None:
             return self._other_weights(await self.on_each(lambda backend: _weighed(backend, ids)))
 
-        if await difference() and (problem := await difference()):  # new weights may be loaded during the first
-            raise BadRequestError(problem, backend=self.name)
+        if await difference():
+            await self._retries.sleep(UPDATE_S)  # the servers may be getting new weights, one after the other
+            if problem := await difference():
+                raise BadRequestError(problem, backend=self.name)
 
-    def _other_weights(self, found: Sequence[tuple[str | None, Logprobs]]) -> str | None:
+    def _other_weights(self, found: Sequence[_Weighed]) -> str | None:
         """Return which servers of one version have scores of other weights, or None."""
         first: dict[str | None, tuple[str, Logprobs]] = {}
-        for address, (version, scores) in zip(self.addresses, found, strict=True):
+        for address, (before, version, scores) in zip(self.addresses, found, strict=True):
+            if before != version:
+                continue
             holder, known = first.setdefault(version, (address, scores))
             apart = float(np.nanquantile(np.abs(scores - known), 0.75))
             if apart > OTHER_WEIGHTS_NATS:
@@ -416,11 +422,16 @@ def _shown(ids: list[int] | None) -> str:
     return "unknown (it does not encode text)" if ids is None else f"{ids[:8]}"
 
 
-async def _weighed(backend: Backend, ids: TokenIds) -> tuple[str | None, Logprobs]:
-    """Return a server's weight version as it is now, and its scores."""
+_Weighed = tuple[str | None, str | None, Logprobs]
+"""A server's weight version before and after its scores, and these."""
+
+
+async def _weighed(backend: Backend, ids: TokenIds) -> _Weighed:
     if isinstance(backend, EngineAdmin):
-        return await backend.weight_version(), await score(backend, ids)
-    return (await connected(backend)).weight_version, await score(backend, ids)
+        before, scores = await backend.weight_version(), await score(backend, ids)
+        return before, await backend.weight_version(), scores
+    version = (await connected(backend)).weight_version
+    return version, version, await score(backend, ids)
 
 
 async def _ask(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
