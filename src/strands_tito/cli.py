@@ -175,7 +175,8 @@ def export(
         str, typer.Option(help="checked: refuse logprobs of another quantity than the trainer's; as-recorded; omit.")
     ] = "checked",
     branches: Annotated[
-        str, typer.Option(help="Branched rollouts: list, a row a path; or one row a rollout, its last path, or error.")
+        str,
+        typer.Option(help="Branched rollouts: list, a row a path; for verl, trl also last (a row a rollout) or error."),
     ] = "list",
     agent: Annotated[
         str, typer.Option(help="Write this agent's paths only; default: all, or the first's with --branches last.")

@@ -202,8 +202,11 @@ def test_a_wrong_option_is_an_error_with_its_value(words: list[str], values: lis
 
 
 def test_kept_sets_are_written_for_a_slime_that_replays_them(path: Path) -> None:
-    store.append(path, [truncated(7, 2, top=VOCABULARY, mask=True, top_p=0.7)])
     out, asked = path.with_name("out"), ("--to", "slime", "--tokenizer", tokenizer().name_or_path)
+    status, shown = tito(path, *asked, "--replays", "--out", out)
+    assert (status, "trained tokens" in shown, "have no kept set" in shown) == (1, True, True), shown
+    path.unlink()
+    store.append(path, [truncated(7, 2, top=VOCABULARY, mask=True, top_p=0.7)])
     status, shown = tito(path, *asked, "--out", out)
     assert (status, "slime has no place for kept sets, or does not replay them" in shown) == (1, True), shown
     status, shown = tito(path, *asked, "--replays", "--out", out)

@@ -63,7 +63,7 @@ async def test_an_agent_that_samples_after_a_reset_is_refused(then_fails: bool) 
     agent.hooks.add_callback(AfterToolCallEvent, lambda event: model.reset())
     if then_fails:
         agent.hooks.add_callback(AfterInvocationEvent, lambda event: 1 / 0)
-    with pytest.raises(ValueError, match=r"after model\.reset\(\)\. .* ledger: 1, in a later one: 1\..* not at all"):
+    with pytest.raises(ValueError, match=r"after model\.reset\(\) .* ledger: 1, in that one: 1\..* not at all"):
         await run_rollout(agent, model, QUESTION)
 
 

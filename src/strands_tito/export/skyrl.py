@@ -169,8 +169,8 @@ def _support(parts: Sequence[PromptResponse], top_k: int | None) -> list[Any] | 
     if top_k is not None:
         if top_k < max(width, 1):
             raise ValueError(
-                f"top_k is {top_k}, but the largest kept set has {width} tokens: pass SkyRL's own "
-                "generator.sampling_params.top_k, and sample with it."
+                f"top_k is {top_k}, but the largest kept set has {width} tokens (ties of logits make a set larger than "
+                "the sampler's top_k): pass a top_k that holds every set of the run, or leave it out."
             )
         width = top_k
     if not width:

@@ -83,8 +83,9 @@ def _expect_one_ledger(model: TITOModel, ledger: Ledger) -> None:
     """A reset when the agent is done is fine; `ValueError` if it has sampled since."""
     if model.ledger is not ledger and len(model.ledger):
         raise ValueError(
-            f"The agent sampled after model.reset(). Turns in the rollout's ledger: {len(ledger)}, in a later one: "
-            f"{len(model.ledger)}. A rollout has one ledger: reset when the agent is done, or not at all."
+            f"The agent sampled into another ledger, after model.reset() or as a restored session. Turns in the "
+            f"rollout's ledger: {len(ledger)}, in that one: {len(model.ledger)}. A rollout has one ledger: reset when "
+            "the agent is done, or not at all, and give a session's ledger to the model."
         )
 
 
