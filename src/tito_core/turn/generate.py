@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -24,13 +24,13 @@ class CancelledBySignal(Exception):
     """The agent's cancel signal was set before the answer was complete."""
 
 
-async def generate_answer(
+def generate_answer(
     backend: Backend,
     request: TokenRequest,
     cancel: threading.Event | None,
     settings: Settings,
     on_chunk: OnChunk | None = None,
-) -> TokenResponse:
+) -> Coroutine[Any, Any, TokenResponse]:
     """Generate a turn's answer. When it raises or is cancelled, the engine's request has been aborted.
 
     Args:
@@ -46,7 +46,7 @@ async def generate_answer(
         BackendError: The engine failed.
     """
     work = partial(generate_resuming, backend, request, settings.on_abort, on_chunk)
-    return await until_ended(work, backend, request, cancel, settings)
+    return until_ended(work, backend, request, cancel, settings)
 
 
 async def until_ended(
