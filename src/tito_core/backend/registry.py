@@ -198,10 +198,12 @@ def _refuse_twice(addresses: Sequence[str]) -> None:
     """
     known: dict[str, str] = {}
     for address in addresses:
+        if not isinstance(address, str):  # its backend refuses it
+            continue
         try:
             one = Address.of(address, backend="").shown
         except EngineConnectionError:  # another package's backend may take it
-            one = str(address)
+            one = address
         if one in known:
             first = known[one]
             twice = f"{address!r} twice" if first == address else f"one server twice, as {first!r} and {address!r}"
