@@ -219,7 +219,7 @@ class _Collector:
 
     async def _write(self, result: RolloutResult) -> None:
         """Write a finished rollout in a thread, since disks and locks block. A cancellation waits for its end."""
-        result = result.settled()  # so that what is counted is what is written
+        result = result.settled()  # count the ledger that is written
         writing = asyncio.ensure_future(asyncio.to_thread(self._folder.append, result))
         try:
             await asyncio.shield(writing)

@@ -59,7 +59,7 @@ def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
     """Yield samples equal to those that were written (law 12), with one row group in memory.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         SamplesSchemaError: The file is damaged, does not hold samples, or has a newer schema.
     """
     parquet, arrow = import_optional("pyarrow.parquet", "parquet"), import_optional("pyarrow", "parquet")

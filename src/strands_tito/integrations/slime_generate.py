@@ -302,7 +302,7 @@ def _keep(sample: Any, agent: Agent, ledger: Ledger) -> None:
 
 
 def _restore(agent: Agent, kept: Mapping[str, Any]) -> None:
-    """Give an agent the messages of an aborted one, and the key by which it stays that agent if its history changes."""
+    """Give a new agent the messages and the key of an aborted one. By its key the ledger knows it as the same agent."""
     agent.messages[:] = kept["messages"]
     if "agent" in kept:  # a data buffer that was saved by an older version has none
         agent.load_snapshot(Snapshot.from_dict(kept["agent"]))

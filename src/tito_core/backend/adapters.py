@@ -147,7 +147,7 @@ async def _scored(server: Backend, ids: TokenIds, adapter: Adapter) -> _Scored:
 
 
 async def _renew(backend: Backend, ids: TokenIds, known: dict[Adapter, list[_Scored]], found: list[_Scored]) -> None:
-    """Score the known adapters again whose model has other weights by now; an unloaded one is no longer known."""
+    """Score known adapters again after the model's weights have changed. Forget those that were unloaded."""
     for adapter, scores in list(known.items()):
         pairs = zip(scores, found, strict=True)
         if all(_apart(old.plain, new.plain) <= max(old.noise, new.noise, MOVED_NATS) for old, new in pairs):
