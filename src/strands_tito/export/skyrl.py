@@ -84,7 +84,8 @@ def generator_output_of(
         train_constrained: Whether to train tokens that were sampled under a grammar.
         replays: SkyRL's own `trainer.algorithm.enable_sample_support_replay`. Without it SkyRL ignores kept sets, so a
             truncated rollout is refused.
-        top_k: With `replays`, SkyRL's own `generator.sampling_params.top_k`: the width of the kept sets.
+        top_k: With `replays`, the width of the kept sets, the same in every call; ties make some sets larger than the
+            sampler's top_k.
         experts: (layers, experts per token) if SkyRL replays experts.
         token_rewards: Whether `rewards` has one number for each token, with the rollout's on the last, or one for each
             row, `TrainingSample.total`.
