@@ -38,11 +38,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 14) else f"strands-tito needs Python 3.11 to 3.14, and {sys.executable} is {v[0]}.{v[1]}: install one and run make PYTHON=python3.12, say.")'
 	@if command -v uv >/dev/null; then \
 		uv venv -q --seed --allow-existing --python $(PYTHON) $(VENV) && \
-		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev,harness]'; \
 	else \
 		$(PYTHON) -m venv $(VENV) && \
 		$(BIN)/python -m pip install -q --upgrade pip 2>&1 | { grep -v '^WARNING: Location' || true; } && \
-		$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }; \
+		$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,harness]' 2>&1 | { grep -v '^WARNING: Location' || true; }; \
 	fi
 	@$(BIN)/python -c 'import tito_core'
 	@touch $@
@@ -161,7 +161,7 @@ publish-as:  ## put the repository's owner into every address: OWNER=name
 lock: $(READY)  ## rewrite constraints.txt from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools
 	$(BIN)/pip-compile -q --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-		--no-header --extra dev --extra docs --extra mutants --extra renderers --extra train --output-file constraints.txt pyproject.toml
+		--no-header --extra dev --extra docs --extra harness --extra mutants --extra renderers --extra train --output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

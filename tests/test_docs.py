@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from strands import Agent
 
 from integration.test_formats_real import CASES, ENGINES
@@ -223,6 +224,41 @@ def test_the_hooks_page_runs_and_its_limit_is_reached(folder: str, capsys: pytes
     sampled = len(names["model"].ledger[0].draft.output_ids)
     assert names["model"].ledger.annotation("termination") == "limit"
     assert capsys.readouterr().out.endswith(f"1 {sampled}\n")
+
+
+def test_the_recipes_for_strands_run(
+    folder: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server.py").write_text(MULTIPLYING, encoding="utf-8")
+    handoff = call("handoff_to_agent", '{"agent_name": "writer", "message": "Write it."}')
+    answers = (*ANSWERS * 3, handoff, "Handed over.", "It is 425.", *ANSWERS, "Yes.")
+    with ScriptedServer(engine_of("vllm", Says(*answers), max_model_len=8192)) as server:
+        names: dict[str, Any] = {}
+        for code in snippets("docs/strands.md"):
+            exec(compile(at_server(code, server.base_url, folder), "docs/strands.md", "exec"), names)
+            if "app" in names:
+                answer = TestClient(names.pop("app")).post("/answer", json={"question": "What is 25 * 17?"}).json()
+                assert answer["answer"] == "It is 425.\n"
+                assert answer["rollout"] in names["policy"].store
+        names["policy"].store.close()
+    printed = capfd.readouterr().out
+    assert "('planner', 'writer')" in printed
+    assert printed.endswith("True\n")
+    assert len(store.read("rollouts.tito")) == 5
+
+
+MULTIPLYING = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("calculator")
+
+@server.tool()
+def multiply(a: int, b: int) -> int:
+    return a * b
+
+server.run("stdio")
+"""
 
 
 def test_the_templates_page_runs() -> None:

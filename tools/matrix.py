@@ -122,7 +122,7 @@ UNDECLARED = {
 }
 """What a trainer imports and does not declare, or only in an extra with what needs a GPU; verl 0.8 holds NumPy below 2,
 and newer PyArrow fails on it."""
-NEWEST = Row(extras=("dev", "renderers", "datasets", "torch"))
+NEWEST = Row(extras=("dev", "harness", "renderers", "datasets", "torch"))
 ROWS = {
     "bare": Row(extras=()),
     "lowest": Row(extras=LIGHT, lowest=True),

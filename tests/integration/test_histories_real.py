@@ -13,6 +13,7 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import AfterModelCallEvent, HookProvider, HookRegistry
 from strands.session import FileSessionManager
 from strands.types.exceptions import MaxTokensReachedException
+from strands_harness import create_harness
 
 from calculator import calculator
 from strands_tito.inspect.verify import rescore
@@ -75,6 +76,19 @@ async def test_a_truncated_answer_is_closed_and_the_conversation_goes_on(served:
     unclosed = [turn for turn in list(model.ledger)[:-1] if turn.draft.output_ids[-1] != closer]
     assert model.trajectory.count(Provenance.INSERTED) == len(unclosed) > 0
     await confirm(served, model.ledger)
+
+
+async def test_strands_ready_made_agent(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # it keeps sessions and memories there
+    model = served.model(temperature=1.0, max_new_tokens=24)
+    tools: Any = {"tools": [calculator], "builtin_tools": ["read", "subagent"]}
+    async with create_harness(model=model, **tools, session={"id": "one"}) as agent:
+        for question in ("What is 3 + 4?", "And 5 + 6?"):
+            await ask(agent, question)
+    ledger = model.ledger
+    [extracted] = [turn.index for turn in ledger if turn.draft.branch and turn.draft.branch.reason is Reason.SIDE_CALL]
+    assert ledger[extracted].draft.agent is None
+    await confirm(served, ledger)
 
 
 async def test_the_sliding_window_trims_into_linked_roots(served: Served) -> None:

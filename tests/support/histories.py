@@ -68,8 +68,11 @@ class ObservedRollout:
         branches = {turn.index: turn.draft.branch for turn in self.model.ledger if turn.draft.branch is not None}
         return {index: (branch.reason.name, branch.turn, branch.message) for index, branch in branches.items()}
 
-    def check(self, *, in_order: bool = True) -> list[Trajectory]:
-        """Check the laws, that each prompt is its path and delta, and that it holds Strands' messages."""
+    def check(self, *, in_order: bool = True, injected: str | None = None) -> list[Trajectory]:
+        """Check the laws, that each prompt is its path and delta, and that it holds Strands' messages.
+
+        Text that matches `injected`, which Strands shows in one call only and a path keeps, is left out on both sides.
+        """
         ledger = self.model.ledger
         check_ledger(ledger)
         requests = {request.request_id: request for request in self.script.requests}
@@ -79,6 +82,9 @@ class ObservedRollout:
             assert sent == ledger.path_ids(turn.parent).tolist() + turn.draft.prompt_ids.tolist()
         read = [read_prompt(request.prompt_ids, self.script.name) for request in self.script.requests]
         held = [(shown.system, shown.tools, stored_messages(shown.messages)) for shown in self.shown]
+        if injected is not None:
+            read = [(opening, without(injected, messages)) for opening, messages in read]
+            held = [(system, tools, without(injected, messages)) for system, tools, messages in held]
         if not in_order:
             read.sort(key=lambda prompt: repr(prompt[1]))
             held.sort(key=lambda arguments: repr(arguments[2]))
@@ -130,6 +136,12 @@ def _read_message(role: str, body: str) -> PlainMessage:
         return _answer(_THOUGHT.sub("", body), [])
     results = tuple(_RESULTS.findall(body))
     return (role, "" if results else body, results)
+
+
+def without(pattern: str, messages: list[PlainMessage]) -> list[PlainMessage]:
+    """Return messages with text that matches a pattern left out, and a user's message that holds nothing else."""
+    kept = [(role, re.sub(pattern, "", text, flags=re.DOTALL), parts) for role, text, parts in messages]
+    return [message for message in kept if message[0] == "assistant" or message[1] or message[2]]
 
 
 def stored_messages(messages: Any) -> list[PlainMessage]:

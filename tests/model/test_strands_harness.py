@@ -1,0 +1,117 @@
+"""Strands' ready-made agent, with all that it switches on: one ledger, and branches with their reasons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import tool
+from strands_harness import create_harness
+
+from support.histories import add, observe
+from support.scripted import BACKENDS, Says, call, tokenizer
+from tito_conformance.testing import Completion, ScriptedRequest
+from tito_core import store
+from tito_core.ledger import check_ledger
+from tito_core.store import LedgerFile
+
+pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+REMINDER = r"\n*<system-reminder>.*?</system-reminder>"
+"""What the harness adds to the last message of one call: the date, the folder, the list of things to do."""
+PLAN = call("todo_write", '{"todos": [{"content": "a", "status": "in_progress", "activeForm": "doing a"}]}')
+
+
+@tool
+def page(n: int) -> str:
+    """Read a page.
+
+    Args:
+        n: Which.
+    """
+    return f"Page {n}. " + "The harbour was quiet and the ships lay still. " * 400
+
+
+class Roles(Says):
+    """Answers a sub-agent and the extraction of memories by their prompts, since these run side by side."""
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        prompt = tokenizer().decode(list(request.prompt_ids))
+        others = {"You extract durable facts": "[]", "<|im_start|>user\nAdd 4 and 5": "Nine."}
+        others |= {"<|im_start|>user\n<content>": "They talked."}
+        answer = next((answer for words, answer in others.items() if words in prompt), None)
+        if answer is None or request.scoring:
+            return super().__call__(request)
+        self.requests.append(request)
+        return Completion([*tokenizer().encode(answer), tokenizer().eos_token_id])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the harness keeps sessions and memories under it
+
+
+async def test_the_harness_with_all_its_defaults(kind: str, tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "rollouts.tito", "a")
+    rollout = observe(
+        kind,
+        PLAN,
+        call("page", '{"n": 7}') + call("add", '{"a": 2, "b": 3}'),
+        call("programmatic_tool_caller", json.dumps({"code": "print(await add(a=1, b=2))"})),
+        call("subagent", '{"task": "Add 4 and 5"}'),
+        "I wait.",
+        "It is nine.",
+        "Yes.",
+        "Welcome.",
+        says=Roles,
+        max_model_len=32768,
+        store=file,
+    )
+    for questions in (("Make a plan.", "Sure?"), ("Back?",)):  # the second is a restored session
+        async with create_harness(model=rollout.model, tools=[add, page], session={"id": "one"}) as agent:
+            for question in questions:
+                await agent.invoke_async(question)
+    rollout.check(in_order=False, injected=REMINDER)
+    tree = {turn.index: (turn.parent, turn.draft.agent) for turn in rollout.model.ledger}
+    reasons = sorted(branch[0] for branch in rollout.branches.values())
+    # The sub-agent; its result, which Strands delivers by a call that it writes into the last answer; memories, twice.
+    assert reasons == ["EDIT", "SEPARATE", "SIDE_CALL", "SIDE_CALL"], tree
+    assert len(tree) == 11
+    file.close()
+    [loaded] = store.read(tmp_path / "rollouts.tito")
+    assert store.encode(loaded) == store.encode(rollout.model.ledger)
+
+
+async def test_its_summary_of_a_long_conversation_is_a_branch(kind: str) -> None:
+    rollout = observe(
+        kind,
+        *(f"{i}: " + "The harbour was quiet and the ships lay still. " * 30 for i in range(9)),
+        says=Roles,
+        max_model_len=6000,
+    )
+    agent = create_harness(model=rollout.model, tools=[add], memory=False, session=False)
+    for i in range(9):
+        await agent.invoke_async(f"Go {i}.")
+    assert [branch[0] for branch in rollout.branches.values()] == ["SIDE_CALL", "SUMMARY"]
+    check_ledger(rollout.model.ledger)
+    rollout.check(injected=REMINDER)
+
+
+async def test_a_result_of_many_tokens_and_few_characters_is_cut_at_every_call(kind: str) -> None:
+    """Strands measures a result in tokens and cuts it by characters, so a list of numbers is edited again and again."""
+
+    @tool
+    def numbers() -> str:
+        """Return numbers."""
+        return " ".join(str(i) for i in range(10_000, 14_000))
+
+    answers: tuple[Any, ...] = (call("numbers", "{}"), "One.", "Two.", "Three.")
+    options: dict[str, Any] = {"tools": [numbers], "memory": False, "session": False}
+    for manager, edits in (("auto", 2), (False, 0)):
+        rollout = observe(kind, *answers, max_model_len=32768)
+        agent = create_harness(model=rollout.model, context_manager=manager, **options)
+        for question in ("Numbers?", "And?", "And now?"):
+            await agent.invoke_async(question)
+        assert [branch[0] for branch in rollout.branches.values()] == ["EDIT"] * edits
+        rollout.check(injected=REMINDER)
