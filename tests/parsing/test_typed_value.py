@@ -69,7 +69,7 @@ def test_other_values_are_json(data: st.DataObject) -> None:
         ("3", {"oneOf": [{"$ref": "#/$defs/nothing"}, {"$ref": "#/$defs/nobody"}]}, 3),
         ("5", {"not": {"type": "integer"}}, "5"),
         ("5", {"if": {"type": "integer"}, "then": False}, "5"),
-        ("5", {"type": "string", "pattern": "\\p{L}"}, "5"),
+        ("5", {"type": "string", "pattern": "(?=x)"}, "5"),
         ("5", {}, 5),
         ("so", {}, "so"),
     ],
@@ -125,18 +125,9 @@ def test_a_value_of_no_fitting_reading_has_its_fault(text: str, schema: Any, rea
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        ({"type": "file"}, r"tool 'look' is invalid at \$\.type"),
-        ({"properties": {"at": {"enum": "x"}}}, "is invalid"),
-        ({"properties": {"at": {"$ref": "https://example.com/x"}}}, "refers to 'https://example.com/x'.*never fetched"),
-        ({"properties": {"at": {"enum": [{1, 2}.__iter__]}}}, "is not JSON"),
-    ],
-)
-def test_a_schema_that_cannot_be_read_is_refused_with_the_tool(schema: Any, reason: str) -> None:
-    with pytest.raises(ToolSchemaError, match=reason):
-        check_tools({"look": schema})
+def test_a_schema_that_is_not_json_is_refused_with_the_tool() -> None:
+    with pytest.raises(ToolSchemaError, match="tool 'look' is not JSON"):
+        check_tools({"look": {"properties": {"at": {"enum": [{1, 2}.__iter__]}}}})
 
 
 def test_a_schema_is_compiled_once_for_equal_tools_and_1_is_not_true() -> None:

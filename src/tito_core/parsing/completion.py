@@ -259,7 +259,9 @@ class Completion:
             self.add_malformed(start, stop, reason, call.name)
             return
         status = CallStatus.LENIENT if call.loose else CallStatus.OK
-        self._add(start, stop, status, call.name, fit.arguments, call.loose, call.id, call.text)
+        schema = self.tools.compiled.get(call.name)
+        note = call.loose or (schema.notes if schema is not None else "")
+        self._add(start, stop, status, call.name, fit.arguments, note, call.id, call.text)
 
     def _fit(self, call: ParsedCallText) -> Fit:
         schema = self.tools.compiled.get(call.name)

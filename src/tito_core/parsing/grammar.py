@@ -30,8 +30,9 @@ from urllib.parse import unquote
 
 from tito_core.ledger.errors import TITOError
 from tito_core.parsing.completion import Tools
+from tito_core.parsing.dialects import rewritten
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.schema import KINDS, JsonSchema, ToolSchema, meaning, rewritten
+from tito_core.parsing.schema import KINDS, JsonSchema, ToolSchema, meaning
 
 Grammar = dict[str, Any]
 """A "format" object of a structural tag."""
@@ -261,8 +262,8 @@ def _one_of(options: Iterable[Any]) -> Grammar:
 
 _DROPPED = (
     *("minLength", "maxLength", "format", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
-    *("contains", "minContains", "maxContains", "unevaluatedItems", "additionalItems", "not", "if", "then", "else"),
-    *("dependentSchemas", "dependentRequired", "dependencies", "multipleOf", "$dynamicRef", "$recursiveRef"),
+    *("contains", "minContains", "maxContains", "unevaluatedItems", "not", "if", "then", "else"),
+    *("dependentSchemas", "dependentRequired", "multipleOf", "$dynamicRef"),
 )
 _OBJECTS = ("properties", "required", "additionalProperties", "unevaluatedProperties", "patternProperties")
 _LISTS = ("items", "prefixItems", "minItems", "maxItems", "contains", "uniqueItems")
@@ -336,9 +337,6 @@ def _open_object(schema: dict[str, Any]) -> None:
 
 def _open_list(schema: dict[str, Any]) -> None:
     """Allow all items that JSON Schema allows."""
-    if isinstance(schema.get("items"), list):  # before draft 2020-12
-        schema["prefixItems"] = schema.pop("items")
-        schema["items"] = schema.get("additionalItems", True)
     kinds = schema.get("type", ())
     if (kinds == "array" or (isinstance(kinds, list) and "array" in kinds)) and "items" not in schema:
         schema["items"] = True

@@ -7,23 +7,26 @@ their JSON text, since Strands passes copies of the tools with each request.
 from __future__ import annotations
 
 import json
-import re
+import logging
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache, partial
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import msgspec
-from jsonschema import Draft202012Validator, SchemaError
+from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
-from referencing import Registry, Resource
+from jsonschema.validators import extend
+from referencing import Registry
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import specification_with
+from referencing.jsonschema import DRAFT202012
 
 from tito_core.ledger.errors import TITOError
+from tito_core.parsing.dialects import IN_PLACE, Translated, matches
+
+logger = logging.getLogger(__name__)
 
 JsonSchema = Mapping[str, Any]
 Path = tuple[str | int, ...]
@@ -33,34 +36,24 @@ MOST_FAULTS = 5
 """Maximum faults that the error of one call lists."""
 LONGEST_FAULT = 200
 """Maximum characters of a fault; it quotes the policy's value, which may be long."""
+LONGEST_NOTES = 500
+"""Maximum characters of what is noted of one schema."""
 MOST_READINGS = 256
 """Maximum readings of one call that are held against its schema."""
 _MOST_ERRORS = 1000
 """Maximum errors of one reading that are looked at."""
+_MOST_STEPS = 50_000
+"""Maximum steps to compare arguments with what a schema combines, about a second."""
+_CHARACTERS = 100
+"""Characters of a text that a pattern takes in one step."""
 _CACHED_SCHEMAS = 1024
-_TOO_DEEP = "the value and its schema nest too deep to be compared"
+_TOO_DEEP = "the value and its schema are too deep, or combine too often, to be compared"
 
 KINDS = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_ALIASES = {
-    **{"str": "string", "text": "string", "int": "integer", "float": "number", "double": "number"},
-    **{"bool": "boolean", "list": "array", "dict": "object", "none": "null"},
-}
-"""Names of types that JSON Schema does not have, but that tools' schemas use. "any" is dropped."""
-
-BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-IN_ORDER = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-ALONE = frozenset(
-    {"items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties"}
-    | {"propertyNames", "not", "if", "then", "else", "contentSchema"}
-)
-"""Where a schema holds schemas: by name, in a list, or alone."""
-_IN_PLACE = ("allOf", "anyOf", "oneOf")
 _OF_THE_KEYS = frozenset(
     {"required", "additionalProperties", "minProperties", "maxProperties", "dependentRequired", "propertyNames", "type"}
 )
 """Keywords that look at a value's type or names alone, not at the values inside it."""
-_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
-_UNKNOWN = "tito: a reference that leads nowhere"
 _CONDITIONAL = frozenset({"then", "else"})
 
 
@@ -95,16 +88,22 @@ class Fit(NamedTuple):
 def meaning(schema: JsonSchema, tool: str = "") -> ToolSchema:
     """Return the compiled schema of a tool's arguments, from the cache if it was compiled before.
 
+    What it says in another dialect is translated, and what cannot be checked is left out; see `dialects`.
+
     Raises:
-        ToolSchemaError: It is not a JSON Schema, or refers to another document.
+        ToolSchemaError: It is not JSON, or nests too deep.
     """
     try:
         text = msgspec.json.encode(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolSchemaError(f"The input schema of tool {tool!r} is not JSON: {error}. Fix the schema.") from error
-    found = _compiled(text)
-    if isinstance(found, str):
-        raise ToolSchemaError(f"The input schema of tool {tool!r} {found} Fix the schema.")
+    try:
+        found = _compiled(text)
+    except RecursionError as error:
+        raise ToolSchemaError(f"The input schema of tool {tool!r} nests too deep. Fix the schema.") from error
+    if found.notes and tool not in found.warned:
+        found.warned.add(tool)
+        logger.warning("tool=<%s> | %s", tool, found.notes)
     return found
 
 
@@ -124,61 +123,48 @@ def check_tools(tools: Mapping[str, JsonSchema] | None) -> CheckedTools:
     """Compile the schemas of all tools, before anything is sent. Checked ones are returned as they are.
 
     Raises:
-        ToolSchemaError: One is not a JSON Schema, or refers to another document.
+        ToolSchemaError: One is not JSON, or nests too deep.
     """
     return tools if isinstance(tools, CheckedTools) else CheckedTools(tools or {})
 
 
 @lru_cache(_CACHED_SCHEMAS)
-def _compiled(text: bytes) -> ToolSchema | str:
-    """Return a compiled schema, or what is wrong with it."""
-    try:
-        return ToolSchema(json.loads(text))
-    except SchemaError as error:
-        return f"is invalid at {error.json_path}: {error.message[:LONGEST_FAULT]}."
-    except Unresolvable as error:
-        return f"refers to {error.ref!r}, which is not part of it. Remote schemas are never fetched: put it in $defs."
-    except RecursionError:
-        return "nests too deep."
+def _compiled(text: bytes) -> ToolSchema:
+    return ToolSchema(json.loads(text))
 
 
 class ToolSchema:
     """One tool's input schema, compiled. Threads may share it.
 
-    Names of types that other schema languages use ("str", "float") and OpenAPI's `nullable` count as what they mean. A
-    reference that leads nowhere inside the schema, and a pattern that Python cannot read, allow everything: Strands
-    leaves such references in the tool of a structured output.
-
     Args:
-        schema: The schema, in the draft that its "$schema" names, else 2020-12.
+        schema: The schema, in any dialect.
 
     Raises:
-        SchemaError: It is not a JSON Schema.
-        Unresolvable: It refers to another document.
         RecursionError: It nests too deep.
 
     Attributes:
-        json: The schema as JSON, with usual names and without `nullable`.
+        json: The schema in JSON Schema 2020-12, without what cannot be checked.
+        notes: What was translated and what is not checked, as sentences of at most `LONGEST_NOTES` characters.
+        warned: The tools whose notes were logged.
     """
 
     def __init__(self, schema: Any) -> None:
-        self.json: dict[str, Any] = rewritten(schema, _usual) if isinstance(schema, dict) else schema
-        draft: Any = validator_for(self.json, default=Draft202012Validator)
-        draft.check_schema(self.json, format_checker=None)
-        specification = specification_with(draft.ID_OF(draft.META_SCHEMA))
-        root = specification.create_resource(self.json)
-        self._resolver = Registry().resolver_with_root(root)
-        if _mark_dangling(root, self._resolver):
-            self.json = rewritten(self.json, _without_unknown)
-            self._resolver = Registry().resolver_with_root(specification.create_resource(self.json))
-        self._validator: Validator = draft(self.json, registry=Registry())
-        named = str(self.json.get("$schema", "")).rstrip("#")
-        self._siblings = not named.endswith(tuple(f"draft-0{number}/schema" for number in (3, 4, 6, 7)))
+        translated = Translated(schema)
+        self.json = translated.json
+        self.notes = translated.notes[:LONGEST_NOTES]
+        self.warned: set[str] = set()
+        self._resolver = Registry().resolver_with_root(DRAFT202012.create_resource(self.json))
+        self._validator = _validator_class(translated.draft.TYPE_CHECKER)(self.json, registry=Registry())
+
+    def _errors(self, arguments: Any) -> Iterator[ValidationError]:
+        _local.known = {}
+        yield from self._validator.iter_errors(arguments)
 
     def faults(self, arguments: Any) -> tuple[str, ...]:
         """Return the faults of arguments, at most `MOST_FAULTS` sentences without a full stop; empty for valid ones."""
+        _local.steps = _MOST_STEPS
         try:
-            errors = sorted(self._validator.iter_errors(arguments), key=lambda error: [*map(str, error.absolute_path)])
+            errors = sorted(self._errors(arguments), key=lambda error: [*map(str, error.absolute_path)])
         except RecursionError:
             return (_TOO_DEEP,)
         return tuple(map(_sentence, errors[:MOST_FAULTS]))
@@ -191,6 +177,7 @@ class ToolSchema:
         queue: deque[dict[Path, int]] = deque([{}])
         seen: set[frozenset[tuple[Path, int]]] = set()
         faults: tuple[str, ...] | None = None
+        _local.steps = _MOST_STEPS
         while queue and len(seen) < MOST_READINGS:
             picks = queue.popleft()
             if (key := frozenset(picks.items())) in seen:
@@ -199,7 +186,7 @@ class ToolSchema:
             choices: dict[Path, Choice] = {}
             arguments = settled(written, picks, choices)
             try:
-                errors = list(islice(self._validator.iter_errors(arguments), _MOST_ERRORS))
+                errors = list(islice(self._errors(arguments), _MOST_ERRORS))
             except RecursionError:
                 return Fit(None, (_TOO_DEEP,))
             if not errors:
@@ -283,7 +270,7 @@ class ToolSchema:
             schema = stack.pop()
             if isinstance(schema, dict) and id(schema) not in found:
                 found[id(schema)] = schema
-                parts = [part for key in _IN_PLACE for part in schema.get(key, ())]
+                parts = [part for key in IN_PLACE for part in schema.get(key, ())]
                 parts += [schema.get(key) for key in ("if", "then", "else")]
                 parts += schema.get("dependentSchemas", {}).values()
                 stack += [self._referred(schema), *parts][::-1]
@@ -307,37 +294,20 @@ class ToolSchema:
             return memo[key]
         memo[key] = KINDS
         found = KINDS
-        referred = self._referred(schema)
-        if referred is None or self._siblings:
-            if path:
-                for child in _children(schema, path[0]):
-                    found &= self._kinds(child, path[1:], memo)
-            else:
-                found &= _own_kinds(schema)
-            for each in schema.get("allOf", ()):
-                found &= self._kinds(each, path, memo)
-            for union in ("anyOf", "oneOf"):
-                if union in schema:
-                    found &= frozenset().union(*(self._kinds(each, path, memo) for each in schema[union]))
-        if referred is not None:
+        if path:
+            for child in _children(schema, path[0]):
+                found &= self._kinds(child, path[1:], memo)
+        else:
+            found &= _own_kinds(schema)
+        for each in schema.get("allOf", ()):
+            found &= self._kinds(each, path, memo)
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                found &= frozenset().union(*(self._kinds(each, path, memo) for each in schema[union]))
+        if (referred := self._referred(schema)) is not None:
             found &= self._kinds(referred, path, memo)
         memo[key] = found
         return found
-
-
-def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a copy of a schema in which `change` has replaced each schema, inner ones first."""
-    if not isinstance(schema, Mapping):
-        return schema
-    return change({key: _inside(key, value, change) for key, value in schema.items()})
-
-
-def _inside(key: str, value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    if key in BY_NAME and isinstance(value, Mapping):
-        return {name: rewritten(one, change) for name, one in value.items()}
-    if (key in IN_ORDER or key == "items") and isinstance(value, list):
-        return [rewritten(one, change) for one in value]
-    return rewritten(value, change) if key in ALONE else value
 
 
 def settled(written: Any, picks: Mapping[Path, int], choices: dict[Path, Choice], path: Path = ()) -> Any:
@@ -355,85 +325,113 @@ def settled(written: Any, picks: Mapping[Path, int], choices: dict[Path, Choice]
     return written
 
 
-def _usual(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with usual names of types, without `nullable` and without patterns that Python cannot read."""
-    if isinstance(kinds := schema.get("type"), str | list):
-        listed = [kinds] if isinstance(kinds, str) else kinds
-        names = [_ALIASES.get(each.lower(), each.lower()) if isinstance(each, str) else each for each in listed]
-        if "any" in names:
-            del schema["type"]
-        else:
-            schema["type"] = names[0] if isinstance(kinds, str) else names
-    if schema.get("nullable") is True:
-        _allow_null(schema)
-    if isinstance(pattern := schema.get("pattern"), str) and not _is_pattern(pattern):
-        del schema["pattern"]
-    if isinstance(patterns := schema.get("patternProperties"), dict) and not all(map(_is_pattern, patterns)):
-        for key in ("patternProperties", "additionalProperties", "unevaluatedProperties"):
-            schema.pop(key, None)
-    return schema
+_local = threading.local()
+"""Of the comparison that this thread makes: the steps left, and the errors at each reference (`known`)."""
 
 
-def _allow_null(schema: dict[str, Any]) -> None:
-    """Allow null, as OpenAPI 3.0 means `nullable`."""
-    if isinstance(kinds := schema.get("type"), str | list):
-        listed = [kinds] if isinstance(kinds, str) else kinds
-        schema["type"] = listed if "null" in listed else [*listed, "null"]
-        return
-    inner = {key: schema.pop(key) for key in ("$ref", *_IN_PLACE) if key in schema}
-    if inner:
-        schema["anyOf"] = [inner, {"type": "null"}]
+class _TooCostly(RecursionError):
+    """The arguments and their schema take too many steps to compare."""
 
 
-def _is_pattern(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
+def _spend(steps: int) -> None:
+    _local.steps -= steps
+    if _local.steps < 0:
+        raise _TooCostly
 
 
-def _mark_dangling(root: Resource[Any], resolver: Any) -> bool:
-    """Put a mark in place of references that lead nowhere inside the schema; return whether there are any.
-
-    Raises:
-        Unresolvable: A reference leads to another document.
-    """
-    found, marked = [(root, resolver)], False
-    while found:
-        resource, resolver = found.pop()
-        contents = resource.contents
-        for key in _REFERENCES & set(contents if isinstance(contents, dict) else ()):
-            try:
-                resolver.lookup(contents[key])
-            except Unresolvable:
-                if not contents[key].startswith("#"):
-                    raise
-                del contents[key]
-                contents["$comment"], marked = _UNKNOWN, True
-        found += ((inner, resolver.in_subresource(inner)) for inner in resource.subresources())
-    return marked
+def _counted(keyword: str, validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+    """Check a keyword that looks at one value again, as nested ones do without end."""
+    _spend(1)
+    return Draft202012Validator.VALIDATORS[keyword](validator, value, instance, schema)
 
 
-def _without_unknown(schema: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what a schema says by the opposite of an unknown one: only one of several, "not" and "if"."""
-    if _UNKNOWN in json.dumps(schema.get("oneOf")):
-        schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": schema.pop("oneOf")}]
-    return {
-        key: value for key, value in schema.items() if key not in ("not", "if") or _UNKNOWN not in json.dumps(value)
+def _reference(validator: Any, reference: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Follow a reference once for each value: schemas that refer to one twice would double the work at each level."""
+    _spend(1)
+    key = (id(schema), id(instance))
+    if (known := _local.known.get(key)) is not None:
+        return map(_copied, known)
+    _local.known[key] = ()  # one that leads back to itself says nothing more
+    checked = Draft202012Validator.VALIDATORS["$ref"](validator, reference, instance, schema)
+    found = list(islice(checked, _MOST_ERRORS))
+    _local.known[key] = tuple(map(_copied, found))
+    return iter(found)
+
+
+def _copied(error: ValidationError) -> ValidationError:
+    """Copy an error without its context, since whoever passes it on extends its path."""
+    return ValidationError(
+        error.message,
+        validator=error.validator,
+        path=error.relative_path,
+        validator_value=error.validator_value,
+        instance=error.instance,
+        schema=error.schema,
+        schema_path=error.relative_schema_path,
+    )
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str):
+        _spend(1 + len(instance) // _CHARACTERS)
+        if not matches(pattern, instance):
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    for pattern, name in product(patterns, instance if isinstance(instance, dict) else ()):
+        _spend(1 + len(name) // _CHARACTERS)
+        if matches(pattern, name):
+            yield from validator.descend(instance[name], patterns[pattern], path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, rest: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    patterns = schema.get("patternProperties", {})
+    if patterns and isinstance(instance, dict):
+        named = {name: True for name in instance if any(matches(pattern, name) for pattern in patterns)}
+        schema = {"properties": {**schema.get("properties", {}), **named}}
+    for error in Draft202012Validator.VALIDATORS["additionalProperties"](validator, rest, instance, schema):
+        if patterns and rest is False:
+            error.message += f", and not of the form {' or '.join(map(repr, sorted(patterns)))}"
+        yield error
+
+
+def _unique(validator: Any, unique: Any, instance: Any, schema: Any) -> Any:
+    kinds = {*map(type, instance)} if isinstance(instance, list) else set()
+    if len(kinds) > 1 or kinds & {list, dict}:
+        _spend(len(instance) ** 2 // 10)  # they are compared in pairs
+    return Draft202012Validator.VALIDATORS["uniqueItems"](validator, unique, instance, schema)
+
+
+_REPEATING = (
+    *("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "contains", "propertyNames", "$dynamicRef"),
+    *("unevaluatedProperties", "unevaluatedItems"),
+)
+
+
+@lru_cache
+def _validator_class(types: Any) -> Any:
+    """Return a validator of JSON Schema 2020-12 with these types, in which patterns take linear time and steps end."""
+    keywords = {
+        "$ref": _reference,
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "uniqueItems": _unique,
+        **{keyword: partial(_counted, keyword) for keyword in _REPEATING},
     }
+    return extend(Draft202012Validator, keywords, type_checker=types)  # type: ignore[no-untyped-call]
 
 
 def _children(schema: dict[str, Any], step: str | int, loose: bool = False) -> list[Any]:
     """Return the schemas of one member or item; with `loose`, also those that apply only where others do not."""
     if isinstance(step, int):
-        first = schema.get("prefixItems", schema["items"] if isinstance(schema.get("items"), list) else ())
-        rest = schema.get("additionalItems") if isinstance(schema.get("items"), list) else schema.get("items")
+        first, rest = schema.get("prefixItems", ()), schema.get("items")
         found = [first[step]] if step < len(first) else [] if rest is None else [rest]
         return [*found, *(schema.get(key) for key in ("unevaluatedItems", "contains") if loose)]
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     found = [properties[step]] if step in properties else []
-    found += [inner for pattern, inner in patterns.items() if re.search(pattern, step)]
+    found += [inner for pattern, inner in patterns.items() if matches(pattern, step)]
     if not found and "additionalProperties" in schema:
         found = [schema["additionalProperties"]]
     return [*found, schema.get("unevaluatedProperties")] if loose else found
