@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsing.families import CALL_FAMILIES, GUARD, NAMES, Call, Family, ids_of, parse, unguarded
-from support.growth import expect_linear
+from support.growth import expect_linear, opcodes
 from tito_core.parsing import CallStatus, ParsedTurn, known_tool_parsers
 from tito_core.parsing import registry as parser_registry
 
@@ -158,3 +158,15 @@ def test_time_grows_with_the_number_of_pieces() -> None:
     family = CALL_FAMILIES["xlam"]
     one, other = ids_of(family, "<think></think>\n"), ids_of(family, "a<think></think>")
     expect_linear(lambda count: parse(family, one * (1250 * count) + other * (1250 * count)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=8)
+@given(st.data())
+def test_four_times_the_control_words_take_less_than_six_times_the_instructions(name: str, data: st.DataObject) -> None:
+    family = CALL_FAMILIES[name]
+    words = [*family.control, *(family.think or ()), "a", '{"name": "look"', "\n"]
+    unit = data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=3))
+    ids = [token for word in unit for token in ids_of(family, word)]
+    few, many = (opcodes(lambda n=n: parse(family, ids * n, LOOK)) for n in (60, 240))  # type: ignore[misc]
+    assert many < 6 * few, (unit, few, many)

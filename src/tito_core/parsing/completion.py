@@ -23,6 +23,8 @@ P = ParamSpec("P")
 Tools = Mapping[str, JsonSchema]
 """The JSON Schema of each tool's arguments, by the tool's name."""
 FENCES = ("```", "~~~")
+_NEAR = 16
+"""Marks that are looked at one by one; a tag that is not among them is looked up."""
 
 
 class CallStatus(StrEnum):
@@ -155,13 +157,24 @@ class Completion:
         self._marks = markup.marks(decoded)
         self._starts = [mark.start for mark in self._marks]
         self._open: list[bool] | None = None  # by mark
+        self._places: dict[str, list[int]] | None = None  # of each tag among the marks, for tags that are far away
 
     def next_mark(self, char: int, tags: Set[str] | None = None) -> Mark | None:
         """Return the first mark at or after a character; with `tags`, the first of those tags."""
-        for i in range(bisect_left(self._starts, char), len(self._marks)):
-            if tags is None or self._marks[i].tag in tags:
-                return self._marks[i]
-        return None
+        first = bisect_left(self._starts, char)
+        near = first + _NEAR
+        for mark in self._marks[first:near]:
+            if tags is None or mark.tag in tags:
+                return mark
+        if near >= len(self._marks):
+            return None
+        if self._places is None:
+            self._places = {}
+            for i, mark in enumerate(self._marks):
+                self._places.setdefault(mark.tag, []).append(i)
+        lists = [self._places[tag] for tag in tags or () if tag in self._places]
+        found = [places[at] for places in lists if (at := bisect_left(places, near)) < len(places)]
+        return self._marks[min(found)] if found else None
 
     def previous_mark(self, char: int) -> Mark | None:
         """Return the last mark before a character."""
