@@ -187,12 +187,23 @@ class CertificateStore:
         """Return the cache key for these facts and the current version of this package."""
         return hashlib.sha256("\0".join((_code(), *facts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
+    def key_of(
+        self, source: str, variables: Mapping[str, Any], encoder: ContentSafeEncoder, content_tokens: ContentTokens
+    ) -> str:
+        """Return the cache key of a template with its arguments and tokenizer."""
+        arguments, added = repr(sorted(variables.items())), repr(sorted(encoder.added))
+        return self.key(source, encoder.digest, arguments, content_tokens, added)
+
     def load(self, key: str) -> Certificate | None:
         """Return a certificate, or None where none is cached."""
         try:
             return Certificate.from_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+
+    def holds(self, key: str) -> bool:
+        """Return whether a certificate may be cached."""
+        return (self.folder / f"{key}.json").exists()
 
     def save(self, key: str, certificate: Certificate) -> None:
         """Write a certificate atomically."""
@@ -240,8 +251,7 @@ def certified(
     Raises:
         TemplateError: No candidate is right.
     """
-    variables = repr(sorted(rendering.variables.items()))
-    key = store.key(source, encoder.digest, variables, content_tokens, repr(sorted(encoder.added)))
+    key = store.key_of(source, rendering.variables, encoder, content_tokens)
     certificate = store.load(key)
     if certificate is None:
         certificate, deltas = _certify(source, rendering, encoder, referee, content_tokens, image_token)

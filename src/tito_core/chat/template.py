@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING, Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
+from tito_core.chat.bounds import excess_of
 from tito_core.chat.certify import Certificate, CertificateStore, ContentTokens, Thinking, certified
 from tito_core.chat.comparison import Comparisons
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
 from tito_core.chat.message_check import describe
-from tito_core.chat.messages import TOOLS_SOURCE, ImagePart, MessageFormat, TemplateMessage, template_messages
-from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
+from tito_core.chat.messages import (
+    TOOLS_SOURCE,
+    ImagePart,
+    MessageFormat,
+    TemplateMessage,
+    template_messages,
+    template_tools,
+)
+from tito_core.chat.probes import LOOK, assistant_message, call_message, cases, result_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import UNKNOWN, Traced
@@ -86,6 +94,9 @@ class ChatTemplate:
             raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {describe(content_tokens)}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
+        store = CertificateStore(certificates)
+        if not store.holds(store.key_of(source, variables, encoder, content_tokens)):
+            _check_bounds(source, variables)
         rendering = Rendering.of(source, variables)
         text = rendering.of_messages(
             [user_message("."), assistant_message("."), user_message(".")],
@@ -95,7 +106,6 @@ class ChatTemplate:
         _check_encoding(encoder, tokenizer, text)
         referee = Referee(source, rendering.variables, lambda: rendering.now)
         image_token = getattr(tokenizer, "image_token", None)
-        store = CertificateStore(certificates)
         certificate, deltas = certified(source, rendering, encoder, referee, content_tokens, image_token, store)
         # The rendered text includes what else a template may write, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
@@ -272,6 +282,26 @@ def _without_template(tokenizer: PreTrainedTokenizerBase) -> str:
         "tokenizer.chat_template to the text of a Jinja template that writes what that code writes, and check it "
         "first: tito template check FILE.jinja --tokenizer NAME."
     )
+
+
+def _check_bounds(source: str, variables: Mapping[str, Any]) -> None:
+    """Check that a template ends, before it runs in this process.
+
+    Raises:
+        TemplateError: It takes too much time or memory.
+    """
+    probes = [
+        {
+            "messages": template_messages([*case.history, *case.new], case.system, message_format=message_format),
+            "tools": template_tools(case.tools),
+            "add_generation_prompt": True,
+        }
+        for case in cases()
+        if case.system is not None
+        for message_format in (MessageFormat(), MessageFormat(parts=True))
+    ]
+    if excess := excess_of(source, variables, probes):
+        raise TemplateError(f"The chat template {excess} on a few short messages. Use another template.")
 
 
 def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:
