@@ -164,7 +164,8 @@ class CallRecord(NamedTuple):
         status: "ok", "lenient", "malformed", "truncated", or "suspect" for text that only looks like a call.
         start: First token of the call, as an offset within the turn's output.
         stop: One past its last token.
-        reason: Why the status is not "ok", as a sentence; empty otherwise.
+        reason: Why the status is not "ok", as a sentence; else what of the tool's schema was translated or not checked,
+            empty for a usual schema.
     """
 
     name: str | None

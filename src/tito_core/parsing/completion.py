@@ -53,7 +53,8 @@ class ParsedCall:
         raw: The call's text as sampled, including tags.
         start: First token of the call, including tags, as an offset in the completion.
         stop: One past its last token.
-        reason: Why the status is not "ok", as a sentence; else empty. The policy reads the reason of a malformed call.
+        reason: Why the status is not "ok", as a sentence; else what of the tool's schema was translated or not checked.
+            The policy reads the reason of a malformed call.
         id: The call's id as sampled, in formats in which the policy writes one (Kimi); else None.
         arguments_text: The arguments as sampled, of a call that runs in a format that writes them as JSON; else None.
     """

@@ -60,7 +60,7 @@ class ToolParser(Protocol):
                 of a tool that is not among them are strings.
 
         Raises:
-            ToolSchemaError: A schema is not a JSON Schema, or refers to another document.
+            ToolSchemaError: A schema is not JSON, or nests too deep.
         """
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:

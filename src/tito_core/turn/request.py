@@ -128,7 +128,7 @@ def prepare(
         InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
         TotalTokensReachedError: They leave no token of `max_total_tokens`.
         ContextLengthError: They leave no room for an answer.
-        ToolSchemaError: A tool's input schema is not a JSON Schema, or refers to another document.
+        ToolSchemaError: A tool's input schema is not JSON, or nests too deep.
         UnsupportedToolChoiceError: The requested tool call cannot be forced.
     """
     hash_new(match, turn_input.messages)
