@@ -289,7 +289,8 @@ class Completion:
             if not call.status.runs:
                 continue
             if self.lenient:
-                self.calls[i] = replace(call, status=CallStatus.LENIENT, reason=call.reason or reason)
+                why = reason if call.status == CallStatus.OK else call.reason
+                self.calls[i] = replace(call, status=CallStatus.LENIENT, reason=why)
             else:
                 self.mark_malformed(i, reason)
 
