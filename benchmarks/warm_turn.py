@@ -96,8 +96,6 @@ def scripted(engine: str, picture: bool) -> Any:
     words = tokenizer.encode(" word") * (SAMPLED - len(call) - 1)
 
     def script(request: Any) -> Completion:
-        if request.ignore_eos or request.scoring:
-            return Completion([5] * request.max_new_tokens, finish="length")
         return Completion([*words, *call, end])
 
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")

@@ -16,7 +16,7 @@ from strands_tito import cli
 from strands_tito.collect import collected, entries
 from strands_tito.export.parquet import samples_in
 from support.collect_command import HERE, command, expect_collected
-from support.scripted import call, ids_of, is_probe, tokenizer
+from support.scripted import call, ids_of, tokenizer
 from support.seeing import NAME, PAD, shape
 from tito_conformance.testing import Completion, HashPolicy, ScriptedRequest, ScriptedServer, scripted_server
 from tito_conformance.testing.pictures import picture
@@ -33,7 +33,7 @@ def served(kind: str) -> ScriptedServer:
     hashed = HashPolicy(len(qwen), alphabet=range(1000, 2000), eos_ids=[qwen.eos_token_id])
 
     def answers(request: ScriptedRequest) -> Completion:
-        if is_probe(request) or request.scoring:
+        if request.measures or request.scoring:
             return hashed(request)
         seen = random.Random(repr(request.images))
         return Completion(

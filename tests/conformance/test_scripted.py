@@ -21,7 +21,7 @@ from conformance.defects.sampling import SAMPLING
 from conformance.defects.trial import FOLDERS, target_of, try_defect
 from conformance.defects.views import EXPERTS, View
 from conformance.defects.weights import WEIGHTS
-from support.scripted import is_probe, tokenizer
+from support.scripted import tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import CHECKS, PARITY_CHECKS, PROFILES, WEIGHT_CHECKS, BrokenLawError, Profile, Tally
 from tito_conformance.final_checks import UNKNOWN_ID
@@ -309,7 +309,7 @@ class FixedAnswer:
         self.score, self.top = self._policy.score, self._policy.top
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        if is_probe(request) or request.scoring:
+        if request.measures or request.scoring:
             return self._policy(request)
         output = self._output[: request.max_new_tokens]
         return Completion(output, finish="length" if len(output) == request.max_new_tokens else None)

@@ -14,7 +14,7 @@ import pytest
 from strands import Agent
 
 from support.backends import TRIES
-from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
+from support.scripted import BACKENDS, Says, call, engine_of, model_of, tokenizer
 from tito_conformance.testing import Fault, ScriptedServer
 from tito_core import TITOModel, store
 from tito_core.backend import (
@@ -155,7 +155,7 @@ async def test_an_agent_that_was_cancelled_before_its_turn_sends_nothing(kind: s
 
 
 def _hang_the_agents_turn(number: int, request: Any) -> Fault | None:
-    return None if is_probe(request) or request.max_new_tokens <= 1 else Fault(hang=True)
+    return None if request.measures or request.max_new_tokens <= 1 else Fault(hang=True)
 
 
 def _model_at(url: str, kind: str, **options: Any) -> TITOModel:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from strands import Agent, tool
 
-from support.scripted import BACKENDS, Says, backend_of, call, engine_of, is_probe, tokenizer
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
 from tito_conformance.testing import Fault, ScriptedRequest
 from tito_conformance.testing.script import PositionScorer, routed
 from tito_core import Policy, TITOModel
@@ -133,7 +133,7 @@ def test_an_unsupported_output_is_refused_before_anything_is_sent(kind: str) -> 
         policy.model(optional_outputs=WANTED)
     with pytest.raises(UnsupportedByServerError, match="--enable-return-routed-experts"):
         TITOModel(backend=backend_of(engine, kind), tokenizer=tokenizer(), optional_outputs=WANTED)
-    assert all(is_probe(request) or request.max_new_tokens < 2 for request in engine.requests[before:])
+    assert all(request.measures or request.max_new_tokens < 2 for request in engine.requests[before:])
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -142,11 +142,11 @@ async def test_a_turn_whose_columns_do_not_agree_is_not_committed(kind: str) -> 
         (answer["meta_info"] if "meta_info" in answer else answer["choices"][0])["routed_experts"] = None
 
     def of_turns(number: int, request: ScriptedRequest) -> Fault | None:
-        return None if is_probe(request) or request.max_new_tokens < 2 else Fault(edit=lose)
+        return None if request.measures or request.max_new_tokens < 2 else Fault(edit=lose)
 
     policy, engine = policy_on(kind, "Yes.", fault=of_turns)
     model = policy.model(optional_outputs=WANTED)
     with pytest.raises(ProtocolViolationError, match=r"Law 4: .*no routed_experts"):
         await Agent(model=model, callback_handler=None).invoke_async("Is it?")
     assert len(model.ledger) == 0
-    assert not is_probe(engine.requests[-1])
+    assert not engine.requests[-1].measures

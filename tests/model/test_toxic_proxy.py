@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.backends import Handler, Received, in_process
-from support.scripted import engine_of, is_probe, policy_of, tokenizer
+from support.scripted import engine_of, policy_of, tokenizer
 from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest
 from tito_conformance.testing.wire import WireResponse
 from tito_core.backend import BackendError
@@ -132,8 +132,6 @@ class Samples:
         self.by_id: dict[str, tuple[list[int], list[float]]] = {}
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        if is_probe(request) or request.scoring:
-            return Completion([5] * request.max_new_tokens, finish="length")
         draw = random.Random(request.request_id)
         ids = [*(draw.randrange(300, 20_000) for _ in range(draw.randrange(2, 9))), tokenizer().eos_token_id]
         logprobs = [-draw.randrange(1, 500) / 128 for _ in ids]

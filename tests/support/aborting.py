@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from support.scripted import is_probe
 from tito_conformance.testing import Completion, ScriptedRequest
 
 
@@ -28,8 +27,6 @@ class Aborting:
     prompt: int = 0
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        if is_probe(request) or request.scoring:
-            return Completion([5] * request.max_new_tokens, finish="length")
         run = len(self.requests)
         self.requests.append(request)
         self.prompt = self.prompt or len(request.prompt_ids)

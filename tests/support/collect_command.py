@@ -15,7 +15,7 @@ from typing import Any
 
 from strands_tito.collect import collected, entries
 from support import collect_forks
-from support.scripted import call, ids_of, is_probe, tokenizer
+from support.scripted import call, ids_of, tokenizer
 from tito_conformance.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 from tito_core.ledger import check_ledger
 
@@ -71,8 +71,6 @@ def served(kind: Any, seed: int = 0, latency: float = 0.0, **options: Any) -> Sc
     called = ids_of(call("multiply", '{"a": 25, "b": 17}'))
 
     def answers(request: ScriptedRequest) -> Completion:
-        if is_probe(request) or request.scoring:
-            return Completion([5] * request.max_new_tokens, finish="length")
         draw = random.Random(
             f"{seed} {request.request_id if request.seed is None else (request.seed, request.context)}"
         )

@@ -8,7 +8,7 @@ from typing import Any
 from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
 
-from support.scripted import END, call, ids_of, is_probe, tokenizer
+from support.scripted import END, call, ids_of, tokenizer
 from tito_conformance.testing import Completion, ScriptedRequest
 from tito_core.ledger import Ledger
 
@@ -22,8 +22,6 @@ ledgers: list[Ledger] = []
 
 def says(request: ScriptedRequest) -> Completion:
     """Answer according to the prompt, truncated at the request's limit."""
-    if is_probe(request) or request.scoring:
-        return Completion([5] * request.max_new_tokens, finish="length")
     text = tokenizer().decode(list(request.prompt_ids))
     ids = ids_of((ANSWER if "425" in text else CALL) + END)
     if len(ids) > request.max_new_tokens:

@@ -32,11 +32,6 @@ def ids_of(text: str, name: str = "smollm2") -> list[int]:
     return list(tokenizer(name).encode(text, add_special_tokens=False))
 
 
-def is_probe(request: ScriptedRequest) -> bool:
-    """Return whether a request is the model's own measurement at connect."""
-    return request.ignore_eos and request.temperature == 2.0
-
-
 class Says:
     """Answers turn after turn; each answer is text (the end of turn is added), exact ids, or a function of the prompt.
 
@@ -50,8 +45,6 @@ class Says:
         self.requests: list[ScriptedRequest] = []
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        if is_probe(request) or request.scoring:
-            return Completion([5] * request.max_new_tokens, finish="length")
         self.requests.append(request)
         answer = self.answers[self.turn % len(self.answers)]
         self.turn += 1

@@ -12,12 +12,14 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 import aiohttp
+import numpy as np
 import pytest
 
 from support.client import Client, Response, lines
 from tito_conformance.testing import (
     THROTTLED,
     UNAVAILABLE,
+    Completion,
     Fault,
     HashPolicy,
     InProcessTransport,
@@ -33,7 +35,12 @@ from tito_conformance.testing import (
     scripted_engine,
     scripted_server,
 )
+from tito_core.backend import create_backend
+from tito_core.backend.generate import generate, score
 from tito_core.backend.http.client import ConnectionPool
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import measure
 
 Kind = Literal["vllm", "sglang"]
 Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[Client]]
@@ -450,3 +457,26 @@ async def test_other_endpoints_can_be_overridden(kind: Kind, connect: Connect) -
         assert (await client.get("/v1/models?x=1")).text == "<html>hello</html>"
         with pytest.raises(aiohttp.ClientOSError):
             await client.get("/health")
+
+
+@pytest.mark.parametrize(
+    ("script", "raw"),
+    [
+        (lambda: Replay([[5, 2]]), True),
+        (lambda: from_function(lambda prompt: [5, 2]), True),
+        (lambda: lambda request: Completion([5, 2]), True),
+        (lambda: HashPolicy(1000, eos_ids=[2]), False),
+    ],
+    ids=["Replay", "from_function", "function", "HashPolicy"],
+)
+async def test_answers_are_for_turns_and_a_distribution_is_measured(kind: Kind, script: Any, raw: bool) -> None:
+    """Connecting and scoring use up no answer, and need none as long as a measurement; what a policy samples counts."""
+    engine = scripted_engine(kind, script(), eos_ids=[2], raw_logprobs=False)
+    backend = create_backend(kind, "http://scripted", http_transport=lambda: InProcessTransport(engine))
+    prompt = np.arange(5, 25, dtype=np.int32)
+    info = await measure(backend, await backend.connect(), prompt)
+    assert info.processed_logprobs is not raw
+    assert len(await score(backend, prompt)) > 0
+    answer = await generate(backend, TokenRequest(prompt, SamplingParams(max_new_tokens=8), "turn"))
+    assert raw == (answer.output_ids.tolist() == [5, 2])
+    await backend.aclose()

@@ -118,6 +118,11 @@ class ScriptedRequest:
         return float(params.get("repetition_penalty") or 1.0)
 
     @property
+    def measures(self) -> bool:
+        """Whether a client measures the server, as when it connects: at temperature 2, to the token limit."""
+        return self.ignore_eos and self.temperature == 2.0
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends this generation."""
         own = frozenset(self.stop_token_ids)
@@ -229,8 +234,6 @@ class Replay:
         Raises:
             ScriptError: All answers are used up.
         """
-        if request.scoring:
-            return Completion(request.prompt_ids[-1:])
         if self._by_prompt is not None and request.context in self._by_prompt:
             return self._by_prompt[request.context]
         if self._next >= len(self._answers) and not (self._cycle and self._answers):
@@ -313,10 +316,16 @@ class Settled:
 def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
     """Run the script, and apply what every engine does: first stop id, stop strings, `max_new_tokens`, logprobs.
 
+    A script that is no distribution is not asked what a client measures or scores: its answers are for turns.
+
     Raises:
         ScriptError: The completion is invalid, or does not end.
     """
-    completion = script(request) if request.max_new_tokens else Completion(())
+    listed = isinstance(script, Replay) or not isinstance(script, Scorer)
+    if not request.max_new_tokens or (listed and (request.scoring or request.measures)):
+        completion = Completion(request.prompt_ids[-1:] * request.max_new_tokens, finish="length")
+    else:
+        completion = script(request)
     ids = tuple(completion.output_ids)
     if bad := [i for i in ids if not 0 <= i < request.vocab_size]:
         raise ScriptError(f"the script returned id {bad[0]}, which is outside the vocabulary of {request.vocab_size}.")

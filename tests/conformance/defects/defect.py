@@ -74,8 +74,7 @@ class Defect:
             return None
 
         def of_request(number: int, request: ScriptedRequest) -> Fault | None:
-            measured = request.ignore_eos and request.temperature == 2.0  # the measurement at connect
-            if request.scoring or request.max_new_tokens == 0 or measured:
+            if request.scoring or request.max_new_tokens == 0 or request.measures:
                 return None
 
             def change(answer: Any) -> None:

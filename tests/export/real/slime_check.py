@@ -37,7 +37,7 @@ from strands_tito.integrations.slime_generate import PARTIAL
 from support.kept_sets import sampled
 from support.multiplying import ANSWER, CALL, SAMPLED, editing, multiply, says
 from support.rollout_forests import REWARDS, group_of_one_prompt, rollouts
-from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
+from support.scripted import END, engine_of, ids_of, tokenizer
 from support.slime_facts import PARAMETERS, arguments
 from tito_conformance.testing import Completion, ScriptedServer
 from tito_core.ledger import Ledger
@@ -222,7 +222,7 @@ def a_file_is_converted() -> None:
 def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
     def script(request: Any) -> Completion:
         answer = says(request)
-        if "425" in tokenizer().decode(list(request.prompt_ids)) and not is_probe(request) and not resumed:
+        if "425" in tokenizer().decode(list(request.prompt_ids)) and not request.measures and not resumed:
             return Completion(answer.output_ids[:2], finish="abort")
         return answer
 
