@@ -6,8 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
+import shlex
+import shutil
 import sys
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +20,8 @@ from rich.console import Console
 import tito_engines as engines
 from strands_tito import Policy
 from strands_tito.errors import TITOError
+from tito_core import store
+from tito_core.ledger import Ledger
 from tito_engines import models
 from tito_engines.terminal import VisibleConsole, stages_shown
 
@@ -35,6 +42,15 @@ def options(description: str | None, model: str = "smollm2") -> argparse.Argumen
     parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
     parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
     return parser
+
+
+def write(ledgers: Sequence[Ledger], folder: str, name: str) -> None:
+    """Write rollouts to a new file, and print the command that shows it; in a clone that is no command of the shell."""
+    path = Path(folder, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.tito")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store.append(path, ledgers)
+    tito = "tito" if shutil.which("tito") else os.path.relpath(Path(sys.executable).with_name("tito"))
+    console.print(f"Rollouts written to {path}. Look at them with:\n    {tito} view {shlex.quote(str(path))}")
 
 
 def run_parsed(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from strands.types.exceptions import MaxTokensReachedException
@@ -20,7 +19,6 @@ from at_engine import console
 from calculator import QUESTIONS, make_agent
 from strands_tito import Policy, SamplingParams
 from strands_tito.inspect import show as report
-from tito_core import store
 
 
 async def rollout(policy: Policy, question: str, sampling: SamplingParams, slots: asyncio.Semaphore) -> report.Rollout:
@@ -52,10 +50,7 @@ async def run(policy: Policy, arguments: argparse.Namespace) -> None:
         rollouts = await asyncio.gather(*map(counted, QUESTIONS))
     seconds = time.perf_counter() - started
     await report.show(console, policy, rollouts, seconds)
-    path = Path(arguments.out) / f"demo-{policy.info.backend}-{time.strftime('%Y%m%d-%H%M%S')}.tito"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.append(path, [done.ledger for done in rollouts])
-    console.print(f"Rollouts written to [bold]{path}[/]; read them with tito_core.store.read({str(path)!r}).")
+    at_engine.write([done.ledger for done in rollouts], arguments.out, f"demo-{policy.info.backend}")
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from pathlib import Path
 
 from strands.types.exceptions import MaxTokensReachedException
 
@@ -22,7 +21,6 @@ from at_engine import console
 from shapes import AGAIN, QUESTIONS, DrawsFirst, make_agent
 from strands_tito import Policy, TITOModel
 from strands_tito.inspect import show as report
-from tito_core import store
 
 
 async def rollout(policy: Policy, question: str, arguments: argparse.Namespace) -> report.Rollout:
@@ -52,10 +50,7 @@ async def run(policy: Policy, arguments: argparse.Namespace) -> None:
         "ledgers",
         highlight=False,
     )
-    path = Path(arguments.out) / f"demo-images-{policy.info.backend}-{time.strftime('%Y%m%d-%H%M%S')}.tito"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.append(path, ledgers)
-    console.print(f"Rollouts written to [bold]{path}[/]; look at them with: tito view {path}")
+    at_engine.write(ledgers, arguments.out, f"demo-images-{policy.info.backend}")
 
 
 def main() -> None:

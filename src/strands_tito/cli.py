@@ -16,7 +16,7 @@ from rich.text import Text
 
 from strands_tito.collect.cli import collect
 from strands_tito.export.files import FORMATS, ExportOptions, write
-from strands_tito.export.output_file import is_stdout
+from strands_tito.export.output_file import is_stdout, or_stdout
 from strands_tito.export.trainer import Decode, LogprobPolicy, MissingPackageError
 from strands_tito.inspect.score import TEACHER
 from strands_tito.inspect.show import (
@@ -169,7 +169,10 @@ def _shown(ledger: Ledger, name: str) -> Show:
 def export(
     paths: Paths,
     to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")],
-    out: Annotated[Path, typer.Option(help="File, link or pipe to write; files are replaced.", dir_okay=False)],
+    out: Annotated[
+        Path,
+        typer.Option(help="File or pipe to write, - for standard output.", dir_okay=False, callback=or_stdout),
+    ],
     temperature: Annotated[float, typer.Option(min=0, help="The trainer's logit temperature.")] = 1.0,
     logprobs: Annotated[
         str, typer.Option(help="checked: refuse logprobs of another quantity than the trainer's; as-recorded; omit.")

@@ -136,16 +136,18 @@ def test_a_pipe_gets_the_rows(to: str, tmp_path: Path) -> None:
     assert len(list(read_parquet(tmp_path / "read"))) == 1 if to == "parquet" else len(lines(tmp_path / "read")) == 1
 
 
-@pytest.mark.parametrize("appends", [False, True])
-def test_standard_output_has_the_rows_alone(appends: bool, path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("appends", "name"), [(False, "stdout"), (True, "stdout"), (False, "-")])
+def test_standard_output_has_the_rows_alone(appends: bool, name: str, path: Path, tmp_path: Path) -> None:
     out = tmp_path / "stdout"
     out.symlink_to("/proc/self/fd/1")  # as /dev/stdout is, which a defect would replace for the whole machine
+    out = Path("-") if name == "-" else out
     command = [sys.executable, "-m", "strands_tito", "export", path, "--to", "trl", "--out", out]
     (tmp_path / "rows").write_text("{}\n")
     with (tmp_path / "rows").open("ab" if appends else "wb") as rows:
-        done = subprocess.run(command, stdout=rows, stderr=subprocess.PIPE, text=True, check=True)
-    assert f"Wrote 1 row of 2 rollouts to {out}." in done.stderr
-    assert out.is_symlink()
+        done = subprocess.run(command, stdout=rows, stderr=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
+    assert f"Wrote 1 row of 2 rollouts to {'/dev/stdout' if name == '-' else out}." in done.stderr
+    assert (tmp_path / "stdout").is_symlink()
+    assert not (tmp_path / "-").exists()
     assert len(lines(tmp_path / "rows")) == 1 + appends
 
 

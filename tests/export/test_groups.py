@@ -138,7 +138,7 @@ def test_a_file_names_groups_and_counts_what_it_leaves_out(tmp_path: Path) -> No
     )
     assert (written.rows, written.rollouts, written.without_turns) == (12, 12, 2)
     assert (written.without_reward, written.ended_outside) == (2, 2)
-    assert (written.sampled, written.trained, written.masked) == (sampled, sampled - 16, 16)
+    assert (written.sampled, written.trained, written.masked, written.unrewarded) == (sampled, sampled - 16, 16, 8)
 
     written = write(group, "verl", path, options(branches="last"))
     rows = lines(path)
@@ -207,6 +207,11 @@ def test_the_command_says_what_it_left_out_and_why(tmp_path: Path) -> None:
         f"Wrote 1 row of 3 rollouts to {tmp_path / 'out'}. 0 of 17 sampled tokens are trained.",
         "Tokens left out: 12 of other paths and agents (solver 10, no agent 2), 5 sampled under a grammar.",
         "Rollouts: 1 without turns (no row), 1 without a turn of this agent (no row), 1 without a reward.",
+    ]
+    assert shown("--to", "verl")[1:3] == [
+        "Tokens left out: 12 of rows without a reward, 5 sampled under a grammar.",
+        "No reward, so nothing is trained: annotate rollouts with one, or add --missing-reward NUMBER, or null if the "
+        "trainer computes rewards.",
     ]
     assert "5 sampled under a grammar" in shown("--to", "parquet")[1]
     assert [sample.identity.agent for sample in read_parquet(tmp_path / "out")] == ["judge", "solver", None]

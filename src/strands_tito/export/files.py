@@ -95,6 +95,7 @@ class Written:
         trained: Those that the rows train.
         constrained: Those that were sampled under a grammar and are not trained.
         masked: Those of rows that ended from outside, or have no reward, and are not trained.
+        unrewarded: Those of `masked` that only lack a reward.
         elsewhere: Those on paths that have no row, by agent.
         credit: Rewards of turns and calls of all rollouts.
         credited: Those that the trained rows have.
@@ -110,6 +111,7 @@ class Written:
     trained: int = 0
     constrained: int = 0
     masked: int = 0
+    unrewarded: int = 0
     elsewhere: Counter[str] = field(default_factory=Counter)
     credit: int = 0
     credited: int = 0
@@ -120,11 +122,17 @@ class Written:
         yield f"Wrote {count(self.rows, 'row')} of {count(self.rollouts, 'rollout')} to {where}. {trained}."
         tokens = {
             f"of other paths and agents ({by_agent(self.elsewhere)})": self.elsewhere.total(),
-            "of rows that are not trained": self.masked,
+            "of rows that ended from outside": self.masked - self.unrewarded,
+            "of rows without a reward": self.unrewarded,
             "sampled under a grammar": self.constrained,
         }
         if any(tokens.values()):
             yield f"Tokens left out: {', '.join(f'{number:,} {why}' for why, number in tokens.items() if number)}."
+        if self.unrewarded:
+            yield (
+                f"No reward, so {'these rows are not' if self.trained else 'nothing is'} trained: annotate rollouts "
+                "with one, or add --missing-reward NUMBER, or null if the trainer computes rewards."
+            )
         if self.credit:
             yield f"Rewards of turns and tool calls: {self.credited:,} of {self.credit:,} are in rows that are trained."
         rollouts = {
@@ -219,6 +227,7 @@ def _counted(export: _Export, options: ExportOptions, written: Written, *, last:
     whole, trained = (trained_tokens(each) for each in (export.samples, (one for one, is_in in export.rows if is_in)))
     written.trained += trained
     written.masked += whole - trained
+    written.unrewarded += 0 if first.ended_outside else whole - trained
     written.constrained += sum(ledger[turn].draft.columns.output for turn in turns) - whole
     written.without_reward += total_of(ledger) is None
     written.ended_outside += first.ended_outside

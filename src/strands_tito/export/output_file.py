@@ -53,6 +53,11 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def or_stdout(path: Path | None) -> Path | None:
+    """Return the path of standard output for the name `-`, which a command's option takes, and others unchanged."""
+    return Path("/dev/stdout") if str(path) == "-" else path
+
+
 def is_stdout(path: str | PathLike[str]) -> bool:
     """Return whether a path names the file or pipe that is this process's standard output."""
     try:

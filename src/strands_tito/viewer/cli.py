@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from strands_tito.export.output_file import is_stdout, replacing
+from strands_tito.export.output_file import is_stdout, or_stdout, replacing
 from strands_tito.viewer.data import Pictures, TokenTexts
 from strands_tito.viewer.rollouts import Rollouts
 from strands_tito.viewer.site import Server, Site
@@ -27,7 +27,7 @@ def view(
     paths: Paths,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write one rollout to this file as an offline page; among several, add --rollout."),
+        typer.Option(help="Write one rollout as an offline page, - for standard output.", callback=or_stdout),
     ] = None,
     rollout: Annotated[
         list[int] | None, typer.Option(min=1, help="Number of the rollout to open; give it twice to compare two.")
