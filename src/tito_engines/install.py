@@ -23,6 +23,14 @@ from tito_engines.spec import EngineSpec, engines_dir, megabytes, pins, standin_
 from tito_engines.terminal import ProgressCallback, silent
 
 TORCH_INDEX_VARIABLE = "TITO_TORCH_INDEX"
+UV = (sys.executable, "-m", "uv")
+"""uv, which finds PyTorch's own index of CPU builds. Of the extra `engines`."""
+NO_TORCH = re.compile(
+    # The last alternative is pip's message if its configuration constrains torch.
+    r"(?:No matching distribution found for|Could not find a version that satisfies the requirement|Cannot install)"
+    r" torch\b"
+)
+"""What pip says where its indexes have no such build of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,8 @@ def ensure(
     Args:
         spec: The engine.
         python: The interpreter for the environment; see `choose`.
-        torch_index: URL of a package index with CPU builds of torch, if the configured indexes have none. The
-            environment variable `TITO_TORCH_INDEX` sets it too.
+        torch_index: URL of a package index with CPU builds of torch, besides the configured ones. The environment
+            variable `TITO_TORCH_INDEX` sets it too. If none of them has one, uv looks in PyTorch's own index.
         progress: Called with the current step.
         cancel: Set it from another thread to cancel the installation.
 
@@ -127,10 +135,17 @@ def _install(
         options = ["--no-deps", "--no-input", "--disable-pip-version-check", "--no-compile", "--progress-bar", "off"]
         options += ["--extra-index-url", index] if index else []
         with tempfile.TemporaryDirectory(dir=root) as downloads:  # its disk has room, /tmp perhaps not
-            run(
-                "install its packages", python, "-m", "pip", "install", *options, "-r", requirements,
-                variables={"TMPDIR": downloads}, report=report,
-            )  # fmt: skip
+            command = (python, "-m", "pip", "install", *options, "-r", requirements)
+            run = functools.partial(run, variables={"TMPDIR": downloads}, report=report)
+            try:
+                run("install its packages", *command)
+            except InstallFailed as error:
+                if not NO_TORCH.search(str(error)):
+                    raise
+                report(f"{spec.name}: pip finds no CPU build of torch; looking in PyTorch's own index")
+                where = ("--python", python, "--no-deps", "--torch-backend", "cpu", pinned[0])
+                run("find a CPU build of torch", *UV, "pip", "install", *where, hint=TORCH_HINT)
+                run("install its packages", *command)
     _add_standins(spec, root, minor)
     report(f"{spec.name}: checking that it can be imported")
     run("import the engine", python, "-c", spec.import_check, variables=spec.check_env)
@@ -150,15 +165,15 @@ def _add_standins(spec: EngineSpec, root: Path, minor: str) -> None:
     pth.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+TORCH_HINT = (
+    "No CPU build of torch for this Python was found, neither in pip's configured indexes nor by uv in PyTorch's own. "
+    "Is that index reachable (a proxy, a mirror)? Else name one that has it, with --torch-index URL, "
+    "TITO_TORCH_INDEX=URL or `make demo TORCH_INDEX=URL`; PyTorch's installation page (pytorch.org/get-started/locally) "
+    "shows its address for pip and CPU."
+)
 HINTS = (
     (r"No space left on device", "Free some disk space, then try again; `TITO_CACHE_DIR` moves the cache elsewhere."),
-    (
-        # The last alternative is pip's message if its configuration constrains torch.
-        r"(?:No matching distribution found for|Could not find a version that satisfies the requirement"
-        r"|Cannot install) torch\b",
-        "The configured package indexes have no CPU build of torch for this Python, but PyTorch's index of CPU wheels "
-        "has. Give its URL with --torch-index URL, TITO_TORCH_INDEX=URL, or `make demo TORCH_INDEX=URL`.",
-    ),
+    (NO_TORCH.pattern, TORCH_HINT),
     (
         r"ConnectionError|ReadTimeout|Connection broken|Temporary failure in name resolution|NewConnectionError",
         "The package index could not be reached: check the network and pip's proxy settings. pip keeps what it has "
@@ -171,11 +186,12 @@ HINTS = (
 )
 
 
-def explain(spec: EngineSpec, aim: str, status: int, lines: list[str]) -> str:
+def explain(spec: EngineSpec, aim: str, status: int, lines: list[str], hint: str = "") -> str:
     """Return the error message of a failed installation: what failed, a hint and the last lines of output."""
     text = "\n".join(lines[-200:])
-    hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), "Try again; pip keeps its downloads.")
-    shown = "\n".join([f"  {line}" for line in lines if not line.startswith("WARNING")][-15:])
+    found = (hint for pattern, hint in HINTS if re.search(pattern, text))
+    hint = hint or next(found, "Try again; pip keeps its downloads.")
+    shown = "\n".join([f"  {line}" for line in lines if not line.startswith(("WARNING", "supervisor:"))][-15:])
     return (
         f"Installing {spec.title} failed: could not {aim} (exit status {status}). {hint} Last lines of output:\n{shown}"
     )
@@ -188,18 +204,20 @@ def _run(
     cancel: threading.Event,
     variables: Mapping[str, str] | None = None,
     report: ProgressCallback = silent,
+    hint: str = "",
 ) -> None:
     lines: list[str] = []
+    tool = argv[2] if argv[1] == "-m" else "python"
 
     def take(line: str) -> None:
         if line:  # "" stands for half a second without output
             lines.append(line)
-            report(f"{spec.name}: pip: {line.strip().partition(' (from ')[0][:100]}")
+            report(f"{spec.name}: {tool}: {line.strip().partition(' (from ')[0][:100]}")
 
     variables = child_process.environment(Path(argv[0]), variables or {})
     status = child_process.run([str(word) for word in argv], variables, take, cancel)
     if status != 0:
-        raise InstallFailed(explain(spec, aim, status, lines))
+        raise InstallFailed(explain(spec, aim, status, lines, hint))
 
 
 _PROBE = "import ensurepip, sys, venv; print(sys.implementation.name, '%d.%d' % sys.version_info[:2] + sys.abiflags)"

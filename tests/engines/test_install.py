@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 
 from support.fake_engine import FAKE, MINOR, Variant, gone, processes_of, wheel
-from tito_engines import Cancelled, CannotInstall, EngineEnv, EngineSpec, InstallFailed, UnknownEngine, ensure, find
+from tito_engines import (
+    Cancelled,
+    CannotInstall,
+    EngineEnv,
+    EngineSpec,
+    InstallFailed,
+    UnknownEngine,
+    ensure,
+    find,
+    install,
+)
 from tito_engines.cache import MANIFEST
 from tito_engines.install import environment_dir
 
@@ -223,13 +233,44 @@ def test_a_lock_is_installed_by_pip_with_progress(
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_without_a_cpu_build_of_torch_the_option_is_named(
+def test_without_a_cpu_build_of_torch_uv_is_asked_and_then_the_option_is_named(
     shelf: Path, cache: Path, constrained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if pip's configuration constrains torch, when pip's own message is another one."""
     if constrained:
         (tmp_path / "constraints.txt").write_text("torch<99\n")
         monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    monkeypatch.setattr(install, "UV", stand_in(tmp_path, "echo error: Failed to fetch; exit 2"))
     lock = "torch==2.14.0+cpu\n" if constrained else "enginea==1.0\ntorch==2.14.0+cpu\n"
-    with pytest.raises(InstallFailed, match=r"(?s)CPU build of torch.*--torch-index URL.*TITO_TORCH_INDEX"):
+    with pytest.raises(InstallFailed, match=r"(?s)No CPU build.*--torch-index URL.*TITO_TORCH_INDEX.*Failed to fetch"):
         ensure(replace(FAKE, locks={MINOR: lock}))
+
+
+def test_a_cpu_build_of_torch_that_uv_finds_is_used(
+    shelf: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path, "torch", "2.14.0+cpu")
+    monkeypatch.setattr(install, "UV", stand_in(tmp_path, f'echo "$@" > {tmp_path}/asked; exec "$4" -m pip {FOUND}'))
+    check = "import enginea, torch; assert torch.VERSION == '2.14.0+cpu'"
+    lock = "enginea==1.0\ntorch==2.14.0+cpu\n"
+    python = ensure(replace(FAKE, locks={MINOR: lock}, import_check=check)).python
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked == ["pip", "install", "--python", str(python), "--no-deps", "--torch-backend", "cpu", lock.split()[1]]
+
+
+FOUND = 'install -q --no-deps --find-links "$(dirname "$0")" torch==2.14.0+cpu'
+
+
+def stand_in(folder: Path, script: str) -> tuple[str]:
+    """Return the command of a program that stands for uv, whose index no test reaches."""
+    program = folder / "uv"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return (str(program),)
+
+
+def test_uv_takes_the_words_that_it_is_given(tmp_path: Path) -> None:
+    """The real one, without a network: it refuses none of the options, and finds no such build."""
+    words = ["pip", "install", "--python", sys.executable, "--no-deps", "--torch-backend", "cpu", "torch==0+cpu"]
+    done = subprocess.run([*install.UV, *words, "--offline", "--cache-dir", tmp_path], capture_output=True, text=True)
+    assert (done.returncode, "torch==0+cpu" in done.stderr) == (1, True), done.stderr
