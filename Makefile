@@ -16,6 +16,7 @@ BENCH_ARGS ?=
 BENCH_JOBS ?= 1
 TRAIN_ARGS ?=
 PACKAGE ?=
+PACKAGE_ARGS ?=
 SAMPLE ?=
 OWNER ?=
 ROWS ?=
@@ -108,7 +109,8 @@ prove: $(READY)  ## run the large proofs and write evidence/proofs.md; PROVE_ARG
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
 release: $(READY)  ## before a tag: all evidence of this commit, in about two hours; fails on what is older than its code
-	@$(MAKE) lint docs package test suite browser matrix defects
+	@$(MAKE) package PACKAGE_ARGS=--to-publish
+	@$(MAKE) lint docs test suite browser matrix defects
 	@$(MAKE) prove PROVE_ARGS='--smallest --record'
 	@$(MAKE) bench BENCH_ARGS='--quick --write'
 	@$(BIN)/python tools/prove.py --check
@@ -149,7 +151,7 @@ bench: $(READY)  ## print the benchmark tables; BENCH_ARGS=--smallest BENCH_JOBS
 
 package: $(READY)  ## build the wheel and the sdist into dist/, and check them
 	@$(BIN)/python -m pip install -q -c constraints.txt build twine
-	@$(BIN)/python tools/package.py
+	@$(BIN)/python tools/package.py $(PACKAGE_ARGS)
 
 # The owner of today is the one in pyproject.toml; tests/test_release.py checks that no address has another.
 publish-as:  ## put the repository's owner into every address: OWNER=name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from tito_core.parsing import registry
 from tito_core.store import frames
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = CONFIG["project"]
 OWNER = PROJECT["urls"]["Repository"].split("/")[3]
 FILES = sorted(
     path
@@ -50,16 +52,33 @@ def test_one_command_puts_the_owner_into_every_address(tmp_path: Path) -> None:
     for owner in ("acme-2", "renamed"):  # the second time from the first owner
         subprocess.run(["make", "-s", "publish-as", f"OWNER={owner}"], cwd=tmp_path, check=True, timeout=60)
         assert {each for each in addresses(tmp_path) if not each.startswith(ours(owner))} == set()
-    assert len(addresses(tmp_path)) == len(addresses(ROOT)) > 9
+    assert len(addresses(tmp_path)) == len(addresses(ROOT)) > 8
     assert subprocess.run(["make", "-s", "publish-as"], cwd=tmp_path, capture_output=True).returncode != 0
 
 
-def test_the_readme_links_absolutely_to_what_exists() -> None:
-    targets = re.findall(r"\]\(([^)\s]+)\)", TEXT[Path("README.md")])
-    assert [each for each in targets if not each.startswith("https://")] == []
-    local = [re.sub(r"^https://.*?/strands-tito/(blob/)?main/", "", each) for each in targets if "/main/" in each]
+def test_the_readmes_links_work_in_a_clone_and_in_the_package() -> None:
+    """What the build makes of them is seen again in the wheel, by tools/package.py."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    local = [each for each in re.findall(r"\]\(([^)\s]+)\)", text) if not each.startswith("https://")]
     assert len(local) > 10
     assert [each for each in local if not (ROOT / each.partition("#")[0]).is_file()] == []
+    for rule in CONFIG["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    places = (f"https://github.com/{OWNER}/strands-tito/blob/main/", f"https://raw.githubusercontent.com/{OWNER}/")
+    assert [each for each in targets if not each.startswith("https://")] == []
+    assert [each.split("/main/")[1] for each in targets if each.startswith(places)] == local
+
+
+def test_a_package_with_a_placeholder_for_its_owner_is_not_published(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    script = shutil.copy(ROOT / "tools/package.py", tmp_path / "tools")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").replace(f"/{OWNER}/", "/OWNER/")
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, script, "--to-publish"], capture_output=True, text=True)
+    assert (done.returncode, "make publish-as OWNER=name" in done.stderr) == (1, True)
+    release = [(ROOT / each).read_text(encoding="utf-8") for each in (".github/workflows/release.yml", "Makefile")]
+    assert ["package PACKAGE_ARGS=--to-publish" in text for text in release] == [True, True]
 
 
 def test_one_range_of_python_is_stated_everywhere() -> None:

@@ -1,19 +1,24 @@
 """Build the sdist and the wheel into dist/, and check what a user would get.
 
-    python tools/package.py
+    python tools/package.py               # says so if they are not to be published
+    python tools/package.py --to-publish  # builds nothing that is not
 
 The wheel is built from the sdist. `twine check --strict` reads the metadata and the README; the wheel holds every file
-of src/, and nothing else; each of its entry points loads; neither file is larger than its limit. Then tests of the
-unpacked sdist run on the code of the wheel. It needs build, twine, and everything that `make setup` installs.
+of src/, and nothing else; each of its entry points loads; its README links absolutely; neither file is larger than its
+limit. Then tests of the unpacked sdist run on the code of the wheel. It needs build, twine, and everything that `make
+setup` installs.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from configparser import ConfigParser
@@ -34,8 +39,21 @@ for each in sys.argv[1:]:
 """
 
 
+PLACEHOLDER = "OWNER"
+UNOWNED = (
+    f"pyproject.toml has {PLACEHOLDER} in place of the repository's owner, so every link of the package is dead. "
+    "Before it is published, run make publish-as OWNER=name, and commit what it changed."
+)
+
+
 def main() -> int:
     """Build, check, and print the sizes, or the problems."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--to-publish", action="store_true", help="fail at once while the owner is a placeholder")
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    unowned = f"/{PLACEHOLDER}/" in urls["Repository"]
+    if parser.parse_args().to_publish and unowned:
+        raise SystemExit(UNOWNED)
     for old in DIST.glob("strands_tito-*"):
         old.unlink()
     _python("-m", "build", "--outdir", str(DIST), str(ROOT), quiet=True)
@@ -55,6 +73,8 @@ def main() -> int:
             only = ["-c", "pyproject.toml", "--override-ini", "pythonpath=tests examples", "-p", "no:cacheprovider"]
             _python("-P", "-m", "pytest", "-q", *only, *TESTS, path=code, folder=unpacked)
     print("\n".join(problems) or f"{wheel.name} {wheel.stat().st_size:,} bytes, sdist {sdist.stat().st_size:,} bytes")
+    if unowned:
+        print(f"Not to be published: {UNOWNED}")
     return int(bool(problems))
 
 
@@ -78,6 +98,9 @@ def contents(code: Path, unpacked: Path) -> Iterator[str]:
     yield from (f"{package} has no py.typed." for package in packages if f"{package}/py.typed" not in found)
     if not list(code.glob("*.dist-info/licenses/LICENSE")):
         yield "The wheel has no LICENSE."
+    (metadata,) = code.glob("*.dist-info/METADATA")
+    for target in re.findall(r"\]\((?!https://)[^)]*\)", metadata.read_text(encoding="utf-8")):
+        yield f"The wheel's README has the link {target}, which leads nowhere outside the repository."
 
 
 def entry_points(code: Path) -> list[str]:

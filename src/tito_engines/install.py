@@ -167,9 +167,9 @@ def _add_standins(spec: EngineSpec, root: Path, minor: str) -> None:
 
 TORCH_HINT = (
     "No CPU build of torch for this Python was found, neither in pip's configured indexes nor by uv in PyTorch's own. "
-    "Is that index reachable (a proxy, a mirror)? Else name one that has it, with --torch-index URL, "
-    "TITO_TORCH_INDEX=URL or `make demo TORCH_INDEX=URL`; PyTorch's installation page (pytorch.org/get-started/locally) "
-    "shows its address for pip and CPU."
+    "Is that index reachable (a proxy)? Else name one that has it, such as a mirror: --torch-index URL, "
+    "TITO_TORCH_INDEX=URL or `make demo TORCH_INDEX=URL`. pytorch.org/get-started/locally shows the address of "
+    "PyTorch's own for pip and CPU."
 )
 HINTS = (
     (r"No space left on device", "Free some disk space, then try again; `TITO_CACHE_DIR` moves the cache elsewhere."),
@@ -191,7 +191,7 @@ def explain(spec: EngineSpec, aim: str, status: int, lines: list[str], hint: str
     text = "\n".join(lines[-200:])
     found = (hint for pattern, hint in HINTS if re.search(pattern, text))
     hint = hint or next(found, "Try again; pip keeps its downloads.")
-    shown = "\n".join([f"  {line}" for line in lines if not line.startswith(("WARNING", "supervisor:"))][-15:])
+    shown = "\n".join([f"  {line}" for line in lines if not line.startswith("WARNING")][-15:])
     return (
         f"Installing {spec.title} failed: could not {aim} (exit status {status}). {hint} Last lines of output:\n{shown}"
     )
@@ -210,7 +210,8 @@ def _run(
     tool = argv[2] if argv[1] == "-m" else "python"
 
     def take(line: str) -> None:
-        if line:  # "" stands for half a second without output
+        # "" stands for half a second without output; the command's end is not that of a server.
+        if line and not line.startswith("supervisor: the server"):
             lines.append(line)
             report(f"{spec.name}: {tool}: {line.strip().partition(' (from ')[0][:100]}")
 
