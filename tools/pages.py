@@ -1,9 +1,9 @@
-"""Refresh what the pages paste: tables of the command line, the notebook as a page, and outputs of commands.
+"""Refresh what the pages paste: tables of commands and settings, the notebook as a page, and outputs of commands.
 
-    python tools/pages.py                 # cli and notebook: seconds
+    python tools/pages.py                 # cli, settings and notebook: seconds
     python tools/pages.py demo demo_images tests      # run these make targets and paste their output: minutes
     python tools/pages.py screenshots     # take the pictures of docs/view.md: a minute, needs a Chromium
-    python tools/pages.py --check         # exit with 1 if cli or notebook is not current
+    python tools/pages.py --check         # exit with 1 if cli, settings or notebook is not current
 
 A pasted block stands between `<!-- paste: NAME -->` and `<!-- end -->`.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -22,12 +23,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK, NOTEBOOK_PAGE = ROOT / "docs/notebook.ipynb", ROOT / "docs/notebook.md"
 BLOCK = re.compile(r"(<!-- paste: {name} -->\n).*?(<!-- end -->)".replace("{name}", r"(?P<name>\w+)"), re.DOTALL)
-CHEAP = ("cli", "notebook")
+CHEAP = ("cli", "settings", "notebook")
 SCREENSHOTS = "screenshots"
 
 
@@ -35,9 +37,11 @@ def main() -> int:
     """Refresh the named blocks; with --check, compare the cheap ones."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument(
-        "names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS, SCREENSHOTS])}; default: cli and notebook"
+        "names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS, SCREENSHOTS])}; default: {', '.join(CHEAP)}"
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if cli or notebook is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if a default is stale"
+    )
     arguments = parser.parse_args()
     if arguments.check:
         stale = [
@@ -64,6 +68,10 @@ def current_pages() -> Iterator[tuple[Path, str]]:
     page = ROOT / "docs/cli.md"
     yield page, with_block(page.read_text(encoding="utf-8"), "cli", command_tables())
     yield NOTEBOOK_PAGE, notebook_page(notebook())
+    page, text = ROOT / "docs/settings.md", (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    for name, table in settings_tables():
+        text = with_block(text, name, table)
+    yield page, text
 
 
 def with_block(text: str, name: str, content: str) -> str:
@@ -87,6 +95,36 @@ def command_tables() -> str:
 
     cli.add_commands()
     return "\n\n".join(_sections(typer.main.get_command(cli.app), "tito"))
+
+
+def settings_tables() -> Iterator[tuple[str, str]]:
+    """Yield a block's name and its table for each declaration of settings: names, types, and the docstring's words."""
+    from tito_core import OptionalOutputs, SamplingParams
+    from tito_core.backend.registry import BackendOptions
+    from tito_core.policy import PolicyOptions
+    from tito_core.settings import RolloutOptions
+
+    for options in (RolloutOptions, SamplingParams, OptionalOutputs, PolicyOptions, BackendOptions):
+        text = (inspect.getdoc(options) or "").partition("Attributes:\n")[2]
+        words = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE))
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in _fields(options).items()}
+        rows = ["| option | type | |", "| --- | --- | --- |"]
+        for name in options.__annotations__:
+            default = f" Default: {defaults[name]!r}." if defaults.get(name, {}) not in ({}, ()) else ""
+            shown = _type(get_type_hints(options)[name]).replace("|", "\\|")
+            rows.append(f"| `{name}` | `{shown}` | {_one_line(words.get(name, '') + default)} |")
+        yield options.__name__, "\n".join(rows)
+
+
+def _fields(options: Any) -> dict[str, Any]:
+    return getattr(options, "model_fields", {})  # a TypedDict has none, and its docstring says the defaults
+
+
+def _type(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(map(_type, get_args(hint)))
+    shown = hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\w+\.(?=\w)", "", str(hint))
+    return "None" if shown == "NoneType" else shown
 
 
 def _sections(command: Any, name: str) -> Iterator[str]:

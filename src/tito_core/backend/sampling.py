@@ -145,8 +145,11 @@ class SamplingParams(TypedValues):
         max_new_tokens: Maximum number of tokens to sample in a turn; clamped to the room in the context.
         temperature: 0 is greedy; otherwise at least 0.01.
         top_k: -1 means all tokens. A value above int32 is refused, as it crashes an SGLang server.
+        stop_token_ids: Further ids that end an answer, besides the policy's own.
         stop: Strings that end an answer, or one such string.
         seed: Seed of a turn's sampling; None for a random one.
+        ignore_eos: Whether to sample to the limit, whatever ends an answer.
+        grammar: What the answer must fit; see `Grammar`. A forced tool call or a structured output has its own.
         extra: Further fields, passed to the engine unchanged. Which ones is a list of each backend; all that the
             backend sets or that would make tokens that the policy did not sample are refused, as is a `stop_regex` that
             does not compile.
