@@ -39,9 +39,7 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", help=f"{', '.join([*CHEAP, *OUTPUTS, SCREENSHOTS])}; default: {', '.join(CHEAP)}"
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if a default is stale"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a default is stale")
     arguments = parser.parse_args()
     if arguments.check:
         stale = [

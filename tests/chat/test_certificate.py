@@ -48,6 +48,7 @@ def test_a_certificate_says_all_that_was_found() -> None:
     ("changes", "line"),
     [
         ({"tools": False}, "tools      no: the template shows none"),
+        ({"refused": (("a", "x"), ("b", "y"), ("c", "x"))}, "refuses    a, and 1 more: x"),
         ({"content_tokens": "as-template"}, "content    as-template: content may write tokens"),
         ({"thinking": Thinking.STRIPPED}, "reasoning  stripped at the next question"),
         (

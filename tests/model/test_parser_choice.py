@@ -50,7 +50,7 @@ def test_a_named_parser_is_used_whatever_the_template_shows() -> None:
     model = TITOModel(backend=backend, tokenizer=tokenizer(), parser="qwen_xml")
     assert model.policy.detected.name == "qwen_xml"
     assert "user" in model.policy.detected.why
-    with pytest.raises(UnknownParserError, match=r"'hermse'.*hermes"):
+    with pytest.raises(UnknownParserError, match=r"'hermse'\. Did you mean 'hermes'\? Available: auto, "):
         TITOModel(backend=backend, tokenizer=tokenizer(), parser="hermse")
 
 

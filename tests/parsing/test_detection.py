@@ -107,8 +107,9 @@ def test_the_template_with_tools_is_taken(given: Any, template: str) -> None:
 
 @pytest.mark.parametrize("given", [None, {}, {"rag": "b"}])
 def test_a_tokenizer_without_a_template_shows_nothing(given: Any) -> None:
-    with pytest.raises(DetectionError, match="has no chat template"):
+    with pytest.raises(DetectionError, match="has no chat template") as caught:
         template_text(SimpleNamespace(chat_template=given))  # type: ignore[arg-type]
+    assert "parser=" not in str(caught.value), "a policy with a named parser needs a template too"
 
 
 def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -111,8 +112,9 @@ class Certificate:
         yield f"images     {f'{self.placeholder} in ' + ' and '.join(self.images) if self.images else 'no'}"
         for place, reason in self.images_refused if self.images else ():
             yield f"           not in {place}: {reason}"
-        for probe, reason in self.refused:
-            yield f"refuses    {probe}: {reason}"
+        for reason, number in Counter(reason for _, reason in self.refused).items():
+            first = next(probe for probe, each in self.refused if each == reason)
+            yield f"refuses    {first}{f', and {number - 1} more' * (number > 1)}: {reason}"
         for rewrite in self.rewrites:
             yield f"rewrites   {rewrite}"
         for words, place, context in (

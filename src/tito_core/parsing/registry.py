@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, get_args
 
 from tito_core.entry_points import load, offered
@@ -208,7 +209,8 @@ def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     factory: ParserFactory | None = load(ENTRY_POINT_GROUP, name)
     if factory is None:
         known = ", ".join([AUTO, *sorted({*_FACTORIES, *offered(ENTRY_POINT_GROUP)})])
-        raise UnknownParserError(f"Unknown tool parser {name!r}. Available: {known}.")
+        near = "".join(f" Did you mean {each!r}?" for each in get_close_matches(name.lower(), known_tool_parsers(), 1))
+        raise UnknownParserError(f"Unknown tool parser {name!r}.{near} Available: {known}.")
     parser = factory(tokenizer)
     if not callable(getattr(parser, "start", None)) or isinstance(parser, type):
         kind = type(parser).__name__
@@ -280,7 +282,7 @@ def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
         template = template.get("tool_use", template.get("default"))
     if not isinstance(template, str):
         raise DetectionError(
-            "The tokenizer has no chat template, so the tool-call format cannot be detected. Name the parser, as in "
-            "parser='hermes'."
+            "The tokenizer has no chat template that a policy can use, and it needs one. Load the tokenizer of the "
+            "model's instruct version, or set tokenizer.chat_template to the text of a template."
         )
     return template
