@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast
@@ -255,6 +256,7 @@ class TITOModel(Model):
             UnsupportedToolChoiceError: The parser has no grammar for the forced tool call.
             BackendError: Another failure of the engine. The ledger is unchanged.
         """
+        began = time.monotonic()
         turn_input = TurnInput.of(
             messages,
             system_text(system_prompt, system_prompt_content),
@@ -266,7 +268,7 @@ class TITOModel(Model):
             dynamic_trailing_blocks,
             invocation_state,
         )
-        return run_turn(self.policy, self._recording, self._settings, turn_input)
+        return run_turn(self.policy, self._recording, self._settings, turn_input, began)
 
     async def count_tokens(
         self,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent, tool
+from strands.event_loop.streaming import stream_messages
 from strands.types.exceptions import MaxTokensReachedException
 
 from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer, with_parts
@@ -46,6 +47,8 @@ async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str
     sampled, prompt = len(ids_of(answer, QWEN3)) + 1, len(model.ledger[0].draft.prompt_ids)
     engine = model.ledger[0].draft.engine
     metadata = events.pop()["metadata"]
+    latency_ms = metadata["metrics"].pop("latencyMs")
+    assert latency_ms >= round(engine.latency_s * 1000) > 0
     assert events == [
         {"messageStart": {"role": "assistant"}},
         {"contentBlockStart": {"start": {}}},
@@ -69,8 +72,17 @@ async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str
             "totalTokens": prompt + sampled,
             "cacheReadInputTokens": engine.cached_tokens,
         },
-        "metrics": {"latencyMs": round(engine.latency_s * 1000)},
+        "metrics": {},
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_strands_times_the_first_token_within_the_request(stream: bool) -> None:
+    """Without a stream the whole answer is the first token, after what prepares the prompt and reads the answer."""
+    model = model_of("vllm", Says("It is far."), stream=stream)
+    *_, stopped = [event async for event in stream_messages(model, None, ASKED, [look.tool_spec])]
+    metrics = stopped["stop"][3]
+    assert 0 < metrics["timeToFirstByteMs"] <= metrics["latencyMs"]
 
 
 async def test_arguments_that_were_not_sampled_as_json_are_json_of_their_text() -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -429,15 +431,20 @@ def events(
     reason: StopReason,
     response: TokenResponse,
     arguments: Mapping[str, str],
+    began: float,
     streamed_blocks: Sequence[Piece] = (),
 ) -> Iterator[StreamEvent]:
     """Yield the events of one answer, the last one with usage and latency.
+
+    The latency is that of the whole turn, as Strands' time to the first token is counted from the turn's beginning too.
+    The server's own is `engine.latency_s` of the recorded turn.
 
     Args:
         message: The answer.
         reason: Why it stopped.
         response: The engine's response.
         arguments: The calls' arguments by `toolUseId`, from `sampled_arguments`.
+        began: The time of `time.monotonic` at which the model was called.
         streamed_blocks: The blocks that were streamed before, the last one still open; see `StreamedEvents.blocks`.
 
     Raises:
@@ -467,7 +474,7 @@ def events(
     }
     if response.cached_tokens is not None:
         usage["cacheReadInputTokens"] = response.cached_tokens
-    metrics: Metrics = {"latencyMs": round(response.latency_s * 1000)}
+    metrics: Metrics = {"latencyMs": math.ceil((time.monotonic() - began) * 1000)}
     yield {"metadata": {"usage": usage, "metrics": metrics}}
 
 

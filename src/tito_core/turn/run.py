@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -51,14 +52,13 @@ class TurnNotStoredError(TITOError, OSError):
 
 
 async def run_turn(
-    policy: PolicyParts, recording: Recording, settings: Settings, turn_input: TurnInput
+    policy: PolicyParts, recording: Recording, settings: Settings, turn_input: TurnInput, began: float
 ) -> AsyncGenerator[StreamEvent]:
-    """Run one turn and yield its events; `TITOModel.stream` lists what it raises.
+    """Run one turn and yield its events; `TITOModel.stream` lists what it raises. `began` is of `time.monotonic`.
 
     Every check runs before the commit, which is the last step that can fail.
     """
     await yield_to_loop()
-    began = asyncio.get_running_loop().time()
     ledger = await recording.begin(turn_input)
     try:
         turn_input = with_prompt_tools(policy, ledger, turn_input)
@@ -100,12 +100,12 @@ async def run_turn(
         raised = answer.malformed if settings.malformed_calls == "raise" else ()
         if not raised:
             reason = stop_reason(answer.message, response)
-            for event in events(answer.message, reason, response, answer.arguments, streamed.blocks):
+            for event in events(answer.message, reason, response, answer.arguments, began, streamed.blocks):
                 if settings.reports_ids and "messageStop" in event:
                     event = with_ids(event, ledger.path_ids(match.parent, answer.draft.prompt_ids), response)
                 yield event
         # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
-        within_s = lock_wait_s(settings.turn_timeout_s, asyncio.get_running_loop().time() - began)
+        within_s = lock_wait_s(settings.turn_timeout_s, time.monotonic() - began)
         images = prepared.prompt.images
         turn = await recording.commit(
             ledger,
