@@ -88,8 +88,8 @@ async def test_keys_go_from_token_to_token_and_show_each_in_full(page: Tab, tmp_
 
 async def test_each_mode_has_its_legend_and_its_colours(page: Tab, tmp_path: Path) -> None:
     await open_page(page, filed(tmp_path, REAL / "vllm.tito"))
-    await page.run("document.querySelector('.tokens').focus()")
     await page.press("j")
+    assert await page.run("document.activeElement.id") == "tokens", "keys need no Tab before"
     colours = set()
     for mode in ("provenance", "logprob", "entropy", "version", "trained"):
         await page.click(f"input[value={mode}]")
@@ -148,6 +148,8 @@ async def test_two_rollouts_part_at_the_first_token_that_differs(page: Tab) -> N
             "[...document.querySelectorAll('.differs tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
         )
         assert ["backend", "vllm", "sglang"] in differs
+        await page.press("n")
+        assert await page.run("document.activeElement.closest('.side .tokens') !== null")
 
 
 async def test_a_comparison_names_the_sampling_parameters_that_differ_and_only_those(page: Tab) -> None:

@@ -215,6 +215,11 @@ async def test_the_table_has_every_named_column_charts_and_rewards_by_group(page
             ".map((row) => [...row.cells].slice(0, 3).map((cell) => cell.textContent))"
         )
         assert ["sum-1", "2", "2.5"] in groups
+        # An index names tasks and no groups: of rollouts that are not read yet the group is unknown.
+        await page.run("window.fetch = () => new Promise(() => {})")
+        await page.run("main.replaceChildren(...new CollectionPage(data).element)")
+        assert await page.run("document.querySelectorAll('.rollouts tbody tr').length") == len(expected)
+        assert await page.run("document.querySelectorAll('.groups tr').length") == 0
 
 
 async def test_equal_rewards_are_named_once_and_not_as_an_axis(page: Tab) -> None:

@@ -55,7 +55,7 @@ class CollectionPage {
     const of = (name) => this.found.map((row) => row[name]);
     this.charts.replaceChildren(...[histogram("Reward", of("reward")), histogram("Sampled tokens", of("sampled")), histogram("Mean logprob", of("logprob"), " nats"),
       histogram("Turns that drift", of("drift").map((share) => (typeof share === "number" ? 100 * share : null)), "%")].filter(Boolean));
-    this.groups.replaceChildren(...[groupTable(this.found, this.isWhole, () => { this.isWhole = !this.isWhole; this.drawCharts(); })].filter(Boolean));
+    this.groups.replaceChildren(...[groupTable(this.found.filter((row) => row.isRead), this.isWhole, () => { this.isWhole = !this.isWhole; this.drawCharts(); })].filter(Boolean));
     const unread = this.rows.filter((row) => !row.isRead).length;
     this.status.textContent = `${this.found.length.toLocaleString("en")} of ${count(this.rows.length, "rollout")}${unread ? `; reading ${unread.toLocaleString("en")} ledgers` : ""}`;
   }

@@ -13,6 +13,7 @@ class ComparePage {
       el("div", { class: "head" }, el("h1", {}, visible(data.title)), this.facts(data)),
       el("div", { class: "tools" }, this.bar, folding("Legend", this.key)), this.body, this.status];
     this.show();
+    takeKeys(() => this.views.find((view) => view.element.checkVisibility()));
   }
 
   // The facts of both rollouts: first those that differ, then, folded, the equal ones.

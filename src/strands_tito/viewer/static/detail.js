@@ -1,4 +1,4 @@
-const HINT = "Point at a token, or press Tab and use the arrow keys. A click keeps a token here until Escape.";
+const HINT = "Point at a token, or use the arrow keys, or J, K and N. A click keeps a token here until Escape.";
 
 // The details of one token: id, bytes, numbers, and the alternatives that the engine reported.
 

@@ -13,6 +13,7 @@ class RolloutPage {
     this.element = [topBar(...crumbs(data)), this.head(), this.tools, this.body, this.status];
     this.body.addEventListener("goto", (event) => this.go(event.detail));
     this.show(this.rollout.leaves[0]);
+    takeKeys(() => this.view);
     addEventListener("hashchange", () => this.follow());
     this.follow();
   }

@@ -136,7 +136,7 @@ class TokenView {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== this.element) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || ![this.element, document.body].includes(event.target)) return;
     const here = Math.max(this.current, this.from);
     const moves = {
       ArrowRight: () => here + 1,
@@ -152,6 +152,7 @@ class TokenView {
     const move = moves[event.key];
     if (!move) return;
     event.preventDefault();
+    this.element.focus({ preventScroll: true });
     if (event.key !== "Escape") this.isPinned = true;
     this.select(move());
   }
@@ -168,6 +169,11 @@ class TokenView {
     }
     return from;
   }
+}
+
+// Keys that are pressed before anything has focus go to the tokens; Home and End still scroll the page.
+function takeKeys(shown) {
+  addEventListener("keydown", (event) => { if (event.target === document.body && !["Home", "End"].includes(event.key)) shown()?.key(event); });
 }
 
 function callLabel(call) {
