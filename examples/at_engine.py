@@ -50,7 +50,8 @@ def write(ledgers: Sequence[Ledger], folder: str, name: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     store.append(path, ledgers)
     tito = "tito" if shutil.which("tito") else os.path.relpath(Path(sys.executable).with_name("tito"))
-    console.print(f"Rollouts written to {path}. Look at them with:\n    {tito} view {shlex.quote(str(path))}")
+    command = f"{tito} view {shlex.quote(str(path))}"
+    console.print(f"Rollouts written to {path}. Look at them with:\n    {command}", markup=False, soft_wrap=True)
 
 
 def run_parsed(
