@@ -44,6 +44,7 @@ NOT_ON_A_CPU = re.compile(
     r"nvidia-(?!ml-py)|cuda-|cu\d|triton|flashinfer|sgl-|sglang|vllm|xformers|flash-attn|flash-mla|deep-?gemm|tilelang|apache-tvm"
     r"|quack|torchao|torchaudio|torchvision|torchcodec|tokenspeed|mooncake|amd|fastsafetensors|humming|fa4|nixl|tpu"
 )
+UV = (sys.executable, "-m", "uv")
 WHOLE = ("ledger", "parsing", "chat", "backend", "model", "vllm", "sglang", "export")
 """Folders of tests that need no engine, of the core and of exports."""
 ALL_OF = ("vllm", "sglang", "export")
@@ -154,20 +155,6 @@ def left_out(name: str) -> list[str]:
     return [package for package in pins(name) if NOT_ON_A_CPU.match(package)]
 
 
-@cache
-def uv() -> str:
-    """Return the path of uv; install it into an environment of its own in the user's cache if there is none."""
-    if found := shutil.which("uv"):
-        return found
-    folder = user_cache_path("tito") / "uv"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "bin" / "uv").is_file():
-            run(sys.executable, "-m", "venv", str(folder))
-            run(str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "uv")
-    return str(folder / "bin" / "uv")
-
-
 def run(*command: str, **options: Any) -> str:
     """Run a command; return its output.
 
@@ -185,7 +172,7 @@ def run(*command: str, **options: Any) -> str:
 def resolve(name: str) -> None:
     """Write a row's lock."""
     row = ROWS[name]
-    command = [uv(), "pip", "compile", "-q", "--no-header", "--no-annotate", "--python-version", row.python, "-"]
+    command = [*UV, "pip", "compile", "-q", "--no-header", "--no-annotate", "--python-version", row.python, "-"]
     command += ["--resolution", "lowest-direct"] if row.lowest else []
     ours = f"strands-tito[{','.join(row.extras)}] @ {ROOT.as_uri()}"
     if row.lowest:  # our requirements have to be the direct ones
@@ -207,11 +194,11 @@ def environment(name: str) -> Path:
     python = folder / "bin" / "python"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        install = [uv(), "pip", "install", "-q", "--no-deps", "--python", str(python)]
+        install = [*UV, "pip", "install", "-q", "--no-deps", "--python", str(python)]
         if _differs(folder / ".packages", packages := _hash(lock, NOT_ON_A_CPU.pattern, CPU_TORCH)):
             shutil.rmtree(folder, ignore_errors=True)
             version = lock.split()[2]
-            run(uv(), "venv", "-q", "--python", interpreter(version), str(folder))
+            run(*UV, "venv", "-q", "--python", interpreter(version), str(folder))
             without = {*left_out(name), "torch"}
             kept = [f"{package}=={number}" for package, number in pins(name).items() if package not in without]
             run(*install, *kept)
