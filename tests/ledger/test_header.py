@@ -22,6 +22,7 @@ def through_a_file(ledger: Ledger, path: Path) -> Ledger:
     return store.read(path / "rollouts.tito")[0]
 
 
+HUGE = 10**4300  # of more digits than Python writes
 VALUES: list[tuple[Any, Any]] = [
     ((1, (2,)), [1, [2]]),
     (np.float64(0.5), 0.5),
@@ -30,6 +31,8 @@ VALUES: list[tuple[Any, Any]] = [
     (np.bool_(True), True),
     (2**64 - 1, 2**64 - 1),
     (-(2**63), -(2**63)),
+    ({"a": [2**64, -(2**63) - 1]}, {"a": [str(2**64), str(-(2**63) - 1)]}),
+    (HUGE // 10, "1" + "0" * 4299),
     ({"a": {"ü\x00": [None, False]}}, {"a": {"ü\x00": [None, False]}}),
 ]
 
@@ -55,11 +58,7 @@ def test_values_come_back_from_a_file(tmp_path: Path, value: Any, kept: Any) -> 
         (object, TypeError, "JSON"),
         (datetime(2026, 1, 1), TypeError, "JSON"),
         (np.zeros(2), TypeError, "JSON"),
-        (2**64, ValueError, rf"\['a'\].*{2**64}.*64 bits"),
-        (-(2**63) - 1, ValueError, "64 bits"),
-        (2**256 - 1, ValueError, f"{2**256 - 1}.*64 bits"),
-        (2**256, ValueError, "257 bits.*64 bits"),
-        (10**400, ValueError, f"{(10**400).bit_length()} bits.*64 bits"),
+        pytest.param([0, HUGE], ValueError, r"\['a'\]\[1\] .* 14285 bits .*4300 digits", id="huge"),
         ("\ud800", UnicodeEncodeError, "surrogates"),
         ({"\ud800": 1}, UnicodeEncodeError, "surrogates"),
     ],

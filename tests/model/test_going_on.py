@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
 from support.scripted import BACKENDS, Says, call, model_of
+from tito_core import store
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.ledger import check_ledger
 
@@ -129,3 +135,41 @@ async def test_a_system_prompt_or_tools_that_do_not_fit(kind: str, part: str) ->
     with pytest.raises(ContextWindowOverflowException, match=named):
         await agent.invoke_async("Well?")
     assert len(model.ledger) == 0
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.sampled_from([2**64, -(10**4299)]), FINITE, st.text()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def test_what_json_a_policy_called_a_tool_with_stays_legal(kind: str, tmp_path: Path) -> None:
+    """In the call, in the tool's result, rendered again on a branch, and in the file."""
+
+    @settings(deadline=None, max_examples=30)
+    @given(JSON)
+    def holds(value: Any) -> None:
+        written = call("look", json.dumps({"at": [value]}))
+        model = model_of(kind, Says(written, "One.", "Two."), sampling={"max_new_tokens": 8192}, max_model_len=40000)
+        seen: list[Any] = []
+
+        @tool
+        def look(at: list[Any]) -> Any:
+            """Look."""
+            seen.append(at)
+            return {"status": "success", "content": [{"json": {"at": at}}]}
+
+        agent = Agent(model=model, tools=[look], callback_handler=None)
+        asyncio.run(agent.invoke_async("First?"))
+        assert json.dumps(seen) == json.dumps([[value]])
+        agent.messages[0]["content"][0]["text"] = "Edited?"
+        assert str(asyncio.run(agent.invoke_async("Second?"))) == "Two.\n"
+        model.ledger.annotate("seen", seen)
+        store.append(file := tmp_path / f"{model.ledger.uuid}.tito", [model.ledger])
+        [read] = store.read(file)
+        check_ledger(read)
+        assert len(read) == 3
+
+    holds()

@@ -93,8 +93,7 @@ MESSAGES: list[tuple[Any, str]] = [
     (use(input={1: 2, "b": 3}), r"\['input'\].* key 1\b"),
     (use(input={"a": DEEP}), "100 levels"),
     (use(input={"a": ENDLESS}), "100 levels"),
-    (use(input={"a": [2**64]}), rf"\['input'\]\['a'\]\[0\] is {2**64}.* 64 bits"),
-    (use(input={"a": -(2**63) - 1}), rf"\['input'\]\['a'\] is -{2**63 + 1}.* 64 bits"),
+    (use(input={"a": [10**4300]}), r"\['input'\]\['a'\]\[0\] is an integer of 14285 bits .*4300 digits"),
     (use(input='{"a": 1}'), r"\['input'\] of tool call 'call_0' is '\{\"a\": 1\}'.* a dict.*json\.loads"),
     (use(input=[1]), r"\['input'\] of tool call 'call_0' is a list"),
     (use(input=None), r"\['input'\] of tool call 'call_0' is None"),
@@ -106,7 +105,7 @@ MESSAGES: list[tuple[Any, str]] = [
     (result(toolUseId="-"), r"\['toolResult'\]\['toolUseId'\] is None"),
     (result(toolUseId=[]), r"\['toolResult'\]\['toolUseId'\]"),
     (result(unknown=DEEP), "100 levels"),
-    (result(unknown=10**5000), "64 bits"),
+    (result(unknown=10**5000), "4300 digits"),
     (
         [user("a"), {"role": "assistant", "content": [{"toolResult": {}}]}],
         "role 'assistant'.* user",
@@ -146,8 +145,7 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (json_of({"a": b"x"}), r"\['json'\]\['a'\] is of type bytes"),
     (json_of([{1}]), r"\['json'\]\[0\] is of type set"),
     (json_of({(1, 2): 3}), r"\['json'\].* key a tuple"),
-    (json_of([2**64]), rf"{2**64}.* 64 bits"),
-    (json_of(10**5000), "64 bits"),
+    (json_of([10**5000]), "4300 digits"),
     (json_of({"a": DEEP}), "100 levels"),
     (json_of({"a": ENDLESS}), "100 levels"),
 ]

@@ -20,8 +20,6 @@ _SUPPORTED = frozenset({"text", "image", "toolUse", "toolResult", "reasoningCont
 _KINDS = _SUPPORTED | ContentBlock.__annotations__.keys()
 _RESULT_KINDS = ToolResultContent.__annotations__.keys() | {"video"}
 """Keys of the content of tool results that Strands' models know; an item has one of them."""
-_MIN_INTEGER, _INTEGER_END = -(2**63), 2**64
-"""The range of integers that a ledger's file holds: `_MIN_INTEGER <= n < _INTEGER_END`."""
 _MAX_REPR = 60
 """Characters of a wrong value that an error shows."""
 
@@ -107,10 +105,10 @@ def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
 
 
 def check_bounds(value: Any, where: str) -> None:
-    """Check that a value of any form fits a ledger's file.
+    """Check that a value of any form can be written and compared.
 
     Raises:
-        InvalidMessageError: It nests more than 100 levels deep, or an integer needs more than 64 bits.
+        InvalidMessageError: It nests more than 100 levels deep, or an integer has more digits than Python writes.
     """
     if fault := _bound_fault(value, where):
         raise InvalidMessageError(f"The value cannot be stored: {fault}.")
@@ -293,10 +291,19 @@ def _bound_fault(value: Any, where: str) -> str | None:
         item, depth = waiting.pop()
         if depth > DEEPEST:
             return f"{where} nests more than {DEEPEST} levels deep"
-        if isinstance(item, int) and not _MIN_INTEGER <= item < _INTEGER_END:
-            return f"{where} holds {describe(item)}, which needs more than 64 bits"
+        if isinstance(item, int) and (fault := _digits_fault(item)):
+            return f"{where} holds {fault}"
         if isinstance(item, dict | list | tuple):
             waiting += [(each, depth + 1) for each in (item.values() if isinstance(item, dict) else item)]
+    return None
+
+
+def _digits_fault(number: int) -> str | None:
+    """Describe an integer that has too many digits for JSON; Python's own limit, which reading JSON has too."""
+    try:
+        int.__repr__(number)
+    except ValueError as error:
+        return f"an integer of {number.bit_length()} bits ({error})"
     return None
 
 
@@ -305,8 +312,7 @@ def _fault_of(value: Any, where: str, depth: int) -> str | None:
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
-        fits = _MIN_INTEGER <= value < _INTEGER_END
-        return None if fits else f"{where} is {describe(value)}, which needs more than 64 bits"
+        return f"{where} is {fault}" if (fault := _digits_fault(value)) else None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{where} is {value}"
     if not isinstance(value, dict | list | tuple):

@@ -542,13 +542,15 @@ DEPTH = 100
 def plain(value: Any, name: str) -> Any:
     """Copy a value as JSON. NaN and infinities are kept; NumPy scalars become Python scalars.
 
+    A file holds integers of 64 bits; a larger one becomes a string of its digits.
+
     Args:
         value: Dicts with string keys, lists, tuples (which become lists), strings, numbers, bools and None.
         name: What the value is, for the error.
 
     Raises:
         TypeError: The value contains another type.
-        ValueError: A string is not Unicode, a whole number needs more than 64 bits, or the nesting is too deep.
+        ValueError: A string is not Unicode, an integer has more digits than Python writes, or the nesting is too deep.
     """
     return _plain(value, name, (), DEPTH)
 
@@ -574,7 +576,11 @@ def _plain(value: Any, name: str, place: _Place, depth: int) -> Any:
         _expect_depth(name, depth)
         return [_plain(item, name, (place, index), depth - 1) for index, item in enumerate(value)]
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError(f"{_spelled(name, place)} is {_digits(value)}, which needs more than 64 bits.")
+        try:
+            return str(value)
+        except ValueError as error:
+            bits = value.bit_length()
+            raise ValueError(f"{_spelled(name, place)} is an integer of {bits} bits ({error}).") from None
     if value is None or isinstance(value, bool | int | float):
         return value
     raise TypeError(f"{_spelled(name, place)} is {value!r}, which is not JSON.")
@@ -591,8 +597,3 @@ def _spelled(name: str, place: _Place) -> str:
         place, key = place
         keys.append(f"[{key!r}]")
     return name + "".join(reversed(keys))
-
-
-def _digits(number: int) -> str:
-    """Format a number; Python refuses to format one of several thousand digits."""
-    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"
