@@ -30,7 +30,8 @@ def closers(text: str) -> str:
     if text.startswith("<think>") and "</think>" not in text:
         return "\n</think>\n\n<|im_end|>"
     outside = text.rpartition("</think>")[2]
-    return "\n</tool_call><|im_end|>" if outside.count("<tool_call>") > outside.count("</tool_call>") else "<|im_end|>"
+    call = "</tool_call>" if text.endswith("\n") else "\n</tool_call>"
+    return call + "<|im_end|>" if outside.count("<tool_call>") > outside.count("</tool_call>") else "<|im_end|>"
 
 
 async def cut_and_ask(rollout: ObservedRollout) -> None:

@@ -15,6 +15,7 @@ from tito_core.chat.ending import (
     THOUGHT,
     Ending,
     Opened,
+    OpenTags,
     Sample,
     content_start,
     find_run,
@@ -22,12 +23,14 @@ from tito_core.chat.ending import (
     learn_answers,
     learn_calls,
     share_closers,
+    spelled_tags,
     stops_of,
 )
 from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
 from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.provenance import Provenance
 
 _QUESTION = user_message(".")
@@ -171,6 +174,8 @@ class DeltaSource:
     """Stop token ids for the engine, the usual one first."""
     opening: list[TemplateMessage]
     """The candidate's messages before the turn, as template messages."""
+    call_text: str = ""
+    """A call as the template renders it, from its name on; empty if it shows none."""
     switches: Switches | None = None
 
     @classmethod
@@ -180,17 +185,17 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses that conversation, or no control token ends its turns.
         """
-        answers, calls, inner = _learn_endings(rendering, encoder, candidate)
+        answers, calls, inner, call_text = _learn_endings(rendering, encoder, candidate)
         stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
         opening = template_messages(candidate.before, candidate.system, message_format=rendering.message_format)
-        return cls(rendering, encoder, candidate, answers, calls, stops, opening)
+        return cls(rendering, encoder, candidate, answers, calls, stops, opening, call_text)
 
     def delta(
         self,
         answer: Message,
         new: Messages,
         last_output_id: int | None,
-        opened: Opened = Opened.MESSAGE,
+        opened: Opened | OpenTags = Opened.MESSAGE,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
         system: str | None = None,
@@ -198,7 +203,12 @@ class DeltaSource:
         """Return the tokens of a delta; see `ChatTemplate.delta`."""
         tail = self.tail(answer, new, tools, history, system)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
-        missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
+        if opened == Opened.CALL and (tags := spelled_tags(_spoken(answer), self.call_text)).closers:
+            opened = tags
+        if isinstance(opened, OpenTags):
+            missing = np.concatenate([self._closers(opened), tail.ending.missing(last_output_id, Opened.MESSAGE)])
+        else:
+            missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
         if not len(missing) and not tail.ending.openers:
             return encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
@@ -206,6 +216,17 @@ class DeltaSource:
         inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
         ids, provenance = np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance])
         return EncodedText(ids, provenance, encoded.text)
+
+    def _closers(self, opened: OpenTags) -> TokenIds:
+        """Return the ids of closing tags, with the template's blanks before each, without what the policy has begun."""
+        text = ""
+        for tag in opened.closers:
+            before = self.call_text[: max(0, self.call_text.rfind(tag))]
+            text += before[len(before.rstrip()) :] + tag
+        controls = self.encoder.controls(Traced.of(text, ()))
+        cuts = (at for at in range(len(text), 0, -1) if not any(start < at < stop for start, stop, _ in controls))
+        sampled = next((at for at in cuts if opened.text.endswith(text[:at])), 0)
+        return self.encoder.encode(Traced.of(text[sampled:], ())).ids
 
     def tail(
         self,
@@ -285,11 +306,12 @@ class DeltaSource:
 
 def _learn_endings(
     rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate
-) -> tuple[Ending, Ending | None, frozenset[int]]:
+) -> tuple[Ending, Ending | None, frozenset[int], str]:
     """Learn how turns end in a candidate's conversation.
 
     Returns:
-        How answers end; how calls end, or None if the template shows none; and the ids that end only a part of a turn.
+        How answers end; how calls end, or None if the template shows none; the ids that end only a part of a turn; and
+        the text of a call, from its name on.
 
     Raises:
         TemplateError: As `DeltaSource.of`.
@@ -317,14 +339,15 @@ def _learn_endings(
             "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
             "control token, such as the tokenizer's eos_token."
         )
-    calls = None
+    calls, call_text = None, ""
     if (alone := try_render(_CALL)) and (followed := try_render(_CALL, _RESULT)):
         calls = learn_calls(Sample(encoder, alone[0], followed[0], source), answers)
+        call_text = str.__str__(alone[0])[content_start(alone[0], source) :]
     if calls is not None:
         answers, calls = share_closers(answers, calls)
     if not answers.stops - inner:
         answers = _ended_by_eos(answers, encoder, inner)
-    return answers, calls, inner
+    return answers, calls, inner, call_text
 
 
 def _ended_by_eos(answers: Ending, encoder: ContentSafeEncoder, inner: frozenset[int]) -> Ending:

@@ -7,9 +7,11 @@ different tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +26,32 @@ class Opened(StrEnum):
     MESSAGE = "message"
     REASONING = "reasoning"
     CALL = "call"
+
+
+class OpenTags(NamedTuple):
+    """What a cut-off call left open.
+
+    Attributes:
+        closers: The tags that close it, innermost first.
+        text: The end of the sampled text; it may have begun the first of them, or the blanks before it.
+    """
+
+    closers: Sequence[str]
+    text: str
+
+
+_TAG = re.compile(r"<(/?)([\w:.-]+)")
+
+
+def spelled_tags(text: str, shown: str) -> OpenTags:
+    """Return what a cut-off call in a text left open, of the tags `<x>` whose `</x>` the template writes in a call."""
+    opened: list[str] = []
+    for slash, name in _TAG.findall(text):
+        if name in opened and slash:
+            del opened[len(opened) - 1 - opened[::-1].index(name) :]
+        elif not slash and f"</{name}>" in shown:
+            opened.append(name)
+    return OpenTags([f"</{name}>" for name in reversed(opened)], text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tito_core.chat.certify import Certificate, CertificateStore, ContentTokens,
 from tito_core.chat.comparison import Comparisons
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.ending import Opened, cut
+from tito_core.chat.ending import Opened, OpenTags, cut
 from tito_core.chat.message_check import describe
 from tito_core.chat.messages import (
     TOOLS_SOURCE,
@@ -161,7 +161,7 @@ class ChatTemplate:
         new: Messages,
         last_output_id: int | None,
         *,
-        opened: Opened = Opened.MESSAGE,
+        opened: Opened | OpenTags = Opened.MESSAGE,
         tool_specs: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
         system_prompt: str | None = None,
@@ -176,7 +176,7 @@ class ChatTemplate:
             new: The messages after it, without assistant messages.
             last_output_id: The last token that the engine sampled, or None for an empty output. The missing closers
                 come first, with provenance `INSERTED`. A stop token that also opens the next message is not repeated.
-            opened: The part that a truncated turn left open.
+            opened: The part that a truncated turn left open; of a call, the tags that its parser found open.
             tool_specs: The rollout's tools, an empty list for none; required by templates that render them with later
                 messages.
             history: Messages before the answer; required by templates whose deltas depend on earlier messages.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class CallFormat:
     1. Create a module in `tito_core/parsing/formats/`; every module there is imported. If the format is an existing one
        with other tags, add a `register_format` line to that format's module instead. For a format in another
        distribution, see `tito_core/parsing/registry.py`.
-    2. Subclass `CallFormat`. List all tags in `tags`, and in `opening` those that begin a call.
+    2. Subclass `CallFormat`. List all tags in `tags`, in `opening` those that begin a call, and in `pairs` what closes which.
     3. Implement `read` for calls between tags, `read_bare` for calls without tags, or both. In `read`, find the end of
        the call with `Completion.frame`, and pass it to `Completion.read_frame` with a function that parses the body.
        That function takes a `Cursor` and returns a `ParsedCallText` or raises `Malformed`. Never repair a call (law 9).
@@ -70,6 +70,8 @@ class CallFormat:
         anchors: Control tokens that are part of longer tags, such as `｜DSML｜`; see `Markup`.
         bare: The characters with which a call without tags can begin; empty if every call has a tag.
         opening: The tags that begin a call, or a section of calls.
+        pairs: The tag that closes what a tag opens, for the tags with such a closer. After a cut, what is still open is
+            closed with them, see `Completion.unclosed`.
         wrappers: Tags around the answer's text; they are removed from it.
     """
 
@@ -77,6 +79,7 @@ class CallFormat:
     anchors: Sequence[str] = ()
     bare: str = ""
     opening: Set[str] = frozenset()
+    pairs: Mapping[str, str] = {}
     wrappers: Sequence[str] = ()
 
     def read(self, completion: Completion, start: int, tag: str) -> int | None:
@@ -134,6 +137,11 @@ class Section:
     def tags(self) -> tuple[str, str, str, str]:
         """The four tags."""
         return self.open, self.close, self.call, self.end_call
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """What closes the section, and a call."""
+        return {self.open: self.close, self.call: self.end_call}
 
     def read(self, completion: Completion, start: int, body: Callable[[Cursor], ParsedCallText]) -> int:
         """Read the section at character `start`; `body` parses each call. Return the character after the section."""

@@ -81,6 +81,7 @@ class ParsedTurn:
         reasoning_closed: False if the completion ended inside a reasoning block.
         late_reasoning: The last part of `reasoning`, if it came after text; it is a separate block of the message.
         suspects: Parts of `text`, or of reasoning that was never closed, that look like calls; only recorded.
+        unclosed: The tags that close what the completion left open in a call, innermost first.
     """
 
     reasoning: str
@@ -89,6 +90,7 @@ class ParsedTurn:
     reasoning_closed: bool = True
     late_reasoning: str = ""
     suspects: tuple[ParsedCall, ...] = ()
+    unclosed: tuple[str, ...] = ()
 
     @property
     def records(self) -> tuple[ParsedCall, ...]:
@@ -198,6 +200,22 @@ class Completion:
                 tags = max(0, tags + steps[mark.tag]) if mark.tag in steps else 0
                 fences, at = fences if mark.tag in steps else 0, mark.stop
         return self._open[bisect_left(self._starts, char)]
+
+    def unclosed(self, start: int, pairs: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the tags that close what is open at the end of calls that begin at a character, innermost first.
+
+        A closer that ends in "/" (MiniMax M3's) is followed by the name that follows the opening tag.
+        """
+        opened: list[Mark] = []
+        for mark in self._marks[bisect_left(self._starts, start) :]:
+            closed = next((i for i in reversed(range(len(opened))) if pairs[opened[i].tag] == mark.tag), None)
+            if closed is not None:
+                del opened[closed:]
+            elif mark.tag in pairs:
+                opened.append(mark)
+        names = (self.text[mark.stop :].partition(">")[0] + ">" for mark in reversed(opened))
+        closers = (pairs[mark.tag] for mark in reversed(opened))
+        return tuple(close + name if close.endswith("/") else close for close, name in zip(closers, names, strict=True))
 
     def frame(self, start: int, body: int, close: str, before: Set[str], search: int | None = None) -> Frame:
         """Find where a call ends: at its closing tag, else before one of the tags `before`, else at the end.

@@ -210,6 +210,7 @@ class _Reader:
         self._has_text = False  # whether any text is not blank
         self._closed = True  # whether the last reasoning was closed
         self._tried_bare = False  # calls without tags can only be the first text of a message
+        self._last_calls = 0, 0  # the span of the last calls that were read
 
     def read(self, in_reasoning: bool) -> ParsedTurn:
         """Split the completion into reasoning, text and calls."""
@@ -224,7 +225,7 @@ class _Reader:
                 continue
             if mark.tag in self._calls.opening:
                 after = self._calls.read(completion, mark.start, mark.tag)
-                at = self._take_text(mark.start, mark.stop) if after is None else after
+                at = self._take_text(mark.start, mark.stop) if after is None else self._take_calls(mark.start, after)
             elif mark.tag in self._strays:
                 at = self._take_stray(mark)
             elif mark.tag in self._calls.wrappers:
@@ -237,7 +238,13 @@ class _Reader:
         for start, stop in self._texts:
             self._suspects += self._suspect_finder.records(completion, start, stop)
         calls, suspects = tuple(completion.calls), tuple(self._suspects)
-        return ParsedTurn(reasoning, "".join(texts).strip(), calls, self._closed, late, suspects)
+        start, stop = self._last_calls
+        unclosed = completion.unclosed(start, self._calls.pairs) if 0 < stop == len(completion.text) else ()
+        return ParsedTurn(reasoning, "".join(texts).strip(), calls, self._closed, late, suspects, unclosed)
+
+    def _take_calls(self, start: int, stop: int) -> int:
+        self._last_calls = start, stop
+        return stop
 
     def _take_stray(self, first: Mark) -> int:
         """Report stray tags, up to the next tag that could begin something, as one malformed call."""
@@ -263,7 +270,7 @@ class _Reader:
             self._tried_bare = True
             after = self._calls.read_bare(self._completion, start + len(text) - len(text.lstrip()))
             if after is not None:
-                return after
+                return self._take_calls(start, after)
         if self._texts and self._texts[-1][1] == start:
             start = self._texts.pop()[0]
         if start < stop:

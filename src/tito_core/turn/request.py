@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
+from strands.types.tools import ToolSpec
 
 from tito_core.backend.generate import clamp_new_tokens
 from tito_core.backend.images import clamp_for_images
 from tito_core.backend.protocol import TokenRequest
 from tito_core.chat.comparison import MAX_COMPARED_TOKENS
 from tito_core.chat.encoder import EncodedText
-from tito_core.chat.ending import Opened
+from tito_core.chat.ending import Opened, OpenTags
 from tito_core.chat.messages import has_images, image_blocks
 from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.errors import TITOError
@@ -33,6 +34,8 @@ from tito_core.turn.images import read_new_images
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.prompt import Prompt
 
+OPEN_TEXT = 64
+"""Number of last sampled ids whose text may have begun a closing tag."""
 COMPARED_HERE = 16
 """Messages of a conversation that is rendered again in the event loop: half a millisecond, as a thread would take."""
 PROMPT_TAIL = 32
@@ -169,11 +172,23 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: 
         messages[match.path_messages - 1],
         messages[match.path_messages :],
         int(sampled[-1]) if len(sampled) else None,
-        opened=open_part(before),
+        opened=_open_tags(policy, before, tools) or open_part(before),
         tool_specs=tools or (),
         history=messages[: match.path_messages - 1],
         system_prompt=turn_input.system_prompt,
     )
+
+
+def _open_tags(policy: PolicyParts, before: Draft, specs: Sequence[ToolSpec] | None) -> OpenTags | None:
+    """Return what an answer left open in its calls, where its parser tells; None if a stop token ended it."""
+    sampled: list[int] = before.output_ids.tolist()
+    if not sampled or sampled[-1] in policy.template.stop_ids or not before.reasoning_closed or not before.calls:
+        return None
+    schemas = {spec["name"]: spec["inputSchema"]["json"] for spec in specs or ()}
+    session = policy.parser.start(before.prompt_ids[-PROMPT_TAIL:].tolist(), schemas)
+    session.feed(sampled)
+    closers = session.finish(truncated=before.finish.cut_off).unclosed
+    return OpenTags(closers, str(policy.tokenizer.decode(sampled[-OPEN_TEXT:]))) if closers else None
 
 
 def open_part(before: Draft) -> Opened:

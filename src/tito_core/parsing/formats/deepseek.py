@@ -54,6 +54,7 @@ class DeepSeekCalls(CallFormat):
 
     tags = (*SECTION.tags, SEPARATOR)
     opening = frozenset({SECTION.open})
+    pairs = SECTION.pairs
 
     def __init__(self, fenced: bool) -> None:
         self.fenced = fenced
@@ -126,6 +127,7 @@ class DsmlCalls(CallFormat):
         self.parameter, self.end_parameter = f"{begin}parameter", f"{end}parameter>"
         self.tags = (*self.section.tags, self.parameter, self.end_parameter)
         self.opening = frozenset({self.section.open, self.section.call})
+        self.pairs = {**self.section.pairs, self.parameter: self.end_parameter}
 
     def read(self, completion: Completion, start: int, tag: str) -> int | None:
         """Read one section of calls, or a call outside a section."""

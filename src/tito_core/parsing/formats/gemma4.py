@@ -44,6 +44,7 @@ class Gemma4Calls(CallFormat):
     def __init__(self, open: str, close: str, quote: str) -> None:
         self.open, self.close, self.quote = self.tags = (open, close, quote)
         self.opening = frozenset({open})
+        self.pairs = {open: close, quote: quote}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""

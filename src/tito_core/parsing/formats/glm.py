@@ -46,6 +46,7 @@ class GlmCalls(CallFormat):
         self.value, self.end_value = f"<{family}arg_value{suffix}>", f"</{family}arg_value{suffix}>"
         self.tags = (self.open, self.close, self.key, self.end_key, self.value, self.end_value)
         self.opening = frozenset({self.open})
+        self.pairs = {self.open: self.close, self.key: self.end_key, self.value: self.end_value}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""
@@ -110,6 +111,7 @@ class HyCalls(GlmCalls):
         self.section = Section(f"<tool_calls{suffix}>", f"</tool_calls{suffix}>", self.open, self.close, inner)
         self.tags = (self.section.open, self.section.close, self.separator, *self.tags)
         self.opening = frozenset({self.section.open})
+        self.pairs = {**self.section.pairs, **self.pairs}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""

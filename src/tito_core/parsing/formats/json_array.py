@@ -165,6 +165,7 @@ class TaggedArrayCalls(CallFormat):
         number: str = "",
     ) -> None:
         self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
+        self.pairs = {open: close}
         self.name, self.arguments, self.number = name, arguments, number
 
     def read(self, completion: Completion, start: int, tag: str) -> int:

@@ -55,6 +55,7 @@ class HermesCalls(CallFormat):
     def __init__(self, open: str = "<tool_call>", close: str = "</tool_call>", wrappers: Sequence[str] = ()) -> None:
         self.open, self.close = open, close
         self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
+        self.pairs = {open: close}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""

@@ -23,6 +23,7 @@ that spells them with other tokens is text. Sources: vLLM 0.32, `tool_parsers/ki
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,7 @@ class KimiCalls(CallFormat):
 
     tags = (*K2_SECTION.tags, K2_ARGUMENTS)
     opening = frozenset({K2_SECTION.open})
+    pairs = K2_SECTION.pairs
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""
@@ -94,6 +96,7 @@ class KimiK3Calls(CallFormat):
     tags = (*K3_SECTION.tags, ARGUMENT, END_ARGUMENT, *ANCHORS)
     anchors = ANCHORS
     opening = frozenset({K3_SECTION.open})
+    pairs: Mapping[str, str] = {**K3_SECTION.pairs, ARGUMENT: END_ARGUMENT}
     wrappers = (
         f"{OPEN}response{SEPARATOR}",
         f"{CLOSE}response{SEPARATOR}",

@@ -41,6 +41,7 @@ Sources: the MiniMax M3 template; vLLM 0.32, `parser/minimax_m3.py`; SGLang 0.5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tito_core.parsing import grammar as g
@@ -66,6 +67,7 @@ class MiniMaxCalls(CallFormat):
         section = self.section = Section(open, close, "<invoke name=", "</invoke>")
         self.tags = (*section.tags, PARAMETER, END_PARAMETER)
         self.opening = frozenset({open})
+        self.pairs = {**section.pairs, PARAMETER: END_PARAMETER}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""
@@ -120,6 +122,7 @@ class Step3Calls(CallFormat):
 
     tags = (*STEP3_SECTION.tags, SEPARATOR, INVOKE, END_INVOKE, STEP3_PARAMETER, STEP3_END_PARAMETER)
     opening = frozenset({STEP3_SECTION.open})
+    pairs: Mapping[str, str] = {**STEP3_SECTION.pairs, INVOKE: END_INVOKE, STEP3_PARAMETER: STEP3_END_PARAMETER}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""
@@ -152,6 +155,7 @@ class MiniMaxM3Calls(CallFormat):
     tags = (*M3_SECTION.tags, ELEMENT, END_ELEMENT, ANCHOR)
     anchors = (ANCHOR,)
     opening = frozenset({M3_SECTION.open})
+    pairs: Mapping[str, str] = {**M3_SECTION.pairs, ELEMENT: END_ELEMENT}
 
     def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one section of calls."""

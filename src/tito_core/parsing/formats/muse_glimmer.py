@@ -16,6 +16,7 @@ the next message. Sources: the template of Muse Glimmer (in TRL 1.16); vLLM 0.32
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from tito_core.parsing.call_format import CallFormat, Section, parameters, quoted
 from tito_core.parsing.call_values import ParsedCallText, after_blank
@@ -38,6 +39,7 @@ class MuseCalls(CallFormat):
     anchors = (START, MESSAGE)
     bare = "t"
     opening = frozenset({HEADER})
+    pairs: Mapping[str, str] = {**SECTION.pairs, PARAMETER: END_PARAMETER}
     wrappers = (HEADER, TO_USER, MESSAGE, END_MESSAGE, END_TURN)
 
     def read(self, completion: Completion, start: int, tag: str) -> int:

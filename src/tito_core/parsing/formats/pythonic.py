@@ -40,6 +40,7 @@ class PythonicCalls(CallFormat):
     def __init__(self, *tags: str, bare: bool = True, lines: bool = False, lfm2: bool = False) -> None:
         self.tags = tags
         self.opening = frozenset(tags[:1])
+        self.pairs = {tags[0]: tags[1]} if tags else {}
         self.bare = "[" if bare else ""
         self.lines = lines
         self.lfm2 = lfm2

@@ -55,6 +55,7 @@ class Qwen3CoderCalls(CallFormat):
         self.open, self.close, self.frame, self.in_python = open, close, frame, in_python
         self.tags = (open, close, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
         self.opening = frozenset({open, FUNCTION})
+        self.pairs = {open: close, FUNCTION: END_FUNCTION, PARAMETER: END_PARAMETER}
         self._steps = {open: 0, close: 0, **_STEPS}
 
     def read(self, completion: Completion, start: int, tag: str) -> int | None:
