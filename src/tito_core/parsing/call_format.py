@@ -20,7 +20,7 @@ class CallFormat:
     1. Create a module in `tito_core/parsing/formats/`; every module there is imported. If the format is an existing one
        with other tags, add a `register_format` line to that format's module instead. For a format in another
        distribution, see `tito_core/parsing/registry.py`.
-    2. Subclass `CallFormat`. List all tags in `tags`, in `opening` those that begin a call, and in `pairs` what closes which.
+    2. Subclass `CallFormat`. List all tags in `tags`, those that begin a call in `opening`, and closers in `pairs`.
     3. Implement `read` for calls between tags, `read_bare` for calls without tags, or both. In `read`, find the end of
        the call with `Completion.frame`, and pass it to `Completion.read_frame` with a function that parses the body.
        That function takes a `Cursor` and returns a `ParsedCallText` or raises `Malformed`. Never repair a call (law 9).
