@@ -204,18 +204,19 @@ class Completion:
     def unclosed(self, start: int, pairs: Mapping[str, str]) -> tuple[str, ...]:
         """Return the tags that close what is open at the end of calls that begin at a character, innermost first.
 
-        A closer that ends in "/" (MiniMax M3's) is followed by the name that follows the opening tag.
+        A name follows a tag that ends in "<" or "/" (MiniMax M3's); the tag counts once the name is whole.
         """
         opened: list[Mark] = []
         for mark in self._marks[bisect_left(self._starts, start) :]:
+            if mark.tag.endswith(("<", "/")) and ">" not in self.text[mark.stop :]:
+                continue
             closed = next((i for i in reversed(range(len(opened))) if pairs[opened[i].tag] == mark.tag), None)
             if closed is not None:
                 del opened[closed:]
             elif mark.tag in pairs:
                 opened.append(mark)
-        names = (self.text[mark.stop :].partition(">")[0] + ">" for mark in reversed(opened))
-        closers = (pairs[mark.tag] for mark in reversed(opened))
-        return tuple(close + name if close.endswith("/") else close for close, name in zip(closers, names, strict=True))
+        closers = ((pairs[mark.tag], self.text[mark.stop :].partition(">")[0]) for mark in reversed(opened))
+        return tuple(f"{close}{name}>" if close.endswith("/") else close for close, name in closers)
 
     def frame(self, start: int, body: int, close: str, before: Set[str], search: int | None = None) -> Frame:
         """Find where a call ends: at its closing tag, else before one of the tags `before`, else at the end.
