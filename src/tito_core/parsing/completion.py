@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import compress
 from typing import Any, ParamSpec
 
 import msgspec
@@ -161,6 +162,7 @@ class Completion:
         self._starts = [mark.start for mark in self._marks]
         self._open: list[bool] | None = None  # by mark
         self._places: dict[str, list[int]] | None = None  # of each tag among the marks, for tags that are far away
+        self._controls: list[int] | None = None  # the first character of each control token
 
     def next_mark(self, char: int, tags: Set[str] | None = None) -> Mark | None:
         """Return the first mark at or after a character; with `tags`, the first of those tags."""
@@ -200,6 +202,21 @@ class Completion:
                 tags = max(0, tags + steps[mark.tag]) if mark.tag in steps else 0
                 fences, at = fences if mark.tag in steps else 0, mark.stop
         return self._open[bisect_left(self._starts, char)]
+
+    def content(self, start: int, stop: int, name: str | None = None) -> str:
+        """Return the characters `start` to `stop`, which hold a name, a value or arguments of the tool `name`.
+
+        Raises:
+            Malformed: A control token is in them (law 9). Text that spells one is content.
+        """
+        if self._controls is None:
+            ids = self.decoded.ids
+            self._controls = list(compress(self.decoded.starts, map(self.markup.controls.__contains__, ids)))
+        at = bisect_left(self._controls, start)
+        if at < len(self._controls) and (first := self._controls[at]) < stop:
+            token = self.decoded.ids[self.decoded.token_of(first)]
+            raise Malformed(f"The control token {self.markup.decode([token])[0]} is inside the call's content.", name)
+        return self.text[start:stop]
 
     def unclosed(self, start: int, pairs: Mapping[str, str]) -> tuple[str, ...]:
         """Return the tags that close what is open at the end of calls that begin at a character, innermost first.
@@ -404,8 +421,12 @@ class Cursor:
         self.loose = self.loose or reason
 
     def take_rest(self) -> str:
-        """Take everything that is left, including tags."""
-        text = self._completion.text[self._at : self._stop]
+        """Take everything that is left, including text that spells tags.
+
+        Raises:
+            Malformed: A control token is left.
+        """
+        text = self._completion.content(self._at, self._stop, self.name)
         self._at = self._stop
         return text
 
@@ -420,15 +441,18 @@ class Cursor:
         Raises:
             Malformed: The next tag is another one, or no tag is left.
         """
+        start, mark = self._at, self._take_tag(*tags)
+        return self._completion.content(start, mark.start, self.name)
+
+    def _take_tag(self, *tags: str) -> Mark:
         mark = self._next()
         expected = " or ".join(tags)
         if mark is None:
             raise self.error(f"The call lacks {expected}.")
         if mark.tag not in tags:
             raise self.error(f"The call has {mark.tag} where {expected} belongs.")
-        text = self._completion.text[self._at : mark.start]
         self._at, self.taken = mark.stop, mark.tag
-        return text
+        return mark
 
     def until_text(self, text: str) -> str:
         """Take and return what comes before `text`, and take `text`, which is not a tag.
@@ -442,7 +466,7 @@ class Cursor:
         if found < 0:
             before = self._completion.text[max(0, self._at - 20) : self._at]
             raise self.error(f"The call lacks {text!r} after {before!r}.")
-        taken = self._completion.text[self._at : found]
+        taken = self._completion.content(self._at, found, self.name)
         self._at = found + len(text)
         return taken
 
@@ -484,7 +508,7 @@ class Cursor:
         if not found:
             raise self._unexpected(what)
         self._at = found.end()
-        return found.group()
+        return self._completion.content(found.start(), self._at, self.name)
 
     def _unexpected(self, expected: str) -> Malformed:
         found = self._completion.text[self._at : min(self._stop, self._at + 20)]
@@ -492,11 +516,12 @@ class Cursor:
 
     def tag(self, *tags: str) -> None:
         """Take the next tag, which must be one of `tags`, with only blanks before it."""
-        self.expect_blank(self.until_tag(*tags))
+        start, mark = self._at, self._take_tag(*tags)
+        self.expect_blank(self._completion.text[start : mark.start])
 
     def expect_end(self) -> None:
         """Take the rest, which must be blank."""
-        self.expect_blank(self.take_rest())
+        self.expect_blank(self._completion.text[self._at : self._stop])
 
     def expect_blank(self, text: str) -> None:
         """Check that a text is blank."""

@@ -222,7 +222,12 @@ class _Messages:
         if ended is None and (self._completion.truncated or end < len(self._completion.text) or not _is_object(text)):
             self._completion.add_unclosed(start, stop, f"The call has no closing {CALL} tag.", name)
             return
-        self._completion.add_parsed(start, stop, _valid_call, header, name, ended, text)
+        self._completion.add_parsed(start, stop, self._valid_call, header, name, ended, body, end)
+
+    def _valid_call(
+        self, header: tuple[str | None, str, str] | None, name: str | None, ended: str | None, body: int, end: int
+    ) -> ParsedCallText:
+        return _valid_call(header, name, ended, self._completion.content(body, end, name))
 
     def _take(self, into: list[str], start: int, stop: int) -> None:
         start = max(start, self._sampled)
@@ -235,9 +240,12 @@ def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
     """Split a header into recipient, channel and content type; None if it is not valid."""
     if cursor.peek() != CHANNEL:
         return None
-    left = _ROLE.fullmatch(cursor.until_tag(CHANNEL))
-    channel = cursor.until_tag(CONSTRAIN) + " " if cursor.peek() == CONSTRAIN else ""
-    right = _IN_CHANNEL.fullmatch(channel + cursor.take_rest())
+    try:
+        left = _ROLE.fullmatch(cursor.until_tag(CHANNEL))
+        channel = cursor.until_tag(CONSTRAIN) + " " if cursor.peek() == CONSTRAIN else ""
+        right = _IN_CHANNEL.fullmatch(channel + cursor.take_rest())
+    except Malformed:  # a control token is in it
+        return None
     if left is None or right is None or (left[1] and right[2]):
         return None
     return left[1] or right[2], right[1], right[3] or ""

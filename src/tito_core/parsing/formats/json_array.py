@@ -317,7 +317,7 @@ def read_array(
         return total
     last = end if stop is None else stop
     try:
-        value = json_value(text[body:end])
+        value = json_value(completion.content(body, end))
     except Malformed as fault:
         completion.add_malformed(start, last, fault.reason)
         return end

@@ -155,7 +155,7 @@ def _read_objects(
         if separator is None:
             completion.add_malformed(start, total, f"Stray text follows the call: {shortened(text[after:total])}.")
             break
-        completion.add_parsed(start, end, _call_of_text, text[body:end])
+        completion.add_parsed(start, end, _read_call, completion, body, end)
         if after == total:
             break
         loosely = loosely or separator not in separators
@@ -163,6 +163,10 @@ def _read_objects(
     if loosely:
         completion.mark_loose(first, f"Calls must be separated by {SEPARATOR!r}.")
     return total
+
+
+def _read_call(completion: Completion, body: int, end: int) -> ParsedCallText:
+    return _call_of_text(completion.content(body, end))
 
 
 def _call_of_text(text: str) -> ParsedCallText:

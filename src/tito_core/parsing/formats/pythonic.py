@@ -89,9 +89,10 @@ class PythonicCalls(CallFormat):
 
 
 def _read(completion: Completion, start: int, reader: PythonReader, stop: int) -> None:
-    end = reader.stop
+    first, end = reader.at, reader.stop
     try:
         calls = reader.calls()
+        completion.content(first, reader.at)
     except Malformed as fault:
         if reader.at_end and end == len(completion.text):  # the text ends inside the list
             completion.add_unclosed(start, stop, fault.reason)
