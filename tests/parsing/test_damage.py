@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from parsing.families import BRACKETS, CALL_FAMILIES, NAMES, Call, Family, dumps, ids_of, parse
-from tito_core.parsing import CallStatus, ParsedTurn
+from parsing.families import BRACKETS, CALL_FAMILIES, GUARD, NAMES, Call, Family, dumps, ids_of, parse
+from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
 CALLS: list[Call] = [("look", {"at": "x", "far": 5, "all": [True]}), ("count", {"of": "b"})]
@@ -57,6 +57,24 @@ def test_losing_a_tag_or_a_character_of_structure_makes_no_other_call(name: str)
             assert sound(turn) <= whole, each
             reported += any(call.status == MALFORMED for call in turn.calls)
     assert reported > len(damaged) / 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_control_token_anywhere_in_a_call_is_never_content(name: str) -> None:
+    family, calls = CALL_FAMILIES[name], calls_for(CALL_FAMILIES[name])
+    parser, tokenizer = get_tool_parser(name, family.tokenizer(True)), family.tokenizer(True)
+    ids, spelled, refused = ids_of(family, family.render(calls)), set(), set()
+    for control in sorted(parser.markup.controls):
+        tag = tokenizer.decode([control])
+        for at in range(1, len(ids)):
+            turn = parse(family, [*ids[:at], control, *ids[at:]], calls)
+            assert all(tag not in f"{call.name} {dumps(call.arguments)}" for call in turn.calls), (tag, at)
+            refused |= {tag for call in turn.calls if call.status == MALFORMED}
+        written = family.render([("look", {"at": f"x {tag[:1]}{GUARD}{tag[1:]} y"})])  # the same text in other tokens
+        turn = parse(family, ids_of(family, written), [("look", {"at": ""})])
+        spelled |= {tag for call in turn.calls if call.status == OK and tag in (call.arguments or {})["at"]}
+    assert refused == {tokenizer.decode([control]) for control in parser.markup.controls}
+    assert spelled == refused - family.tokenizer(False).get_added_vocab().keys()  # which no other tokens spell
 
 
 def q(body: str) -> str:

@@ -13,7 +13,7 @@ CALLS = [("look", {"at": "x y", "far": 5}), ("count", {"of": "z"})]
 TAG = re.compile(r"\]<\]minimax\[>\[<[^<>]*>|<\|open\|>\w+(?:<\|sep\|>| )|<\|close\|>\w+<\|sep\|>|<[^<>\s][^<>]*>")
 CLOSES = re.compile(r"</|<\|close\|>|[_▁]end[|｜]|\|END_|^<end_|^<\w+\|>$")
 QUOTES = ('<|"|>', "<escape>")
-NEUTRAL = re.compile(r"^<\|sep|tool.sep|argument_begin|^<\|(start|message|eom|channel|constrain|call)\|>$|^<\|tool_call\|>$")
+NEUTRAL = re.compile(r"^<\|sep|tool.sep|argument_begin|^<\|(start|message|eom|channel|constrain|call|tool_call)\|>$")
 
 
 def missing(whole: str, cut: int, *, counts: bool) -> list[str]:
