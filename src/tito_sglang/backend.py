@@ -103,14 +103,16 @@ class SGLangBackend(HttpBackend):
         whole = expanded(token_ids, images.placeholder, images.lengths)
         return await self._scored(token_ids, whole, wire.image_fields(images.images) | wire.adapter_fields(adapter))
 
-    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any], scores: int = 1) -> RawScores:
+    async def _scored(self, token_ids: TokenIds, whole: TokenIds, more: dict[str, Any], scores: int = 2) -> RawScores:
         sampling = {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0}
-        fields = {"sampling_params": sampling, "logprob_start_len": 0, **more}
+        again = {"token_ids_logprob": whole[-1:].tolist()}
+        fields = {"sampling_params": sampling, "logprob_start_len": 0, **again, **more}
         size = size_of(len(whole), 0, scores=scores)
         prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
         answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
         meta, info = answer.value.meta_info, await self.connect()
         scored = wire.scored_prompt(meta, whole, info.vocab_size)
+        wire.check_own(meta, scored)
         return await self.counted(wire.raw_scores(meta, scored, answer.request_id))
 
     async def pause(self, running: Running = "keep") -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.backends import Received, answering, http_response, request_of
 from tito_conformance.testing import WireResponse
 from tito_conformance.testing.sglang_requests import FIELDS
-from tito_core.backend import BadRequestError, OptionalOutputs, SamplingParams
+from tito_core.backend import BadRequestError, OptionalOutputs, ProtocolViolationError, SamplingParams
 from tito_core.backend.generate import score
 from tito_core.backend.http.streaming import StreamError
 from tito_sglang import wire
@@ -146,9 +146,28 @@ async def test_scoring_samples_nothing() -> None:
         "sampling_params": {**wire.NEUTRAL, "max_new_tokens": 0, "temperature": 0.0},
         "logprob_start_len": 0,
         "return_logprob": True,
+        "token_ids_logprob": [12],
         "stream": False,
         "input_ids": [11, 12],
     }
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.005, 0.02, 3.0])
+async def test_the_scores_of_another_request_beside_the_right_ids_are_refused(shift: float) -> None:
+    def handler(request: Received) -> WireResponse:
+        if request.method == "GET":
+            return http_response(200, json={"data": [{"id": "m"}]})
+        entries = [[None, 11, None], [-1.0, 12, None], [-2.0 - shift, 13, None]]
+        given = [None, [[-9.0, 13, None]], [[-2.0, 13, None]]]
+        meta = {"id": "r", "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
+        return http_response(200, json={"output_ids": [], "meta_info": {**meta, "input_token_ids_logprobs": given}})
+
+    scored = score(answering("sglang", handler), [11, 12, 13])
+    if shift <= wire.SAME:
+        assert (await scored)[1:].tolist() == pytest.approx([-1.0, -2.0 - shift])
+    else:
+        with pytest.raises(ProtocolViolationError, match=r"id 13 at offset 2 .* another request's"):
+            await scored
 
 
 VISION = wire.ModelInfo(has_image_understanding=True, model_type="qwen2_5_vl")
