@@ -69,6 +69,7 @@ class MetaInfo(msgspec.Struct):
     output_top_logprobs: list[list[LogprobEntry]] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
+    num_retractions: int = 0
     image_tokens: int | None = None
 
 
@@ -275,6 +276,7 @@ def reported(
         "prompt_logprobs": prompt,
         "routed_experts": meta.routed_experts,
         "sampling_mask": meta.output_token_sampling_mask,
+        "recomputed": meta.num_retractions > 0,
     }
 
 

@@ -45,6 +45,34 @@ def columns(optional_outputs: Any, delta_start: int = 0, top_k: int = -1, **valu
     return ColumnValidation(READER, sent, np.array(OUTPUT, np.int32), logprobs).columns(raw)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("recomputed", "spans", "first"),
+    [
+        (False, [(0, 2, "one"), (2, 3, "two")], 3),
+        (True, [(0, 3, "one")], 3),
+        (True, [(0, 2, "one"), (2, 3, "two")], 6),
+        (True, [(0, 1, "one"), (1, 3, "two")], 5),
+    ],
+)
+def test_experts_that_newer_weights_chose_for_older_ones_tokens_are_left_out(
+    whole: bool, recomputed: bool, spans: Any, first: int
+) -> None:
+    table = np.arange(7 * 2 * 2).reshape(7, 2, 2)  # the prompt has 5 tokens, and the last output token no row
+    raw = RawResponse(
+        finish="stop",
+        output_ids=OUTPUT,
+        logprobs=(logprobs := np.array([-1.0, -2.0, -3.0], np.float32)),
+        routed_experts=table if whole else table[3:],
+        versions=spans,
+        recomputed=recomputed,
+    )
+    sent = request({"routed_experts": True}, delta_start=4)
+    column = ColumnValidation(READER, sent, np.array(OUTPUT, np.int32), logprobs).columns(raw)["routed_experts"]
+    assert column.start == first
+    assert column.values.tolist() == table[first:].tolist()
+
+
 # What a scripted server can send is planted in test_optional_outputs.py.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "Law 4.*no top_logprobs"),

@@ -54,7 +54,7 @@ class ColumnValidation(msgspec.Struct, frozen=True):
         if requested.prompt_logprobs and self._check_present("prompt_logprobs", raw.prompt_logprobs):
             found["prompt_logprobs"] = self._prompt(self._pairs("prompt_logprobs", raw.prompt_logprobs))
         if requested.routed_experts and self._check_present("routed_experts", raw.routed_experts):
-            found["routed_experts"] = self._experts(raw.routed_experts)
+            found["routed_experts"] = self._experts(raw.routed_experts, self._recomputed(raw))
         if requested.sampling_mask and self._check_present("sampling_mask", raw.sampling_mask):
             rows = self._rows("sampling_mask", raw.sampling_mask)
             found["sampling_mask"] = self._mask([self.reader.integers("a sampling_mask", row) for row in rows])
@@ -167,8 +167,21 @@ class ColumnValidation(msgspec.Struct, frozen=True):
         values[inside] = np.nan
         return Column.of(first, values)
 
-    def _experts(self, value: object) -> Column:
-        """Read routed experts of the whole sequence, or from the requested offset, which some servers ignore."""
+    def _recomputed(self, raw: RawResponse) -> int:
+        """Return how many output tokens precede the newest weights, if the server computed their experts again with it.
+
+        Their logprobs are those of the older weights (SGLang 0.5.23, when weights change in a pause that keeps
+        requests), so a trainer that replays the newer ones' experts would compute others. Without a change of weights
+        the experts are the same ones.
+        """
+        spans: Any = list(raw.versions) if raw.recomputed else []
+        return int(spans[-1][0]) if len(spans) > 1 else 0
+
+    def _experts(self, value: object, recomputed: int = 0) -> Column:
+        """Read routed experts of the whole sequence, or from the requested offset, which some servers ignore.
+
+        Leave out the rows before those that sampled the newest weights' tokens, after `recomputed` tokens.
+        """
         start = self.request.first_routed
         whole = len(self.request.input_ids) + len(self.ids) - 1
         is_flat = self.request.optional_outputs.routed_experts == "flat"
@@ -187,7 +200,8 @@ class ColumnValidation(msgspec.Struct, frozen=True):
         if array.size and array.min() < 0:
             raise self.reader.violation(f"Law 2: routed_experts contain {array.min()}, which is not an expert index.")
         try:
-            return Column.of(start, array[start:] if len(array) == whole else array)
+            first = max(start, len(self.request.input_ids) + recomputed - 1) if recomputed else start
+            return Column.of(first, array[first - whole :] if first < whole else array[:0])
         except LawViolationError as error:
             raise self.reader.violation(str(error)) from error
 

@@ -558,6 +558,7 @@ class RawResponse:
         routed_experts: An integer array of shape (rows, layers, experts), or base64 of a `.npy` or of bare
             little-endian int32.
         sampling_mask: For each output token the ids that it was sampled from.
+        recomputed: The server gave up the request's key-values and computed them again from its tokens.
         media: The server's own (offset, length) of each image's placeholders in the prompt that it read, in order; None
             if it does not report them. For a prompt with images `media` or `image_tokens` is required, unless
             `unreported` names `media`.
@@ -588,6 +589,7 @@ class RawResponse:
     prompt_logprobs: ScoredTokens | None = None
     routed_experts: str | npt.NDArray[np.integer[Any]] | None = None
     sampling_mask: Sequence[Integers] | None = None
+    recomputed: bool = False
     media: Sequence[tuple[int, int]] | None = None
     image_tokens: int | None = None
     latency_s: float = 0.0

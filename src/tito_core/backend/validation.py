@@ -78,6 +78,7 @@ class Validation(msgspec.Struct, frozen=True):
             # SGLang runs one more step after an abort, and does not look for a stop in it: this answer is whole.
             finish, stop = Finish.STOP, ended
         self._end(finish, ids or [], stop, request, known=word is None)
+        self._flag("recomputed", raw.recomputed)
         columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
         self.reader.text("served_by", raw.served_by)
@@ -95,7 +96,7 @@ class Validation(msgspec.Struct, frozen=True):
             columns=columns,
             media=media,
             finish_word=word,
-            unordered=self._unordered(raw.unordered),
+            unordered=self._flag("unordered", raw.unordered),
             model=model,
         )
 
@@ -292,10 +293,10 @@ class Validation(msgspec.Struct, frozen=True):
             )
         return found
 
-    def _unordered(self, value: object) -> bool:
+    def _flag(self, name: str, value: object) -> bool:
         if value is True or value is False:
             return value
-        raise self.reader.violation(f"Law 4: unordered must be True or False, not {short_repr(value)}.")
+        raise self.reader.violation(f"Law 4: {name} must be True or False, not {short_repr(value)}.")
 
     def _seconds(self, latency: object) -> float:
         [seconds] = floats([latency]) or [None]
