@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,26 @@ def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_p
     differs = output_of(other, "--tokenizer", folder, "--against", "renderers:qwen3", "--as-template", status=1)
     assert "Qwen3Renderer differs from the chat template at token" in differs
     assert "renderer: [" in differs
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("{name}", "transformers reads the same call"),
+        ("my_{name}", r"transformers reads \[\('my_look'.*hermes \[\('look'"),
+    ],
+)
+def test_a_template_of_responses_is_a_referee_of_the_parser(tmp_path: Path, name: str, words: str) -> None:
+    tokenizer = byte_level(template=CHATML_TOOLS)
+    calls = {
+        "open_pattern": r'<tool_call>\{"name": "(?P<name>[^"]+)", "arguments": ',
+        "close": "}</tool_call>",
+        "content": "json",
+        "transform": {"type": "function", "function": {"name": name, "arguments": "{content}"}},
+        "repeats": True,
+    }
+    fields = {"tool_calls": calls}
+    anchor = "<|im_start|>assistant\n"
+    tokenizer.response_template = {"defaults": {"role": "assistant"}, "start_anchor": anchor, "fields": fields}
+    tokenizer.save_pretrained(tmp_path)
+    assert re.search(words, output_of(tmp_path, "--parser", "hermes"))

@@ -84,6 +84,8 @@ def check(
     )
     certificate = certified.certificate
     typer.echo(certificate.to_json() if as_json else visible("\n".join(certificate.lines())))
+    if getattr(loaded, "response_template", None) is not None:
+        typer.echo(visible(f"response   {_compare_response(loaded, parser, certified)}"), err=True)
     if against:
         comparison = RendererComparison.of(name or "auto", loaded, certified)
         differences = list(comparison.differences())
@@ -91,6 +93,25 @@ def check(
             typer.echo(visible(difference), err=True)
         typer.echo(f"renderer   {comparison.name}: {len(differences)} differences", err=True)
         raise typer.Exit(1 if differences else 0)
+
+
+def _compare_response(tokenizer: PreTrainedTokenizerBase, parser: str, certified: ChatTemplate) -> str:
+    """Say whether transformers' `parse_response`, with the tokenizer's template of responses, reads a call as we do."""
+    question = [user_message("Hi.")]
+    try:
+        reader = get_tool_parser(choose_tool_parser(parser, tokenizer).name, tokenizer)
+        prompt = str.__str__(certified.rendering.of_messages(question, None, TOOLS))
+        called = [*question, call_message(("look", {"at": "it"}))]
+        whole = str.__str__(certified.rendering.of_messages(called, None, TOOLS, generation_prompt=False))
+        answer = whole[len(os.path.commonprefix([prompt, whole])) :]
+        message: Any = tokenizer.parse_response(answer, prefix=prompt)
+    except Exception as error:  # whatever a template or its parser raises
+        return f"not compared: {_reason(error)}"
+    session = reader.start(tools={spec["name"]: spec["inputSchema"]["json"] for spec in TOOLS})
+    session.feed(tokenizer.encode(answer, add_special_tokens=False))
+    ours = [(call.name, call.arguments) for call in session.finish(truncated=False).calls]
+    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    return "transformers reads the same call" if ours == found else f"transformers reads {found}, {parser} {ours}"
 
 
 def certify(
