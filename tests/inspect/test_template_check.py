@@ -140,7 +140,7 @@ def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_p
     ("name", "words"),
     [
         ("{name}", "transformers reads the same call"),
-        ("my_{name}", r"transformers reads \[\('my_look'.*hermes \[\('look'"),
+        ("other", r"transformers reads \[\('other'.*hermes \[\('look'"),
     ],
 )
 def test_a_template_of_responses_is_a_referee_of_the_parser(tmp_path: Path, name: str, words: str) -> None:
