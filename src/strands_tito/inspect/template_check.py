@@ -103,7 +103,7 @@ def _compare_response(tokenizer: PreTrainedTokenizerBase, parser: str, certified
         prompt = str.__str__(certified.rendering.of_messages(question, None, TOOLS))
         called = [*question, call_message(("look", {"at": "it"}))]
         whole = str.__str__(certified.rendering.of_messages(called, None, TOOLS, generation_prompt=False))
-        answer = whole[len(os.path.commonprefix([prompt, whole])) :]
+        answer = whole.removeprefix(prompt)
         message: Any = tokenizer.parse_response(answer, prefix=prompt)
     except Exception as error:  # whatever a template or its parser raises
         return f"not compared: {_reason(error)}"

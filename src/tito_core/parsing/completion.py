@@ -82,7 +82,7 @@ class ParsedTurn:
         reasoning_closed: False if the completion ended inside a reasoning block.
         late_reasoning: The last part of `reasoning`, if it came after text; it is a separate block of the message.
         suspects: Parts of `text`, or of reasoning that was never closed, that look like calls; only recorded.
-        unclosed: The tags that close what the completion left open in a call, innermost first.
+        unclosed: The tags that close what a truncated completion left open in a call, innermost first.
     """
 
     reasoning: str

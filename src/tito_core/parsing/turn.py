@@ -225,7 +225,8 @@ class _Reader:
                 continue
             if mark.tag in self._calls.opening:
                 after = self._calls.read(completion, mark.start, mark.tag)
-                at = self._take_text(mark.start, mark.stop) if after is None else self._take_calls(mark.start, after)
+                at = self._take_text(mark.start, mark.stop) if after is None else after
+                self._last_calls = self._last_calls if after is None else (mark.start, after)
             elif mark.tag in self._strays:
                 at = self._take_stray(mark)
             elif mark.tag in self._calls.wrappers:
@@ -239,12 +240,9 @@ class _Reader:
             self._suspects += self._suspect_finder.records(completion, start, stop)
         calls, suspects = tuple(completion.calls), tuple(self._suspects)
         start, stop = self._last_calls
-        unclosed = completion.unclosed(start, self._calls.pairs) if 0 < stop == len(completion.text) else ()
+        cut = completion.truncated and 0 < stop == len(completion.text)
+        unclosed = completion.unclosed(start, self._calls.pairs) if cut else ()
         return ParsedTurn(reasoning, "".join(texts).strip(), calls, self._closed, late, suspects, unclosed)
-
-    def _take_calls(self, start: int, stop: int) -> int:
-        self._last_calls = start, stop
-        return stop
 
     def _take_stray(self, first: Mark) -> int:
         """Report stray tags, up to the next tag that could begin something, as one malformed call."""
@@ -270,7 +268,8 @@ class _Reader:
             self._tried_bare = True
             after = self._calls.read_bare(self._completion, start + len(text) - len(text.lstrip()))
             if after is not None:
-                return self._take_calls(start, after)
+                self._last_calls = start, after
+                return after
         if self._texts and self._texts[-1][1] == start:
             start = self._texts.pop()[0]
         if start < stop:

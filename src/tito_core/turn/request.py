@@ -181,13 +181,15 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: 
 
 def _open_tags(policy: PolicyParts, before: Draft, specs: Sequence[ToolSpec] | None) -> OpenTags | None:
     """Return what an answer left open in its calls, where its parser tells; None if a stop token ended it."""
+    if before.stop in policy.template.stop_ids or not before.reasoning_closed or not before.calls:
+        return None
     sampled: list[int] = before.output_ids.tolist()
-    if not sampled or sampled[-1] in policy.template.stop_ids or not before.reasoning_closed or not before.calls:
+    if not sampled or sampled[-1] in policy.template.stop_ids:
         return None
     schemas = {spec["name"]: spec["inputSchema"]["json"] for spec in specs or ()}
     session = policy.parser.start(before.prompt_ids[-PROMPT_TAIL:].tolist(), schemas)
     session.feed(sampled)
-    closers = session.finish(truncated=before.finish.cut_off).unclosed
+    closers = session.finish(truncated=True).unclosed
     return OpenTags(closers, str(policy.tokenizer.decode(sampled[-OPEN_TEXT:]))) if closers else None
 
 
