@@ -22,8 +22,8 @@ from tito_core.parsing import (
 )
 from tito_core.parsing import registry as parser_registry
 from tito_core.parsing.formats import gpt_oss
-from tito_core.parsing.registry import template_text
-from tito_core.parsing.turn import BRACKET_THINK, THINK, SuspectFinder, TurnParser
+from tito_core.parsing.registry import choose_tool_parser, template_text
+from tito_core.parsing.turn import BRACKET_THINK, THINK, SuspectFinder, TurnParser, shown_call
 
 JSON_CALL = """'<tool_call>\n{"name": "' + name + '", "arguments": ' + arguments | tojson + '}\n</tool_call>'"""
 TEMPLATES = {
@@ -69,6 +69,33 @@ def test_the_templates_of_the_tests_are_hermes(name: str) -> None:
     parser = get_tool_parser("auto", tokenizer)
     assert isinstance(parser, TurnParser)
     assert parser.calls is get_tool_parser("hermes", tokenizer).calls  # type: ignore[attr-defined]
+
+
+NAME, ARGUMENTS = "call.function.name", "call.function.arguments"
+CALL = f"{{'name': {NAME}, 'arguments': {ARGUMENTS}}} | tojson"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"'<tool_call>' + {CALL} + '</tool_call>'",
+        f"'<tool_call>\n' + {CALL}(indent=2) + '\n</tool_call>'",
+        "'<tool_call>{\"name\":\"' + NAME + '\",\"arguments\":' + ARGUMENTS | tojson + '}</tool_call>'",
+        '"<tool_call>{\\"name\\": \\"" + NAME + "\\", \\"arguments\\": " + ARGUMENTS | tojson + "}</tool_call>"',
+    ],
+)  # fmt: skip
+def test_a_format_is_detected_by_what_the_template_writes(written: str) -> None:
+    written = written.replace("NAME", NAME).replace("ARGUMENTS", ARGUMENTS)
+    each = "{% for call in m.tool_calls or [] %}{{- " + written + " }}{% endfor %}"
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" + each + "<|im_end|>\n{% endfor %}"
+    with pytest.raises(DetectionError):
+        detect_tool_parser(template)
+    tokenizer = byte_level(template=template)
+    assert choose_tool_parser("auto", tokenizer).name == "hermes"
+    session = get_tool_parser("auto", tokenizer).start()
+    shown = shown_call(tokenizer).rpartition("assistant\n")[2]
+    session.feed(tokenizer.encode(shown.removesuffix("<|im_end|>\n"), add_special_tokens=False))
+    assert [dict(call.arguments or {}) for call in session.finish(truncated=False).calls] == [{"at": ["x", True]}]
 
 
 def test_the_detected_parser_is_built() -> None:

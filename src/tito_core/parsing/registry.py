@@ -1,6 +1,7 @@
 """Tool parsers by name: ours, and those that other distributions install as entry points `tito.tool_parsers`.
 
-"auto" detects the format of a chat template by text that only one family writes. It never guesses.
+"auto" detects the format of a chat template by text that only one family writes, in its source or else in a call that
+it renders. It never guesses.
 
 To add a tool-call format to this package, write a `CallFormat` and call `register_format`; the docstring of
 `CallFormat` lists the steps. To add a parser that also reads reasoning in its own way, write a `ToolParser` and call
@@ -16,6 +17,7 @@ takes a tokenizer and returns a `ToolParser`. For a `CallFormat` the factory is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,7 +29,7 @@ from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import ParsedTurn, Tools
 from tito_core.parsing.grammar import CallGrammar
 from tito_core.parsing.markup import Markup
-from tito_core.parsing.turn import REASONING, THINK, ReasoningTags, TurnParser
+from tito_core.parsing.turn import REASONING, THINK, ReasoningTags, TurnParser, shown_call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -240,9 +242,14 @@ def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detecte
     Raises:
         DetectionError: With "auto", the chat template matches no format, or several.
     """
-    if name == AUTO:
-        return detect_tool_parser(template_text(tokenizer))
-    return Detected(name, "It was named by the user.")
+    if name != AUTO:
+        return Detected(name, "It was named by the user.")
+    source = template_text(tokenizer)
+    try:
+        return detect_tool_parser(source)
+    except DetectionError:  # what it writes may not stand in its source, as in `{'name': ...} | tojson`
+        shown = re.sub(r"\{\s+", "{", re.sub(r'":\s*', '": ', shown_call(tokenizer)))
+        return detect_tool_parser(source + shown)
 
 
 def detect_tool_parser(template: str) -> Detected:

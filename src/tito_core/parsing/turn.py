@@ -99,15 +99,7 @@ class TurnParser:
     @cached_property
     def template_writes_python(self) -> bool:
         """Whether the chat template writes a list in arguments as Python does, as the first of Qwen3-Coder."""
-        function = {"name": "look", "arguments": {"at": ["x", True]}}
-        calls = [{"type": "function", "id": "call00000", "function": function}]
-        answer = {"role": "assistant", "content": "", "tool_calls": calls}
-        messages: Any = [{"role": "user", "content": "Go."}, answer]
-        try:
-            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except Exception:  # whatever a template raises: it shows no list
-            return False
-        return "['x', True]" in str(rendered)
+        return "['x', True]" in shown_call(self._tokenizer)
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Start parsing a completion; see `ToolParser.start`."""
@@ -159,6 +151,17 @@ class TurnParser:
         while (mark := tail.next_mark(at, {reasoning.close if is_open else reasoning.open})) is not None:
             is_open, at = not is_open, mark.stop
         return is_open
+
+
+def shown_call(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what the chat template makes of a conversation with a call; empty if it raises."""
+    function = {"name": "look", "arguments": {"at": ["x", True]}}
+    calls = [{"type": "function", "id": "call00000", "function": function}]
+    messages: Any = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # whatever a template raises
+        return ""
 
 
 class TurnSession:
