@@ -27,6 +27,7 @@ from tito_core.backend.errors import (
     GenerationAbortedError,
     ProtocolViolationError,
 )
+from tito_core.chat.rendering import TemplateError
 from tito_core.hooks import LoopLimiter, MaxMessagesReachedError
 from tito_core.ledger import Finish, LawViolationError, Ledger
 from tito_core.store import from_record, to_record
@@ -36,6 +37,7 @@ from tito_core.termination import (
     recorded_termination,
     termination_of,
 )
+from tito_core.turn.request import TrimmedHistoryError
 
 ADD = call("add", '{"a": 1, "b": 2}')
 LONG = " one two three" * 400 + "..."
@@ -164,6 +166,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (ExceptionGroup("tasks", [BackendError("down"), KeyError("x")]), Termination.ENGINE_ERROR),
         (caused(RuntimeError("Graph node failed"), BackendError("down")), Termination.ENGINE_ERROR),
         (caused(RuntimeError("Graph node failed"), KeyError("x")), Termination.TOOL_ERROR),
+        (EventLoopException(TemplateError("one call")), Termination.TEMPLATE),
+        (TrimmedHistoryError("no question"), Termination.CONTEXT),
         (ZeroDivisionError(), Termination.TOOL_ERROR),
         (OSError("a user's disk"), Termination.TOOL_ERROR),
     ],

@@ -22,6 +22,7 @@ class Termination(StrEnum):
     CONTEXT = "context"  # history or answer did not fit, or was trimmed to what the template cannot show
     LIMIT = "limit"  # a limit of the loop, or a deadline; the history is complete
     TOOL_ERROR = "tool_error"  # an error on the agent's side: a hook, a malformed call, its own code
+    TEMPLATE = "template"  # the chat template can show the history in no form
     ENGINE_ERROR = "engine_error"  # the engine or the store failed
     ABORTED = "aborted"  # stopped from outside and could continue: by a trainer, an interrupt or a checkpoint
     CANCELLED = "cancelled"  # abandoned: by agent.cancel(), or with its task
@@ -139,6 +140,7 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from strands.types import exceptions
 
     from tito_core.backend import errors
+    from tito_core.chat.rendering import TemplateError
     from tito_core.hooks import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
     from tito_core.store import SchemaError
@@ -150,6 +152,7 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     return [
         ((LoopLimitReachedError,), Termination.LIMIT),
         (too_long, Termination.CONTEXT),
+        ((TemplateError,), Termination.TEMPLATE),
         ((exceptions.MaxTokensReachedException,), Termination.TRUNCATED),
         ((errors.GenerationAbortedError,), Termination.ABORTED),
         (engine, Termination.ENGINE_ERROR),

@@ -155,7 +155,7 @@ def test_a_turn_with_another_ending_is_refused_with_the_expected_tokens() -> Non
     )
     made = source(CANDIDATES[0], otherwise)
     assert made.tail(assistant_message("x"), [user_message("b")]).start > 0
-    with pytest.raises(TemplateError, match=r"expected tokens \[2\]"):
+    with pytest.raises(TemplateError, match=re.escape("does not end this answer with '<|im_end|>'")):
         made.tail(assistant_message("x"), [user_message("no")])
 
 
@@ -178,7 +178,7 @@ def test_a_delta_after_a_turn_without_closers_starts_with_the_opener() -> None:
     tail = made.tail(call_message(("look", {})), [result_message([{"text": "c"}])])
     assert cut(tail.text, tail.start) == "<think>c<|im_end|>"
     never = OPENS.replace("'user': '<|im_start|>'", "'user': '<|im_start|>' if messages[-1].content != 'no' else ''")
-    with pytest.raises(TemplateError, match=r"expected tokens \[1, \d+\]"):
+    with pytest.raises(TemplateError, match=re.escape("does not end this answer with '<|im_start|>' '<think>'")):
         source(CANDIDATES[0], never).tail(assistant_message("x"), [user_message("no")])
 
 

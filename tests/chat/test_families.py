@@ -65,7 +65,7 @@ CERTIFIED = {
 REFUSED = {
     "ignores add_generation_prompt but for the end": "after the next message",
     "results within a turn that has ended": "<|tools_suffix|>",
-    "results before what ends the turn": "did not end this assistant turn",
+    "results before what ends the turn": "does not end this answer with",
 }
 
 

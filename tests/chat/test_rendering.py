@@ -60,7 +60,7 @@ def test_a_refusal_quotes_the_templates_reason(why: str) -> None:
     rendering = Rendering.of("{{ raise_exception('" + why + "') }}", {})
     with pytest.raises(TemplateError) as refused:
         rendering.of_messages([user("a"), answer("b")], "s")
-    assert str(refused.value).endswith("with roles ['system', 'user', 'assistant']: Roles must alternate.")
+    assert "with roles ['system', 'user', 'assistant']: Roles must alternate. Change" in str(refused.value)
 
 
 CALLED = calls(("look", {"at": "x"}), text="Let me.")

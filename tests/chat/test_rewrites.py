@@ -13,7 +13,7 @@ CALLS = "calls: a call in the history is rebuilt from its parsed arguments"
 FIRST = "calls: of several calls in one message only the first is shown"
 PROMPT = "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
 DATE = "date: the prompt holds the day or time, frozen for as long as the template lives"
-TOOLS = "tools: they are written elsewhere once more messages follow"
+HEAD = "head: what it writes before the first question, such as the tools, changes once more messages follow"
 ARGUMENTS = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
 ASSISTANT = "{{- header('assistant') -}}"
 
@@ -61,11 +61,11 @@ def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
         (CHATML_TOOLS, False, []),
         (CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- break -%}"), True, [CALLS, FIRST]),
         (CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- break -%}"), False, []),
-        # A template that takes only one call shows neither.
+        # One that takes only one call is shown no other.
         (
             CHATML_TOOLS.replace(HEADER, "{{- raise_exception('one') if message.tool_calls|length > 1 -}}" + HEADER),
             True,
-            [CALLS],
+            [CALLS, FIRST],
         ),
         # Nor of one that reads arguments as text.
         (
@@ -90,16 +90,18 @@ def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
         ("{{ strftime_now('%d') }}" + CHATML_TOOLS, True, [CALLS, DATE]),
         ("{{ strftime_now('%Y') if day else '' }}" + CHATML_TOOLS, False, []),
         ("{% set year = strftime_now('%Y') %}" + CHATML_TOOLS, False, []),
-        (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length == 1 -%}"), True, [CALLS, TOOLS]),
+        (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length == 1 -%}"), True, [CALLS, HEAD]),
         (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length == 1 -%}"), False, []),
-        (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length < 3 -%}"), True, [CALLS, TOOLS]),
+        (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length < 3 -%}"), True, [CALLS, HEAD]),
         # Only what comes before the first question ends is compared.
         (
             CHATML_TOOLS.replace(ASSISTANT, "{{- header('assistant') + messages|length|string -}}"),
             True,
             [CALLS, PROMPT],
         ),
-        ("{{- 'a' if messages|length == 1 and tools else 'b' -}}" + CHATML_TOOLS, True, [CALLS, TOOLS]),
+        ("{{- 'a' if messages|length == 1 and tools else 'b' -}}" + CHATML_TOOLS, True, [CALLS, HEAD]),
+        ("{{ messages|length }} messages" + CHATML_TOOLS, False, [HEAD]),
+        ("{{ messages|selectattr('role', 'eq', 'tool')|list|length }}" + CHATML_TOOLS, True, [CALLS, HEAD]),
     ],
 )
 def test_rewrites(source: str, tools: bool, expected: list[str]) -> None:

@@ -36,7 +36,7 @@ def test_a_closer_that_depends_on_the_tools_name_loses_no_result() -> None:
     assert source != CHATML_TOOLS
     template = ChatTemplate.of(of(source))
     [called] = calls(("python", {"at": "it"}))
-    with pytest.raises(TemplateError, match="did not end this assistant turn"):
+    with pytest.raises(TemplateError, match="does not end this answer with"):
         template.delta(called, [results("THE RESULT")], template.closer_id, tool_specs=[LOOK], history=[user("hi")])
 
 

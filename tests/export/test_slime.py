@@ -64,7 +64,7 @@ def test_every_termination_has_a_status_of_slimes_and_what_ended_from_outside_is
         ledger = chain((3, 2))
         record_termination(ledger, word)
         (found,) = fields(ledger)
-        outside = word in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
+        outside = word in (Termination.TEMPLATE, Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
         assert found["remove_sample"] is outside
 
 

@@ -26,6 +26,7 @@ STATE = MappingProxyType(
         Termination.CONTEXT: "succeeded",
         Termination.LIMIT: "succeeded",
         Termination.TOOL_ERROR: "succeeded",
+        Termination.TEMPLATE: "failed",
         Termination.ENGINE_ERROR: "failed",
         Termination.ABORTED: "failed",
         Termination.CANCELLED: "failed",

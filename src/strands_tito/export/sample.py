@@ -21,7 +21,7 @@ from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import REWARD, Finish, Image, Semantics, Turn, VersionSpan, as_reward
 from tito_core.termination import Termination, recorded_termination, termination_of
 
-OUTSIDE = (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
+OUTSIDE = (Termination.TEMPLATE, Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
 """Terminations from outside: such a rollout's reward does not measure the policy."""
 
 Credit = npt.NDArray[np.float64]

@@ -43,6 +43,7 @@ STOP_REASON = MappingProxyType(
         Termination.CONTEXT: "length",
         Termination.LIMIT: "length",
         Termination.TOOL_ERROR: "error",
+        Termination.TEMPLATE: "error",
         Termination.ENGINE_ERROR: "error",
         Termination.ABORTED: "abort",
         Termination.CANCELLED: "abort",

@@ -44,6 +44,7 @@ STATUS = MappingProxyType(
         Termination.CONTEXT: "TRUNCATED",
         Termination.LIMIT: "TRUNCATED",
         Termination.TOOL_ERROR: "FAILED",
+        Termination.TEMPLATE: "FAILED",
         Termination.ENGINE_ERROR: "FAILED",
         Termination.ABORTED: "ABORTED",
         Termination.CANCELLED: "ABORTED",

@@ -37,6 +37,7 @@ STOP = MappingProxyType(
         Termination.CONTEXT: "max_total_tokens",
         Termination.LIMIT: "max_turns",
         Termination.TOOL_ERROR: "tool_error",
+        Termination.TEMPLATE: "template_error",
         Termination.ENGINE_ERROR: "provider_error",
         Termination.ABORTED: "aborted",
         Termination.CANCELLED: "cancelled",

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from strands.types.content import Message, Messages
+from strands.types.content import Messages
+from strands.types.tools import ToolSpec
 
 from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource, Switches
 from tito_core.chat.encoder import ContentSafeEncoder
@@ -38,6 +39,7 @@ from tito_core.chat.probes import (
 from tito_core.chat.referee import Difference, Judge, JudgedTurn, Referee, RefusedError
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.switches import compared_literals, find_switches
+from tito_core.chat.traced import Traced
 
 ContentTokens = Literal["inert", "as-template"]
 
@@ -156,6 +158,8 @@ class Certificate:
 
 _MOVED = "text besides calls"
 """Prefix of the rewrite that marks a template which moves text that was sampled with calls."""
+HEAD = "head"
+"""Prefix of the rewrite by a template whose text before the first question depends on later messages."""
 _KEEP = {
     Thinking.KEPT: "keeps it, as the template does",
     Thinking.STRIPPED: "keeps what was sampled, where the template would strip it",
@@ -408,7 +412,7 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     """Try one candidate on probes, up to the first difference.
 
     Raises:
-        TemplateError: The template refuses all probes.
+        TemplateError: The template refuses all probes, or the candidate's conversation of a usual one.
     """
     trial, judge = Trial(source), judge_of(source.stops)
     for case in probes:
@@ -423,7 +427,10 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
                 trial.refused.append((case.name, str(error)))
                 trial.unable += 1
                 continue
-            difference = Difference("(it is rendered)", f"(refused: {error})")
+            raise TemplateError(
+                f"The chat template shows the probe {case.name!r}, but no delta of it, so a turn's prompt cannot "
+                f"extend the previous one. Rendered {source.candidate.name}: {error}"
+            ) from error
         if difference is None:
             trial.passed.append(case)
         elif case.remark and judge.moves_text(turn):
@@ -470,13 +477,12 @@ _TWO_CALLS = call_message(_LOOK_CALL, ("find", {"it": _SECOND}))
 
 def thinking(rendering: Rendering) -> Thinking:
     """Return what the template does with the reasoning of earlier answers."""
-    if _shows(rendering, [_QUESTION, _REASONED_ANSWER, _NEXT_QUESTION]):
+    if _THOUGHT in _rendered(rendering, [_QUESTION, _REASONED_ANSWER, _NEXT_QUESTION]):
         return Thinking.KEPT
-    if _shows(rendering, [_QUESTION, _CALL, _RESULT]):
+    if _THOUGHT in _rendered(rendering, [_QUESTION, _CALL, _RESULT]):
         return Thinking.STRIPPED
-    if any(_shows(rendering, [_QUESTION, turn], generation_prompt=False) for turn in (_REASONED_ANSWER, _CALL)):
-        return Thinking.ALWAYS_STRIPPED
-    return Thinking.NOT_SHOWN
+    last = (_rendered(rendering, [_QUESTION, turn], prompt=False) for turn in (_REASONED_ANSWER, _CALL))
+    return Thinking.ALWAYS_STRIPPED if any(_THOUGHT in text for text in last) else Thinking.NOT_SHOWN
 
 
 def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *, tools: bool) -> Iterator[str]:
@@ -492,12 +498,14 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
         yield "calls: a call in the history is rebuilt from its parsed arguments"
         if rendering.message_format.arguments == "mapping" and _collapses_calls(rendering):
             yield "calls: of several calls in one message only the first is shown"
-    if not _begins_with_prompt(rendering):
+    specs, rounds = (TOOLS, [[_CALL, _RESULT]]) if tools else (rendering.default_tools, [])
+    heads = {_until_first_question(rendering, specs, later) for later in ([], [_ANSWER, _NEXT_QUESTION], *rounds)}
+    if len(heads - {""}) > 1:
+        yield f"{HEAD}: what it writes before the first question, such as the tools, changes once more messages follow"
+    elif not _begins_with_prompt(rendering):
         yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
     if "strftime_now" in source and _is_dated(source, variables):  # skip compiling it twice if not needed
         yield "date: the prompt holds the day or time, frozen for as long as the template lives"
-    if tools and _until_first_question(rendering) != _until_first_question(rendering, _ANSWER, _NEXT_QUESTION):
-        yield "tools: they are written elsewhere once more messages follow"
 
 
 def _is_dated(source: str, variables: Mapping[str, Any]) -> bool:
@@ -505,11 +513,11 @@ def _is_dated(source: str, variables: Mapping[str, Any]) -> bool:
     return str.__ne__(*(rendering.of_messages([_QUESTION], tool_specs=rendering.default_tools) for rendering in dated))
 
 
-def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool = True) -> bool:
+def _rendered(rendering: Rendering, turns: Messages, specs: Sequence[ToolSpec] = TOOLS, prompt: bool = True) -> Traced:
     try:
-        return _THOUGHT in rendering.of_messages(messages, tool_specs=TOOLS, generation_prompt=generation_prompt)
+        return rendering.of_messages(turns, tool_specs=specs, generation_prompt=prompt)
     except TemplateError:
-        return False
+        return Traced()
 
 
 def _begins_with_prompt(rendering: Rendering) -> bool:
@@ -518,14 +526,11 @@ def _begins_with_prompt(rendering: Rendering) -> bool:
     return str.startswith(rendering.of_messages([_QUESTION, _ANSWER, _NEXT_QUESTION], tool_specs=tools), prompt)
 
 
-def _until_first_question(rendering: Rendering, *later: Message) -> str:
-    text = rendering.of_messages([_QUESTION, *later], tool_specs=TOOLS)
-    return str.__getitem__(text, slice(0, content_spans(text, 0)[-1][1]))
+def _until_first_question(rendering: Rendering, specs: Sequence[ToolSpec], later: Messages) -> str:
+    text = _rendered(rendering, [_QUESTION, *later], specs)
+    return str.__getitem__(text, slice(0, max((span[1] for span in content_spans(text, 0)), default=0)))
 
 
 def _collapses_calls(rendering: Rendering) -> bool:
-    try:
-        text = rendering.of_messages([_QUESTION, _TWO_CALLS], tool_specs=TOOLS, generation_prompt=False)
-    except TemplateError:
-        return False
-    return _SECOND not in text
+    text = _rendered(rendering, [_QUESTION, _TWO_CALLS], prompt=False)
+    return bool(text) and _SECOND not in text

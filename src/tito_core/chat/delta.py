@@ -209,7 +209,7 @@ class DeltaSource:
             missing = np.concatenate([self._closers(opened), tail.ending.missing(last_output_id, Opened.MESSAGE)])
         else:
             missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
-        if not len(missing) and not tail.ending.openers:
+        if not missing.size and not tail.ending.openers:
             return encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
             return EncodedText(encoded.ids[1:], encoded.provenance[1:], encoded.text)
@@ -250,11 +250,28 @@ class DeltaSource:
         """
         uses = [block for block in answer["content"] if "toolUse" in block]
         messages, source, specs = self._stand_in(answer, uses, new, tools, history, system)
-        text = self.rendering.of_translated(messages, template_tools(specs))
         ending = self.calls if uses and self.calls is not None else self.answers
+        return self.rendering.shown(messages, lambda form: self._located(form, specs, source, ending))
+
+    def _located(self, messages: list[TemplateMessage], specs: Any, source: int, ending: Ending) -> Tail:
+        """Render messages, and find the end of the answer `source`."""
+        text = self.rendering.of_translated(messages, template_tools(specs))
         controls = self.encoder.controls(text)
-        start = _end(text, controls, source, ending)
-        return Tail(text, start, [control for control in controls if control[0] >= start], ending)
+        start = content_start(text, source)
+        later = [begin for begin, _, origin in text.spans if origin > source and begin >= start]
+        until = min(later, default=len(text))
+        if ending.closing:
+            run = find_run(controls, ending.closing, start)
+            ends = [run[1]] if run is not None and run[1] <= until else []
+        else:
+            ends = [begin for begin, _, token in controls if start <= begin < until and token in ending.openers][:1]
+        if ends:
+            return Tail(text, ends[0], [control for control in controls if control[0] >= ends[0]], ending)
+        tokens = [text for text, token in self.encoder.added.items() if token in (ending.closing or ending.openers)]
+        raise TemplateError(
+            f"The chat template does not end this answer with {' '.join(map(repr, tokens))}, as it ends others, so no "
+            "message can follow it. Use a template that ends each answer with the same control token."
+        )
 
     def _stand_in(
         self,
@@ -362,24 +379,6 @@ def _ended_by_eos(answers: Ending, encoder: ContentSafeEncoder, inner: frozenset
             "has no other eos_token. Set tokenizer.eos_token to the token that ends a turn."
         )
     return replace(answers, finals=frozenset({encoder.eos_id}))
-
-
-def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> int:
-    start = content_start(text, source)
-    until = min((begin for begin, _, origin in text.spans if origin > source and begin >= start), default=len(text))
-    if ending.closing:
-        run = find_run(controls, ending.closing, start)
-        if run is not None and run[1] <= until:
-            return run[1]
-    else:
-        for begin, _, token in controls:
-            if start <= begin < until and token in ending.openers:
-                return begin
-    expected = ending.closing or sorted(ending.openers)
-    raise TemplateError(
-        f"The chat template did not end this assistant turn with the expected tokens {list(expected)}, so it cannot be "
-        "extended. Report this template."
-    )
 
 
 def _mirror(message: Message) -> Message:

@@ -68,6 +68,7 @@ class MessageFormat:
         text_and_reasoning: Whether a message with calls may have both. In gpt-oss it may not, so only its text is kept.
         parts: Whether content is a list of `{"type": "text"}` parts, as some image models' templates require.
         short_ids: Whether call ids have nine letters or digits, as Mistral's templates require.
+        one_call: Whether only the first call of a message is shown, since the template refuses more, as Llama 3's do.
     """
 
     arguments: Arguments = "mapping"
@@ -75,6 +76,7 @@ class MessageFormat:
     text_and_reasoning: bool = True
     parts: bool = False
     short_ids: bool = False
+    one_call: bool = False
 
     def call_id(self, sampled: str) -> str:
         """Return a call's id as the template reads it: the sampled one, or a digest if it must be short and is not."""
@@ -218,7 +220,7 @@ def _assistant(
                     "arguments": _arguments(call, source, message_format),
                 },
             }
-            for call in calls
+            for call in (calls[:1] if message_format.one_call else calls)
         ]
     return translated
 

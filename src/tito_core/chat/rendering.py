@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from string import Formatter
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import Environment, TemplateSyntaxError, nodes, pass_environment
@@ -32,6 +33,8 @@ from tito_core.chat.probes import LOOK, user_message
 from tito_core.chat.traced import UNKNOWN, Traced, as_text, concat, conservative, join, mark, mark_result, sources
 from tito_core.ledger.errors import TITOError
 
+T = TypeVar("T")
+
 
 class TemplateError(TITOError, ValueError):
     """The chat template is missing, not supported, or refuses the messages."""
@@ -46,6 +49,7 @@ class Rendering:
         message_format: The format of the messages that the template reads.
         default_tools: Tools for renderings of our own: empty, unless the template requires some.
         now: The time for `strftime_now`.
+        nearest: Whether what the template refuses is shown in the nearest form that it takes; off while certifying.
     """
 
     compiled: Any
@@ -53,6 +57,7 @@ class Rendering:
     message_format: MessageFormat
     default_tools: tuple[ToolSpec, ...]
     now: datetime
+    nearest: bool = False
 
     @classmethod
     def of(cls, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
@@ -85,7 +90,18 @@ class Rendering:
             UnsupportedContentError: A block cannot become text.
         """
         translated = template_messages(messages, system_prompt, message_format=self.message_format)
-        return self.of_translated(translated, template_tools(tool_specs), generation_prompt=generation_prompt)
+        tools = template_tools(tool_specs)
+        return self.shown(translated, partial(self.of_translated, tools=tools, generation_prompt=generation_prompt))
+
+    def shown(self, messages: list[TemplateMessage], show: Callable[[list[TemplateMessage]], T]) -> T:
+        """Return what `show` makes of messages or, where it raises `TemplateError`, of their nearest form."""
+        try:
+            return show(messages)
+        except TemplateError:
+            for forms in (*zip(_FORMS, strict=True), _FORMS) if self.nearest else ():
+                with suppress(TemplateError):
+                    return show(reduce(lambda changed, form: form(changed), forms, messages))
+            raise
 
     def of_translated(
         self,
@@ -100,7 +116,8 @@ class Rendering:
         except Exception as error:  # a template may raise any exception
             reason = str(error).rstrip(".")
             raise TemplateError(
-                f"The chat template refused messages with roles {_roles(messages)}: {reason}."
+                f"The chat template refused messages with roles {_roles(messages)}: {reason}. Change the "
+                "message that it refuses, or use another template."
             ) from error
         origins = {origin for _, _, origin in text.spans}
         for position, message in enumerate(messages):
@@ -110,6 +127,52 @@ class Rendering:
                     f"template that renders the role {message['role']!r}."
                 )
         return text
+
+
+class _Inert(Traced):
+    """Content in which a template finds nothing: what it spells is not the template's to refuse (law 6)."""
+
+    __slots__ = ()
+
+    def __contains__(self, text: object, /) -> bool:
+        return False
+
+
+def _hidden(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Hide what answers spell, since gpt-oss refuses one that spells a channel's header."""
+    return [dict(map(_inert, each.items())) if each["role"] == "assistant" else each for each in messages]
+
+
+def _inert(item: tuple[str, Any]) -> tuple[str, Any]:
+    key, value = item
+    return key, _Inert(value, value.spans) if isinstance(value, Traced) else value
+
+
+def _joined(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Join results and questions between two answers, since Mistral refuses a question after them."""
+    joined = messages[:1]
+    for message in messages[1:]:
+        if message["role"] in ("user", "tool") and joined[-1]["role"] in ("tool", message["role"]):
+            joined[-1] = {**joined[-1], "content": _both(joined[-1]["content"], message["content"])}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _both(*contents: Any) -> Any:
+    if all(isinstance(content, str) for content in contents):
+        return join("\n\n", filter(None, contents))
+    return [part for each in contents for part in ([{"type": "text", "text": each}] if isinstance(each, str) else each)]
+
+
+def _filled(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Fill empty answers, which Ministral refuses, and empty results, as Strands fills answers."""
+    blank = Traced("[blank text]")
+    return [each if each["content"] or "tool_calls" in each else {**each, "content": blank} for each in messages]
+
+
+_FORMS = (_hidden, _joined, _filled)
+"""Changes after which a template may show what it refuses; each is tried alone, then all."""
 
 
 def _is_shown(message: TemplateMessage, origins: set[int]) -> bool:
@@ -169,10 +232,12 @@ def find_message_format(render: Render) -> MessageFormat:
         message_format = short_ids if _accepts_calls(render, short_ids) else message_format
     if not _reads_mapping(render, message_format) and _reads_string(render, message_format):
         message_format = replace(message_format, arguments="string")
+    question, call = _call_messages(message_format)
+    one_call = not _renders(render, [question, call | {"tool_calls": call["tool_calls"] * 2}])
+    message_format = replace(message_format, one_call=one_call and _renders(render, [question, call]))
     for key in REASONING_KEYS:
         reasoning = {key: Traced.content("hm", _REASONING)}
         answer = {"role": "assistant", "content": message_format.content(Traced.content("so", _ASSISTANT))}
-        question, call = _call_messages(message_format)
         if any(_shows(render, [question, turn | reasoning], _REASONING) for turn in (answer, call)):
             with_text = call | {"content": answer["content"]}
             takes_each = _renders(render, [question, with_text]) and _renders(render, [question, call | reasoning])

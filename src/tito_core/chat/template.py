@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.bounds import excess_of
-from tito_core.chat.certify import Certificate, CertificateStore, ContentTokens, Thinking, certified
+from tito_core.chat.certify import HEAD, Certificate, CertificateStore, ContentTokens, Thinking, certified
 from tito_core.chat.comparison import Comparisons
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
@@ -107,12 +107,15 @@ class ChatTemplate:
         referee = Referee(source, rendering.variables, lambda: rendering.now)
         image_token = getattr(tokenizer, "image_token", None)
         certificate, deltas = certified(source, rendering, encoder, referee, content_tokens, image_token, store)
+        if head := [rewrite for rewrite in certificate.rewrites if rewrite.startswith(HEAD)]:
+            logger.warning("rewrites=<%s> | the policy keeps reading the head that its first prompt had", head[0])
         # The rendered text includes what else a template may write, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
+        deltas = replace(deltas, rendering=replace(rendering, nearest=True))
         return cls(
             encoder,
-            rendering,
+            deltas.rendering,
             deltas.stops[0],
             deltas.stops,
             digest.hexdigest(),

@@ -119,20 +119,27 @@ def read_answer(
 
 
 def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
-    """Parse reasoning, text and calls from the sampled ids. A call with the reserved name is malformed."""
+    """Parse reasoning, text and calls from the sampled ids.
+
+    A call with the reserved name is malformed, and so is each after the first under a template that shows one (law 9).
+    """
     session = policy.parser.start(prepared.prompt_tail, prepared.tools)
     session.feed(response.output_ids.tolist())
     parsed = session.finish(truncated=response.finish.cut_off)
-    if all(call.name != MALFORMED_CALL for call in parsed.calls):
+    one_call = policy.template.rendering.message_format.one_call and not response.finish.cut_off
+    if not one_call and all(call.name != MALFORMED_CALL for call in parsed.calls):
         return parsed
-    return replace(parsed, calls=tuple(map(_refuse_reserved, parsed.calls)))
+    return replace(parsed, calls=tuple(_checked(call, one_call and i > 0) for i, call in enumerate(parsed.calls)))
 
 
-def _refuse_reserved(call: ParsedCall) -> ParsedCall:
-    if not call.status.runs or call.name != MALFORMED_CALL:
+def _checked(call: ParsedCall, unshown: bool) -> ParsedCall:
+    if not call.status.runs or not (unshown or call.name == MALFORMED_CALL):
         return call
-    reason = f"{MALFORMED_CALL} is not a tool."
+    reason = _ONE_CALL if unshown else f"{MALFORMED_CALL} is not a tool."
     return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
+
+
+_ONE_CALL = "The chat template shows one call in an answer. Make the next call after its result."
 
 
 def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:

@@ -17,6 +17,7 @@ from strands.types.streaming import StreamEvent
 from tito_core.backend.errors import BackendError, ContextLengthError, hide_causes
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.backend.values import InvalidValueError, short_repr
+from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.errors import TITOError
 from tito_core.ledger.history import Match
 from tito_core.ledger.ledger import CheckedDraft, Ledger
@@ -98,8 +99,9 @@ async def run_turn(
         checked = ledger.check(answer.draft)
         path = prepared.prompt.answered(policy._prompts, ledger, answer.draft, response.output_ids)
         raised = answer.malformed if settings.malformed_calls == "raise" else ()
-        if not raised:
-            reason = stop_reason(answer.message, response)
+        reason = stop_reason(answer.message, response)
+        unshown = reason == "tool_use" and not policy.template.certificate.tools
+        if not raised and not unshown:
             for event in events(answer.message, reason, response, answer.arguments, began, streamed.blocks):
                 if settings.reports_ids and "messageStop" in event:
                     event = with_ids(event, ledger.path_ids(match.parent, answer.draft.prompt_ids), response)
@@ -123,6 +125,11 @@ async def run_turn(
     remember(turn_input.model_state, ledger, turn.index)
     if raised:
         raise MalformedCallError(raised, turn.index, answer.message)
+    if unshown:
+        raise TemplateError(
+            f"The policy called a tool in turn {turn.index}, and the chat template shows no calls and results, so no "
+            "tool ran. The turn is committed. Use a template that shows them, or an agent without tools."
+        )
 
 
 def lock_wait_s(turn_timeout_s: float | None, elapsed_s: float) -> float:

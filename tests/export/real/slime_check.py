@@ -295,7 +295,7 @@ def what_ended_from_outside_is_not_trained() -> None:
     from support.rollout_forests import chain
     from tito_core.termination import Termination
 
-    for word in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED):
+    for word in (Termination.TEMPLATE, Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED):
         ledger = chain((3, 2))
         record_termination(ledger, word)
         sample = fill(Sample(index=0), ledger, **OPTIONS)
