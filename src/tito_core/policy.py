@@ -392,6 +392,8 @@ def still_as(bound: Bound, found: EngineInfo, adapters: AdapterChecks) -> Check:
         now = await measure(server, info, probe_ids(bound.template))
         for name in ("processed_logprobs", "truncated_logprobs"):
             before, after = getattr(found, name), getattr(now, name)
+            if before is not None and after is None:
+                logger.warning("%s=<%s> | it could not be measured again after an interruption", name, before)
             if None not in (before, after) and before != after:
                 raise ServerChangedError(
                     f"Law 11: the {server.name} server was replaced by one whose logprobs have another meaning: "

@@ -65,7 +65,7 @@ class SGLangBackend(HttpBackend):
     async def _vocab_size(self) -> int | None:
         """Read the size of the vocabulary from a refused request; a larger id would crash the server."""
         probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.INVALID_ID): 0.0}}}
-        refused = await self.refusal("/generate", msgspec.json.encode(probe))
+        refused = await self.refusal("/generate", msgspec.json.encode(probe), wire.Generation)
         if isinstance(refused, AuthenticationError):
             raise refused
         return None if refused is None else wire.vocab_size_in(refused.body)
@@ -84,6 +84,7 @@ class SGLangBackend(HttpBackend):
             assembler=partial(wire.EventAssembler, size.body),
             on_chunk=on_chunk,
             prompt=request.echo_text,
+            probe=request.is_probe,
         )
         reported = wire.reported(answer.value, request, answer.request_id, info.vocab_size, unordered=answer.unordered)
         return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
@@ -109,7 +110,7 @@ class SGLangBackend(HttpBackend):
         fields = {"sampling_params": sampling, "logprob_start_len": 0, **again, **more}
         size = size_of(len(whole), 0, scores=scores)
         prepare = _prepare({**fields, "stream": False}, IdText.of(token_ids), size)
-        answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation)
+        answer = await self.send_generation(uuid.uuid4().hex, prepare, wire.Generation, probe=True)
         meta, info = answer.value.meta_info, await self.connect()
         scored = wire.scored_prompt(meta, whole, info.vocab_size)
         wire.check_own(meta, scored)

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError, ServerError
+from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.body import AnswerSize, answer_size, size_of
-from tito_core.backend.http.client import HttpRequest, decoded
+from tito_core.backend.http.client import HttpRequest
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
@@ -70,7 +70,7 @@ class VLLMBackend(HttpBackend):
         parts = [{"type": "image_url", "uuid": "probe"}] * wire.IMAGES_PROBED
         sampling = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
         probe = {"model": model, "token_ids": [0], "sampling_params": sampling, "content_parts": parts}
-        refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
+        refused = await self.refusal(_GENERATE, msgspec.json.encode(probe), wire.Generation)
         return wire.image_support("" if refused is None else refused.body)
 
     async def _constrains(self, model: str, is_told: bool) -> bool | None:
@@ -83,7 +83,7 @@ class VLLMBackend(HttpBackend):
             return True
         budget = msgspec.json.encode({"model": model, **wire.BUDGET_PROBE})
         async with task_group() as group:
-            refusal_task = group.create_task(self.refusal(_COMPLETIONS, budget))
+            refusal_task = group.create_task(self.refusal(_COMPLETIONS, budget, wire.TextCompletion))
             answer_task = group.create_task(self._probe_of_grammars(model))
         refused = refusal_task.result()
         return wire.constrains_all(None if refused is None else refused.body, answer_task.result())
@@ -91,8 +91,8 @@ class VLLMBackend(HttpBackend):
     async def _probe_of_grammars(self, model: str) -> wire.TextCompletion | None:
         body = msgspec.json.encode({"model": model, **wire.GRAMMAR_PROBE})
         try:
-            return decoded(self.http, await self.http.send(HttpRequest(_COMPLETIONS, body)), wire.TextCompletion)
-        except (BadRequestError, ProtocolViolationError, ServerError) as error:
+            return await self.ask(_COMPLETIONS, wire.TextCompletion, body)
+        except BadRequestError as error:
             error.with_traceback(None)
             return None
 
@@ -103,7 +103,8 @@ class VLLMBackend(HttpBackend):
             probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": excessive}
         else:
             probe = {"model": model, "prompt": [0], **excessive}
-        refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe))
+        kind = wire.Generation if is_open else wire.TextCompletion
+        refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe), kind)
         return "" if refused is None else refused.body
 
     async def _endpoints(self, model: str) -> tuple[bool, bool]:
@@ -113,7 +114,7 @@ class VLLMBackend(HttpBackend):
         0.32 it also refuses the value of `reasoning_ended`, which older versions ignore.
         """
         probe = {"model": model, "token_ids": [], "sampling_params": {"max_tokens": 1}, "reasoning_ended": "unknown"}
-        refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
+        refused = await self.refusal(_GENERATE, msgspec.json.encode(probe), wire.Generation)
         if refused is not None and refused.status == 401:
             raise refused
         is_open = refused is None or refused.status not in (403, 404, 405)
@@ -142,6 +143,7 @@ class VLLMBackend(HttpBackend):
             assembler=partial(wire.EventAssembler, kind),
             on_chunk=on_chunk,
             prompt=request.echo_text,
+            probe=request.is_probe,
         )
         if len(answer.value.choices) != 1:
             problem = f"Law 4: one completion was requested, but the server returned {len(answer.value.choices)}."
@@ -162,7 +164,7 @@ class VLLMBackend(HttpBackend):
         fields = {"model": wire.model_of(await self.connect(), adapter), **_SCORING}
         body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=1)
         answer = await self.send_generation(
-            uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
+            uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion, probe=True
         )
         choices = answer.value.choices
         scored = choices[0].prompt_logprobs if choices else None
@@ -181,7 +183,7 @@ class VLLMBackend(HttpBackend):
         model, sampling = wire.model_of(await self.connect(), adapter), {**_SCORING, "logprobs": 0, **sampling}
         body = IdText.of(token_ids).body({"model": model, "sampling_params": sampling, **more}, "token_ids")
         answer = await self.send_generation(
-            uuid.uuid4().hex, lambda running: _post(_GENERATE, body, running, size), wire.Generation
+            uuid.uuid4().hex, lambda running: _post(_GENERATE, body, running, size), wire.Generation, probe=True
         )
         return await self.counted(wire.raw_scores(answer.value.prompt_logprobs, answer.value, answer.request_id))
 

@@ -186,7 +186,7 @@ class WeightInfo(msgspec.Struct):
 class Version(msgspec.Struct):
     """`/version`."""
 
-    version: str
+    version: str | None = None
 
 
 EXTRA_FIELDS = frozenset(

@@ -110,7 +110,7 @@ def test_rows_requested_from_the_delta_on() -> None:
 
 
 def test_bare_rows_of_an_unknown_shape_have_the_largest_possible_count() -> None:
-    token_request = replace(request({"routed_experts": True}, delta_start=3), outputs_may_be_missing=True)
+    token_request = replace(request({"routed_experts": True}, delta_start=3), is_probe=True)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     for rows in (7, 5):
         text = packed(range(rows * 4))

@@ -240,7 +240,8 @@ async def test_a_path_prefix_is_kept_before_every_path(kind: Kind) -> None:
 
     def handler(request: Received) -> WireResponse:
         paths.append(request.path)
-        return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        models = {"data": [{"id": "m"}], "version": "1"}
+        return http_response(400) if request.method == "POST" else http_response(200, json=models)
 
     backend = BACKENDS[kind]("http://h/models/a/", http_transport=over_socket(Handler(handler)))
     await backend.connect()

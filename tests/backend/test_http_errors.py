@@ -15,6 +15,7 @@ from support.backends import http_to
 from tito_core.backend import (
     BackendError,
     BadRequestError,
+    DamagedAnswerError,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
@@ -91,7 +92,7 @@ def test_a_timeout_of_a_custom_transport_is_a_late_answer(kind: type[Exception])
 def test_a_server_that_does_not_speak_http() -> None:
     failure = aiohttp.ClientResponseError(SimpleNamespace(real_url="x"), (), message="Bad\n status  line")
     error = error_from_failure(B, failure, url="u", connect_timeout_s=2.5, request_id="r")
-    assert (type(error), error.backend, error.request_id, error.sent) == (ProtocolViolationError, B, "r", False)
+    assert (type(error), error.backend, error.request_id, error.sent) == (DamagedAnswerError, B, "r", False)
     assert re.search(r"at u .*HTTP \(Bad status line\).*host and port", str(error))
 
 

@@ -101,7 +101,7 @@ def test_it_samples_with_top_k_2_and_without_and_scores_the_latter() -> None:
             "priority": None,
             "cache_salt": None,
         }
-        assert request.outputs_may_be_missing
+        assert request.is_probe
         assert request.input_ids is IDS
     assert len({request.request_id for request in backend.requests} - {""}) == 2
     assert backend.sequences == [[*PROMPT, *range(32)]]
@@ -197,7 +197,7 @@ def test_an_open_result_is_measured_again_at_temperature_1() -> None:
     assert found(backend).processed_logprobs is True
     _, free, even = backend.requests
     assert even.sampling == free.sampling.model_copy(update={"temperature": 1.0})
-    assert (even.optional_outputs, even.outputs_may_be_missing) == (NO_OPTIONAL_OUTPUTS, False)
+    assert (even.optional_outputs, even.is_probe) == (NO_OPTIONAL_OUTPUTS, True)
     assert even.request_id not in ("", free.request_id)
     assert backend.sequences == [[*PROMPT, *range(32)], [*PROMPT, *range(31)]]
 

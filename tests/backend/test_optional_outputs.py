@@ -416,7 +416,7 @@ def test_an_npy_cannot_allocate_more_than_its_own_size() -> None:
 def test_a_lenient_request_allows_missing_outputs(kind: Kind) -> None:
     engine = engine_of(kind)
     optional_outputs = OptionalOutputs(top_logprobs=2, routed_experts=True, sampling_mask=True)
-    request = replace(request_of(top_k=2), optional_outputs=optional_outputs, outputs_may_be_missing=True)
+    request = replace(request_of(top_k=2), optional_outputs=optional_outputs, is_probe=True)
     columns = asyncio.run(generate(in_process_backend(engine), request)).columns
     assert set(columns) == {"top_ids", "top_logprobs"} | ({"sampling_mask"} if kind == "sglang" else set())
 

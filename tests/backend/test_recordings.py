@@ -15,6 +15,7 @@ from support.wire_recordings import expanded
 from tito_conformance.testing import WireResponse
 from tito_core.backend import (
     BackendError,
+    DamagedAnswerError,
     EngineConnectionError,
     OnChunk,
     ProtocolViolationError,
@@ -141,7 +142,7 @@ async def test_a_recording_is_a_typed_result_or_a_typed_error(recorded: Recorded
         assert isinstance(outcome, BackendError)
         assert outcome.status == recorded.status
     elif recorded.content_type != "application/json":
-        assert type(outcome) is ProtocolViolationError
+        assert type(outcome) is DamagedAnswerError
         assert "its content type is 'text/event-stream'" in str(outcome)
     elif recorded.path not in GENERATES or sampled is None:
         assert isinstance(outcome, ProtocolViolationError), "no generation, or less than that"

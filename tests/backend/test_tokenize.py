@@ -21,7 +21,15 @@ from support.backends import (
     over_sockets,
 )
 from tito_conformance.testing import ScriptedEngine, WireResponse
-from tito_core.backend import BadRequestError, EngineConnectionError, EngineTimeoutError, ThrottledError, create_backend
+from tito_core.backend import (
+    BadRequestError,
+    DamagedAnswerError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ServerError,
+    ThrottledError,
+    create_backend,
+)
 from tito_core.backend.http.backend import HttpBackend
 
 BOS = 1
@@ -70,12 +78,8 @@ async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kin
 @pytest.mark.parametrize(
     "response",
     [
-        *(http_response(status, json={"error": "no"}) for status in (400, 401, 403, 404, 405, 422, 500, 501)),
-        http_response(200, text="<html>", headers={"content-type": "text/html"}),
-        http_response(200, json={"ids": [1]}),
-        http_response(200, json={"tokens": [[1, 2]]}),
-        http_response(200, json={"tokens": [-1]}),
-        http_response(200, json={"tokens": [2**31]}),
+        *(http_response(status, json={"error": "no"}) for status in (400, 401, 403, 404, 405, 422, 501)),
+        http_response(500, json={"message": "Internal server error during tokenization: no tokenizer"}),
     ],
     ids=lambda response: f"{response.status} {response.content.decode()[:20]}",
 )
@@ -86,7 +90,19 @@ async def test_any_refusal_is_none_and_not_retried(kind: Kind, response: WireRes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("passing", [http_response(503), http_response(502), NO_ANSWER], ids=["503", "502", "reset"])
+@pytest.mark.parametrize(
+    "passing",
+    [
+        *map(http_response, (503, 502, 500, 302)),
+        NO_ANSWER,
+        http_response(200, text="<html>", headers={"content-type": "text/html"}),
+        http_response(200, json={"ids": [1]}),
+        http_response(200, json={"tokens": [[1, 2]]}),
+        http_response(200, json={"tokens": [-1]}),
+        http_response(200, json={"tokens": [2**31]}),
+    ],
+    ids=lambda response: f"{response.status} {response.content.decode()[:20]}",
+)
 async def test_a_transient_failure_of_tokenize_is_retried(kind: Kind, passing: Any) -> None:
     backend, requests, waits = answers(kind, passing, http_response(200, json={"tokens": [7]}))
     ids = await backend.tokenize("x")
@@ -103,6 +119,8 @@ async def test_a_transient_failure_of_tokenize_is_retried(kind: Kind, passing: A
         (http_response(503), ThrottledError),
         (http_response(504), EngineTimeoutError),
         (NO_ANSWER, EngineConnectionError),
+        (http_response(500), ServerError),
+        (http_response(200, json={"ids": [1]}), DamagedAnswerError),
     ],
 )
 async def test_an_unreachable_server_is_an_error(kind: Kind, response: Any, error: type) -> None:

@@ -148,7 +148,7 @@ async def running(served: Served) -> int:
     """Return the number of running requests that the engine reports."""
     if served.kind == "sglang":
         backend: Any = served.policy.backend
-        return sum(load["num_running_reqs"] for load in (await backend.get("/v1/loads", dict[str, Any]))["loads"])
+        return sum(load["num_running_reqs"] for load in (await backend.ask("/v1/loads", dict[str, Any]))["loads"])
     await mid_answer(served.policy.backend, 2)  # vLLM updates the number with each step only
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:  # a busy machine may accept late
         metrics = (await client.get(f"{served.url}/metrics")).text

@@ -216,6 +216,10 @@ class ProtocolViolationError(BackendError):
     """The answer breaks law 2, 4 or 10, or has an unknown shape. Nothing is filled in."""
 
 
+class DamagedAnswerError(ProtocolViolationError):
+    """The answer is cut, garbled or of another shape, and says nothing of the server. A probe is sent again."""
+
+
 class AnswerTooLargeError(ProtocolViolationError):
     """The answer exceeds the size limit for its request; it was read only up to the limit.
 

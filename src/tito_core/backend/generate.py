@@ -215,7 +215,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
     """
     ids = read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
     check_sampling(request.sampling, info.vocab_size, backend=backend)
-    if not request.outputs_may_be_missing:
+    if not request.is_probe:
         info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
     if request.adapter is not None:
         info.capabilities.check_adapter(request.adapter, backend=backend)

@@ -62,7 +62,7 @@ class ColumnValidation(msgspec.Struct, frozen=True):
 
     def _check_present(self, name: str, value: object) -> bool:
         """Check that a requested output is in the answer. Return False if it is missing and may be missing."""
-        if value is None and not self.request.outputs_may_be_missing:
+        if value is None and not self.request.is_probe:
             raise self.reader.violation(f"Law 4: the answer has no {name}, which were requested.")
         return value is not None
 
@@ -188,7 +188,7 @@ class ColumnValidation(msgspec.Struct, frozen=True):
         array = self._array(value, (whole - start, whole) if is_flat else (whole, whole - start))
         shape = self.request.optional_outputs.expert_shape
         malformed = array.ndim not in ((2, 3) if is_flat else (3,)) or 0 in array.shape[1:]
-        if (malformed and not self.request.outputs_may_be_missing) or shape not in (None, array.shape[1:]):
+        if (malformed and not self.request.is_probe) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
             raise self.reader.violation(
                 f"Law 2: routed_experts have shape {array.shape}, expected ({whole - start}, {expected})."

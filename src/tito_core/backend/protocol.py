@@ -471,8 +471,8 @@ class TokenRequest:
         optional_outputs: Outputs besides sampled tokens and their logprobs.
         delta_start: Offset of the turn's own prompt tokens in the expanded prompt. Optional outputs of the prompt cover
             only these.
-        outputs_may_be_missing: Whether optional outputs may be missing from the answer; used to measure what a server
-            supports.
+        is_probe: Whether the answer only measures the server: optional outputs may be missing from it, and a damaged
+            one is sent again.
         echo: Whether the engine must echo the prompt ids, which are then compared. Their count is always compared. With
             images always True.
         images: The images that its placeholders stand for; None for a prompt of text.
@@ -488,7 +488,7 @@ class TokenRequest:
     id_text: IdText | None = None
     optional_outputs: OptionalOutputs = NO_OPTIONAL_OUTPUTS
     delta_start: int = 0
-    outputs_may_be_missing: bool = False
+    is_probe: bool = False
     echo: bool = True
     images: PromptImages | None = None
     measured: EngineInfo | None = None

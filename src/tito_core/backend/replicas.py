@@ -209,7 +209,7 @@ class Replicas:
             BadRequestError: They return different ids, or only some of them can encode text.
         """
         await self.connect()
-        found = await self._each(lambda member: tokenize(member.backend, text))
+        found = await self.on_each(lambda backend: tokenize(backend, text))
         first, *_ = known = [None if ids is None else ids.tolist() for ids in found]
         for member, ids in zip(self._members, known, strict=True):
             if ids != first:
@@ -375,10 +375,7 @@ async def agreed(
     Raises:
         BadRequestError: The servers differ; the message names the first different fact.
     """
-    members = servers_of(backend)
-    async with task_group() as group:
-        tasks = [group.create_task(_ask(ask, member)) for member in members]
-    answers = [task.result() for task in tasks]
+    answers = await on_each(backend, ask)
     known: dict[str, tuple[object, int]] = {}
     for number, each in enumerate(map(facts, answers), 1):
         for name, value in each.items():
@@ -432,10 +429,6 @@ async def _weighed(backend: Backend, ids: TokenIds) -> _Weighed:
         return before, await backend.weight_version(), scores
     version = (await connected(backend)).weight_version
     return version, version, await score(backend, ids)
-
-
-async def _ask(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
-    return await ask(member)
 
 
 def _able(backend: Backend, method: str) -> Callable[..., Awaitable[RawScores]]:

@@ -2,19 +2,29 @@
 
 Retried is what passes: a server that is away, busy or paused. Another 4xx or a timeout is never retried. These are the
 only retries: Strands does not retry the error that is raised in the end.
+
+A damaged answer is a fault too. A probe, of which no token is kept, is sent again; a turn is not, as that would select
+the answers that are not damaged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tito_core.backend.errors import BackendError, EngineConnectionError, ServerError, ThrottledError
+from tito_core.backend.errors import (
+    BackendError,
+    DamagedAnswerError,
+    EngineConnectionError,
+    ServerError,
+    ThrottledError,
+)
 from tito_core.backend.values import positive_seconds, seconds_or_zero
 
 _log = logging.getLogger(__name__)
@@ -28,7 +38,7 @@ TIMEOUT_S = 600.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
 """Waits double from the first to the longest; each is lengthened by up to its own length at random."""
 _SERVER_ERRORS = 3
-"""How often a request is sent again after a 500, which may be of this request and not of the server."""
+"""How often a request is sent again after a 500 or a damaged answer: the request may be the cause, not the server."""
 _LOGGED = 300
 """Characters of an error in a log line."""
 
@@ -38,14 +48,16 @@ class Failures:
     """The failures of one request so far.
 
     Attributes:
+        probe: Whether the answer only tells something of the server, so that a damaged one is sent again.
         count: Number of failed tries.
-        server_errors: How many of them were a 500.
+        server_errors: How many of them were a 500 or a damaged answer.
         away_s: Seconds of patience used: since the first failure, without pauses.
         paused_s: Seconds for which the server was paused.
         wait_s: The wait before the next try, in seconds.
         last: When the last try failed, and whether the server was paused; None before.
     """
 
+    probe: bool = False
     count: int = 0
     server_errors: int = 0
     away_s: float = 0.0
@@ -64,7 +76,7 @@ class Failures:
                 self.away_s += passed
         self.count += 1
         # A gateway that lost the server says nothing of a request.
-        self.server_errors += isinstance(error, ServerError) and not error.sent
+        self.server_errors += _is_damaged(error) or (isinstance(error, ServerError) and not error.sent)
         self.last = (now, is_paused(error))
 
 
@@ -94,13 +106,13 @@ class Retries:
         self._clock = clock
         self._may_retry = may_retry or is_transient
 
-    async def __call__(self, work: Callable[[int], Awaitable[T]]) -> T:
-        """Call `work` with the number of the try, from 0, until a try succeeds.
+    async def __call__(self, work: Callable[[int], Awaitable[T]], *, probe: bool = False) -> T:
+        """Call `work` with the number of the try, from 0, until a try succeeds. `probe`: see `Failures`.
 
         Raises:
             BackendError: The error of the last try.
         """
-        failures = Failures()
+        failures = Failures(probe)
         while True:
             try:
                 return await work(failures.count)
@@ -112,7 +124,8 @@ class Retries:
     def may_go_on(self, error: BackendError, failures: Failures) -> bool:
         """Count a failure; return whether there is a next try, after `failures.wait_s`."""
         failures.add(error, self._clock())
-        wait_s = self.wait_s(error, failures) if self._may_retry(error) else None
+        may = self._may_retry(error) or (failures.probe and _is_damaged(error))
+        wait_s = self.wait_s(error, failures) if may else None
         if wait_s is None:
             return False
         failures.wait_s = wait_s
@@ -122,10 +135,15 @@ class Retries:
     def wait_s(self, error: BackendError, failures: Failures) -> float | None:
         """Return the seconds to wait before the next try, at least a `Retry-After`; None if there is no next try.
 
-        The last try is made when the patience ends, so that a server has all of it to come back.
+        The last try is made when the patience ends, so that a server has all of it to come back. A damaged answer needs
+        no patience: the server is there.
         """
         left = self.pause_s - failures.paused_s if is_paused(error) else self.patience_s - failures.away_s
-        if left <= 0 or not self.patience_s or failures.server_errors > _SERVER_ERRORS:
+        if _is_damaged(error):
+            left = math.inf
+        elif left <= 0 or not self.patience_s:
+            return None
+        if failures.server_errors > _SERVER_ERRORS:
             return None
         retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
         return min(max(backoff_s(failures.count), retry_after_s or 0.0), left)
@@ -146,6 +164,10 @@ def is_transient(error: BackendError) -> bool:
     if isinstance(error, EngineConnectionError):
         return error.sent or error.reached
     return isinstance(error, ThrottledError | ServerError)
+
+
+def _is_damaged(error: BaseException) -> bool:
+    return isinstance(error, DamagedAnswerError)
 
 
 def is_paused(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_core.backend.errors import BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import BadRequestError, DamagedAnswerError, ProtocolViolationError
 from tito_core.backend.generate import score
 from tito_core.backend.protocol import (
     NO_OPTIONAL_OUTPUTS,
@@ -93,7 +93,7 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
     room = _PROBE.max_new_tokens if info.max_model_len is None else info.max_model_len - len(prompt_ids) - 1
     if room < LEAST_TOKENS:
         return info
-    probe = TokenRequest(prompt_ids, _PROBE.within(room), "")
+    probe = TokenRequest(prompt_ids, _PROBE.within(room), "", is_probe=True)
     async with task_group() as group:
         top_two_task = group.create_task(_sample(backend, probe, top_k=2))
         full_task = group.create_task(_sample_widely(backend, probe))
@@ -141,11 +141,12 @@ async def _sample(backend: Backend, probe: TokenRequest, top_k: int) -> tuple[To
         sampling=sampling,
         request_id=uuid.uuid4().hex,
         optional_outputs=optional_outputs,
-        outputs_may_be_missing=True,
     )
     try:
         response = await generate_resuming(backend, request)
     except (BadRequestError, ProtocolViolationError) as error:
+        if isinstance(error, DamagedAnswerError):
+            raise
         error.with_traceback(None)
         plain = replace(request, request_id=uuid.uuid4().hex, optional_outputs=NO_OPTIONAL_OUTPUTS)
         return await generate_resuming(backend, plain), None

@@ -24,7 +24,6 @@ from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
     EngineTimeoutError,
-    ProtocolViolationError,
     ServerError,
     WeightsNotLoadedError,
     hidden,
@@ -33,7 +32,6 @@ from tito_core.backend.http.client import (
     BlockingPost,
     EngineHttp,
     HttpRequest,
-    HttpResponse,
     HttpTransportFactory,
     LoopEndingError,
     ResponseBody,
@@ -190,25 +188,21 @@ class HttpBackend(ABC):
     async def tokenize(self, text: str) -> TokenIds | None:
         """Encode text with the server's tokenizer; see `Backend.tokenize`.
 
-        None if the server has no such endpoint, denies access to it, or has no tokenizer (500, 501).
+        None if the server has no such endpoint, denies access to it, or has no tokenizer (501, or a 500 that says so).
         """
         info = await self.connect()
-        body = {"model": info.model, "prompt": text, "add_special_tokens": False}
-        request = HttpRequest("/tokenize", msgspec.json.encode(body))
+        body = msgspec.json.encode({"model": info.model, "prompt": text, "add_special_tokens": False})
 
         async def send(_: int) -> TokenIds | None:
             try:
-                raw = await self.http.send_once(request)
-                return np.array(decoded(self.http, raw, Tokenized).tokens, np.int32)
-            except (AuthenticationError, BadRequestError, ProtocolViolationError) as error:
-                error.with_traceback(None)
-            except ServerError as error:
-                if error.status not in (500, 501):
+                return np.array((await self._ask_once("/tokenize", Tokenized, body)).tokens, np.int32)
+            except (AuthenticationError, BadRequestError, ServerError) as error:
+                if isinstance(error, ServerError) and error.status != 501 and "tokeniz" not in error.body:
                     raise
                 error.with_traceback(None)
             return None
 
-        return await self.http.retries(send)
+        return await self.http.retries(send, probe=True)
 
     async def abort(self, request_id: str) -> None:
         """Stop the try of a generation that runs on the engine; an unknown id does nothing."""
@@ -221,27 +215,43 @@ class HttpBackend(ABC):
             await asyncio.wait(aborts)
         await self.http.aclose()
 
-    async def get(self, path: str, kind: type[T]) -> T:
-        """GET a path and decode its JSON."""
-        return decoded(self.http, await self.http.send(HttpRequest(path), method="GET"), kind)
+    async def ask(self, path: str, kind: type[T], body: bytes | None = None) -> T:
+        """GET a path, or POST a body to it, and decode the 200: a probe, which tells something of the server.
+
+        One bad answer tells nothing: what is not a clear refusal is a fault, and the probe is sent again.
+
+        Raises:
+            AuthenticationError, BadRequestError: The server refused the probe.
+            BackendError: A fault, in every try.
+        """
+        return await self.http.retries(lambda _: self._ask_once(path, kind, body), probe=True)
+
+    async def _ask_once(self, path: str, kind: type[T], body: bytes | None) -> T:
+        request, method = HttpRequest(path, body or b""), "GET" if body is None else "POST"
+        return decoded(self.http, await self.http.send_once(request, method=method), kind)
 
     async def get_optional(self, path: str, kind: type[T]) -> T | None:
-        """GET and decode a path that some versions of a server lack; None on a 404."""
+        """GET and decode a path that some versions of a server lack; None on a 404.
+
+        An answer without any field of `kind` is asked for once more: a gateway that starts up has one for a while, and
+        a router may have its own for good.
+        """
         try:
-            return await self.get(path, kind)
+            found = await self.ask(path, kind)
+            return await self.ask(path, kind) if found == kind() else found
         except BadRequestError as error:
             if error.status == 404:
                 error.with_traceback(None)
                 return None
             raise
 
-    async def refusal(self, path: str, body: bytes) -> AuthenticationError | BadRequestError | None:
-        """POST a request that a server should refuse; return its error, or None if it is not refused.
+    async def refusal(self, path: str, body: bytes, kind: type[object]) -> AuthenticationError | BadRequestError | None:
+        """POST a request that a server should refuse; return its error, or None for an answer of type `kind`.
 
         The error has no traceback, whose frames would keep the connections in a reference cycle.
         """
         try:
-            await self.http.retries(lambda _: self.http.send_once(HttpRequest(path, body), _unread))
+            await self.ask(path, kind, body)
         except (AuthenticationError, BadRequestError) as error:
             return error.with_traceback(None)
         return None
@@ -255,6 +265,7 @@ class HttpBackend(ABC):
         assembler: Callable[[], StreamAssembler[T]] | None = None,
         on_chunk: OnChunk | None = None,
         prompt: IdText | None = None,
+        probe: bool = False,
     ) -> DecodedResponse[T]:
         """Send a generation, with retries. A try that is lost is aborted on the engine before the next one.
 
@@ -265,8 +276,9 @@ class HttpBackend(ABC):
             assembler: Makes the assembler of a streamed response.
             on_chunk: Called with each chunk of a stream; None for a response in one body.
             prompt: The prompt's text if its echo is requested: an equal echo is not decoded.
+            probe: See `Failures`.
         """
-        retries, failures = self.http.retries, Failures()
+        retries, failures = self.http.retries, Failures(probe)
         while True:
             running = attempt_id(request_id, failures.count)
             request, reader = prepare(running), None
@@ -359,7 +371,7 @@ class HttpBackend(ABC):
 
     async def served_model(self) -> ServedModel:
         """Find the configured model among those served, and check that the server runs this engine."""
-        models = (await self.get("/v1/models", ServedModels)).data
+        models = (await self.ask("/v1/models", ServedModels)).data
         server = f"The {self.name} server at {self.http.base_url}"
         if not models:
             raise BadRequestError(f"{server} serves no model: start it with one.", backend=self.name)
@@ -389,7 +401,7 @@ class HttpBackend(ABC):
         Raises:
             BadRequestError: It is that of a LoRA adapter, which is a setting of rollouts.
         """
-        self._refuse_adapter(name, (await self.get("/v1/models", ServedModels)).data)
+        self._refuse_adapter(name, (await self.ask("/v1/models", ServedModels)).data)
 
     def _refuse_adapter(self, name: str | None, models: list[ServedModel]) -> None:
         for model in models:
@@ -435,10 +447,6 @@ class Tokenized(msgspec.Struct):
 def _is_adapter(model: ServedModel, models: list[ServedModel]) -> bool:
     """Return whether an entry is a LoRA adapter: it has a parent, or alone no length of its own."""
     return bool(model.parent) or (model.max_model_len is None and any(one.max_model_len is not None for one in models))
-
-
-async def _unread(reply: HttpResponse) -> None:
-    """Ignore the body of a 200 that should have been a refusal; it may be long."""
 
 
 def _may_still_run(lost: BaseException) -> bool:

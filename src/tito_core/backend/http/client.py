@@ -36,9 +36,9 @@ from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
     ConnectionFailure,
+    DamagedAnswerError,
     EngineConnectionError,
     EngineTimeoutError,
-    ProtocolViolationError,
     hidden,
     hide_causes,
 )
@@ -53,7 +53,7 @@ from tito_core.backend.http.body import (
     read_whole,
 )
 from tito_core.backend.http.connection import Connection
-from tito_core.backend.http.errors import error_from_failure, error_from_status, with_scheme
+from tito_core.backend.http.errors import GATEWAY_FAILURES, error_from_failure, error_from_status, with_scheme
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.retries import Clock, Retries, Sleep
 from tito_core.ledger.errors import TITOError
@@ -112,7 +112,7 @@ class EngineHttp:
 
     Attributes:
         interruptions: How often the server may have become another one: connections that were refused, reset or closed
-            early, and times of `IDLE_S` without a request.
+            early, also a gateway's, and times of `IDLE_S` without a request.
         base_url: The server's address for errors.
         retries: Retries requests.
         takes_any_type: Whether a 200 is decoded as JSON whatever its content type is.
@@ -212,6 +212,7 @@ class EngineHttp:
                 admin=request.admin,
                 needs=request.needs,
             )
+            self._noted(failed)
         finally:
             self._ended(mark)
             del deadline  # it refers to the task, whose error refers to this frame
@@ -236,9 +237,13 @@ class EngineHttp:
         self._last_s = self._clock()
 
     def _noted(self, error: BackendError) -> BackendError:
-        """Count an error after which the server may be another one."""
-        if isinstance(error, EngineConnectionError) and error.reason in _INTERRUPTIONS:
-            self.interruptions += 1
+        """Count an error after which the server may be another one: a lost connection, ours or that of a gateway.
+
+        HAProxy and Envoy answer 503 for a server that is away, with a page; an engine's own 503 is JSON.
+        """
+        lost = isinstance(error, EngineConnectionError) and error.reason in _INTERRUPTIONS
+        page = error.status == 503 and not error.body.lstrip().startswith("{")
+        self.interruptions += lost or page or error.status in GATEWAY_FAILURES
         return error
 
     def _timed_out(self, shown: str, request_id: str | None) -> EngineTimeoutError:
@@ -260,7 +265,7 @@ class EngineHttp:
         )
         if isinstance(error, EngineConnectionError):
             error.reached = self._was_reached
-        answered_nothing = error.sent or isinstance(error, ProtocolViolationError)
+        answered_nothing = error.sent or isinstance(error, DamagedAnswerError)
         if answered_nothing and not self._was_reached and shown.startswith("http:"):
             error.advise(f"If the server speaks TLS, use the address {with_scheme(shown, 'https')!r}.")
         return error
@@ -294,7 +299,7 @@ def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str 
     """Decode JSON into a wire type; unknown fields are ignored.
 
     Raises:
-        ProtocolViolationError: Not JSON, or another shape.
+        DamagedAnswerError: Not JSON, or another shape.
     """
     try:
         if raw.body and raw.content_type and "json" not in raw.content_type and not http.takes_any_type:
@@ -314,7 +319,7 @@ def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_
     start = max(0, int(at[1]) - 40) if at else 0
     before = raw.body[max(0, start - _AROUND) : start].decode(errors="replace")
     shown = hidden(raw.body[max(0, start - _AROUND) : start + 80 + 2 * _AROUND].decode(errors="replace"))
-    refused = ProtocolViolationError(
+    refused = DamagedAnswerError(
         f"{http.backend} at {http.base_url} answered 200, {problem}: {shown[len(before) :][:80]!r}. "
         f"Check that this is a {http.backend} server and not a proxy.",
         backend=http.backend,

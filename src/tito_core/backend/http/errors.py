@@ -27,14 +27,14 @@ from tito_core.backend.errors import (
     BadRequestError,
     ConnectionFailure,
     ContextLengthError,
+    DamagedAnswerError,
     EngineConnectionError,
     EngineTimeoutError,
-    ProtocolViolationError,
     ServerError,
     ThrottledError,
     hidden,
 )
-from tito_core.backend.http.body import BodyTooLargeError, UndecodableBodyError
+from tito_core.backend.http.body import ERROR_BYTES, BodyTooLargeError, UndecodableBodyError
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 _REFUSED = (errno.ECONNREFUSED, errno.ENOENT, errno.EACCES, errno.EPERM)
@@ -53,7 +53,7 @@ _REMEDIES: dict[ConnectionFailure, str] = {
 }
 _GATEWAY_TIMEOUTS = (408, 504, 524)
 """What a gateway answers when its time for an answer is over (524: Cloudflare's). The server may still be working."""
-_GATEWAY_FAILURES = (502, 520, 521, 522, 523)
+GATEWAY_FAILURES = (502, 520, 521, 522, 523)
 """What a gateway answers when its connection to the server broke or could not be opened (from 520: Cloudflare's)."""
 
 
@@ -64,7 +64,7 @@ def error_from_failure(
     if isinstance(failure, BodyTooLargeError | UndecodableBodyError):
         return _unreadable(backend, failure, url, request_id)
     if isinstance(failure, aiohttp.ClientResponseError):
-        return ProtocolViolationError(
+        return DamagedAnswerError(
             f"The server at {url} does not speak HTTP ({_one_line(failure.message)}). Check host and "
             f"port of {backend}.",
             backend=backend,
@@ -173,7 +173,7 @@ def _unreadable(
     backend: str, failure: BodyTooLargeError | UndecodableBodyError, url: str, request_id: str | None
 ) -> BackendError:
     if isinstance(failure, UndecodableBodyError):
-        undecodable = ProtocolViolationError(
+        undecodable = DamagedAnswerError(
             f"{backend} at {url} answered 200, but its body cannot be decoded: {failure}. A proxy may compress "
             "answers: use the server's own address.",
             backend=backend,
@@ -262,6 +262,8 @@ def error_from_status(
     if 300 <= status < 400 and "location" in headers:
         message = f"a redirect to {headers['location']}"
     kind, remedy = _kind(status, message)
+    if kind is BadRequestError and status in (400, 422) and _is_cut(body, headers):
+        kind, remedy = DamagedAnswerError, "The refusal is not whole: check the proxies in front of the server."
     if status == 404 and needs:
         remedy = f"Start the server with {needs}."
     error = kind(
@@ -273,7 +275,7 @@ def error_from_status(
     )
     if admin and isinstance(error, AuthenticationError):
         error.advise(_GIVE_THE_ADMIN_KEY)
-    error.sent = status in (*_GATEWAY_TIMEOUTS, *_GATEWAY_FAILURES)
+    error.sent = status in (*_GATEWAY_TIMEOUTS, *GATEWAY_FAILURES)
     if isinstance(error, ThrottledError):
         error.retry_after_s = _seconds(headers.get("retry-after"), headers.get("date"))
         error.is_pause = status == 503 and _PAUSED.search(message) is not None
@@ -306,14 +308,14 @@ def _kind(status: int, message: str) -> tuple[type[BackendError], str]:
             "answers. Raise the gateway's timeout, lower max_new_tokens, or use stream=True, which keeps the "
             "connection busy."
         )
-    if status in _GATEWAY_FAILURES:
+    if status in GATEWAY_FAILURES:
         return ServerError, "A gateway lost the server, or could not reach it: check the logs of both."
     if 400 <= status < 500:
         return BadRequestError, "Fix the field that the server reports; this request is not retried."
     if status >= 500:
         return ServerError, "The server failed: check its log."
     return (
-        ProtocolViolationError,
+        DamagedAnswerError,
         "Only a 200 is accepted, and redirects are not followed: use the server's own address.",
     )
 
@@ -335,6 +337,17 @@ def server_message(body: str) -> str:
         error = error.get("message")
     message = error or decoded.get("message") or decoded.get("detail")
     return message if isinstance(message, str) else body[:200]
+
+
+def _is_cut(body: str, headers: Mapping[str, str]) -> bool:
+    """Return whether the body of an error is JSON by its label alone. What it refuses, and why, is not known then."""
+    if "json" not in headers.get("content-type", "") or not body or len(body) >= ERROR_BYTES:
+        return False
+    try:
+        msgspec.json.decode(body)
+    except UNREADABLE:
+        return True
+    return False
 
 
 def _seconds(header: str | None, date: str | None) -> float | None:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from tito_core.backend.errors import (
     BadRequestError,
+    DamagedAnswerError,
     EngineConnectionError,
     EngineTimeoutError,
     ServerChangedError,
@@ -30,7 +31,7 @@ Check: TypeAlias = Callable[[Backend, EngineInfo], Awaitable[None]]
 _OF_THE_MODEL = ("model", "vocab_size")
 _MAY_CHANGE = ("max_model_len", "weight_version", "processed_logprobs", "truncated_logprobs")
 """Fields that a restarted server may report differently, such as the room that its memory leaves; two are measured."""
-_AWAY = (EngineConnectionError, EngineTimeoutError, ServerError, ThrottledError)
+_FAULTS = (DamagedAnswerError, EngineConnectionError, EngineTimeoutError, ServerError, ThrottledError)
 _checking: ContextVar[bool] = ContextVar("checking", default=False)
 """Whether the current task is a check, whose own requests must not start another."""
 
@@ -50,28 +51,28 @@ class ServerWatch:
 
     def __init__(self, interruptions: Callable[[], int]) -> None:
         self._interruptions = interruptions
-        self._settled = 0
+        self._settled = self._renames = 0
         self._names: set[str] = set()
-        self._renamed = False
         self._checks: dict[str, Check] = {}
         self._running: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
 
     def add(self, key: str, check: Check) -> None:
         """Add a policy's check, after it was connected. Policies with the same key share one."""
-        if not self._checks:
-            self._settled = self._interruptions()
         self._checks[key] = check
 
     @property
     def due(self) -> bool:
         """Whether the server has to be checked before its answers count."""
-        changed = self._renamed or self._interruptions() != self._settled
+        changed = self._interruptions() + self._renames != self._settled
         return changed and bool(self._checks) and not _checking.get()
 
     async def before(self, server: Backend, known: EngineInfo, discover: Callable[[], Awaitable[EngineInfo]]) -> None:
-        """Check before a request where it is due, unless the server is away: the request then waits for it."""
+        """Check before a request where it is due, unless the server is away or its answers are damaged.
+
+        The request then waits for it, and the check comes after it.
+        """
         if self.due:
-            with contextlib.suppress(*_AWAY):
+            with contextlib.suppress(*_FAULTS):
                 await self._settle(server, known, discover)
 
     async def after(
@@ -95,7 +96,7 @@ class ServerWatch:
             BackendError: It could not be checked.
         """
         if served_by is not None and served_by not in self._names and not _checking.get():
-            self._renamed = self._renamed or bool(self._names)
+            self._renames += bool(self._names)
             if self.due:
                 await self._settle(server, known, discover)
             self._names.add(served_by)
@@ -103,20 +104,26 @@ class ServerWatch:
             await self._settle(server, known, discover)
 
     async def _settle(self, server: Backend, known: EngineInfo, discover: Callable[[], Awaitable[EngineInfo]]) -> None:
-        """Run the checks, once for all requests of this event loop that wait for them."""
-        loop = asyncio.get_running_loop()
-        task = self._running.get(loop)
-        if task is None or task.done():
-            task = self._running[loop] = loop.create_task(self._check(server, known, discover))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # every waiter may be cancelled
-        await asyncio.shield(task)
+        """Run the checks, once for all requests of this event loop that wait for them.
+
+        A check that began before an interruption may have measured the server before it: it is followed by another.
+        """
+        loop, seen = asyncio.get_running_loop(), self._interruptions() + self._renames
+        while self._settled < seen:
+            task = self._running.get(loop)
+            if task is None or task.done():
+                task = self._running[loop] = loop.create_task(self._check(server, known, discover))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # waiters may be cancelled
+            await asyncio.shield(task)
 
     async def _check(self, server: Backend, known: EngineInfo, discover: Callable[[], Awaitable[EngineInfo]]) -> None:
         _checking.set(True)
-        began = self._interruptions()
+        began = self._interruptions() + self._renames
         try:
             now = await discover()
         except BadRequestError as error:
+            if error.status is not None:  # a gateway may have refused: it measures no difference
+                raise
             raise ServerChangedError(
                 f"Law 15: the {server.name} server was interrupted, and is another one now: {error} {REMEDY}",
                 backend=server.name,
@@ -133,7 +140,7 @@ class ServerWatch:
                 )
         for check in list(self._checks.values()):
             await check(server, now)
-        self._settled, self._renamed = began, False
+        self._settled = max(self._settled, began)
 
 
 @runtime_checkable
