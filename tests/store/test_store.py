@@ -360,6 +360,36 @@ def test_another_file_and_a_newer_one_are_refused_and_left_unchanged(start: byte
         store.LedgerFile(path, "w")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("reward", [1.0, 0.0, 2.0, -1.0])
+def test_a_flipped_bit_in_a_reward_that_ends_the_file_drops_no_reward(reward: float, tmp_path: Path) -> None:
+    """A record may end with zeros of its own, which are no torn tail."""
+    path = tmp_path / "rollouts.tito"
+    with store.LedgerFile(path, "a") as file:
+        made = file.attach(ledger(1))
+        start = path.stat().st_size
+        made.annotate("reward", reward)
+    whole = path.read_bytes()
+    for bit in range(8 * start, 8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        for use in (lambda: store.read(path), lambda: store.append(path, [ledger(2)])):
+            with pytest.raises(SchemaError, match=r"is damaged|unknown kind"):
+                use()
+        assert path.read_bytes() == damaged
+
+
+def test_a_power_cut_that_left_the_last_blocks_of_a_file_zero_is_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    with store.LedgerFile(path, "a") as file:
+        file.attach(ledger(1)).annotate("note", "x" * 20_000)
+    whole = path.read_bytes()
+    for written in range(path.stat().st_size // 4096 * 4096, path.stat().st_size - 20_000, -4096):
+        path.write_bytes(whole[:written].ljust(len(whole), b"\0"))
+        assert [len(each.annotations) for each in store.read(path)] == [0]
+
+
 @pytest.mark.parametrize("record", ["in the middle", "the last one"])
 def test_a_flipped_bit_is_an_error_and_the_file_is_unchanged(record: str, tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"

@@ -37,6 +37,8 @@ _KIND_AT = 8
 """Offset of the kind in a head."""
 BLOCK = 1 << 16
 """Number of bytes that are read at once."""
+_DISK_BLOCK = 4096
+"""Number of bytes that a power cut leaves written or zero together: the block of most file systems."""
 
 
 class SchemaError(TITOError, ValueError):
@@ -116,7 +118,7 @@ def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator
             at, block = window.at, window.view
         if zlib.crc32(block[at + HEAD_BYTES : at + size]) != checksum:
             was_whole = block[at + size - 1] != 0  # a power cut leaves zeros up to the end of the file
-            if was_whole or not window.only_zeros_after(size):
+            if was_whole or not window.only_zeros_after(window.least_zeros(size)):
                 raise _damaged(path, window.offset)
             return
         yield Frame(_KINDS[kind], uuid, window.offset + HEAD_BYTES, length)
@@ -270,6 +272,16 @@ class _Window:
                 return False
             self.stop += count
         return True
+
+    def least_zeros(self, size: int) -> int:
+        """Return how far after the next record's start zeros must begin if they are those of a power cut.
+
+        That is at its end, or, where the file ends there too, at the start of its last disk block: blocks are written
+        whole, and a record may end with zeros of its own, as a reward of 1.0 does.
+        """
+        if self._left() > size:
+            return size
+        return max(0, (self.offset + size - 1) // _DISK_BLOCK * _DISK_BLOCK - self.offset)
 
     def only_zeros_after(self, size: int) -> bool:
         """Return whether the file has only zeros from `size` bytes after the next record's start to its end."""
