@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, Unpa
 from weakref import WeakKeyDictionary
 
 from tito_core.backend.adapters import AdapterChecks
-from tito_core.backend.errors import ServerChangedError, printable
+from tito_core.backend.errors import ServerChangedError, hidden, printable
 from tito_core.backend.generate import connected
 from tito_core.backend.http.watch import REMEDY, Check, Watched
 from tito_core.backend.id_text import IdText
@@ -119,7 +119,8 @@ class SamplingCache:
             return cached[2]
         parameters = sampling.model_dump(mode="json")
         del parameters["max_new_tokens"]
-        made = RecordedSampling(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
+        server = Server(backend, hidden(info.model, own=True), semantics_of(info, sampling))
+        made = RecordedSampling(Sampling(parameters), server)
         _keep(self._recorded, id(sampling), (sampling, info, made))
         return made
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tito_core.backend.errors import BadRequestError, ProtocolViolationError, hidden
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.http.body import BodyTooLargeError
 from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo, same_request
 from tito_core.backend.images import ImageSupport, data_url_json
@@ -268,7 +268,7 @@ def reported(
         "cached_tokens": meta.cached_tokens,
         "image_tokens": meta.image_tokens,
         "versions": [(span.start, span.end, span.version) for span in meta.weight_versions],
-        "message": None if reason is None or reason.message is None else hidden(reason.message),
+        "message": None if reason is None else reason.message,
         "request_id": sent,
         "response_id": meta.id,
         "unordered": unordered,

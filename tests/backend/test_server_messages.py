@@ -12,18 +12,23 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strands import Agent
 
 from strands_tito.collect.run import failure_of
 from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, http_to, request_of
 from support.raw_server import RawServer
-from tito_conformance.testing import Fault, always
+from support.scripted import tokenizer
+from tito_conformance.testing import Fault, HashPolicy, always
+from tito_core import Policy
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError, errors
 from tito_core.backend.errors import LONGEST_ERROR, hide_causes
 from tito_core.backend.generate import generate
 from tito_core.backend.http.client import HttpRequest, ResponseBody, decoded
 from tito_core.backend.http.errors import error_from_status
+from tito_core.store import to_record
 
 KEY = "sekret-key-1"
+END_ID = tokenizer().eos_token_id
 ANSWERS = {
     "location": b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://x/?token=%s\r\n\r\n",
     "body": b"HTTP/1.1 400 Bad\r\nContent-Length: 12\r\n\r\n%s",
@@ -130,6 +135,31 @@ def test_a_failed_rollout_does_not_show_the_key() -> None:
         failure = failure_of(error)
     assert KEY not in failure.error + failure.traceback
     assert len(failure.error) < LONGEST_ERROR + 20
+
+
+@pytest.mark.parametrize("word", ["vllm", "sglang", "http", "server"])
+@pytest.mark.parametrize("where", ["location", "body", "encoding", "reason"])
+async def test_a_short_key_is_hidden_in_what_a_server_says_and_not_in_its_address(where: str, word: str) -> None:
+    """Many pass a word as the key of a server without one."""
+    with RawServer(ANSWERS[where] % word.encode().ljust(12)) as server:
+        http = http_to("vllm", f"{server.url}/{word}", api_key=word, patience_s=0)
+        with pytest.raises(BackendError) as caught:
+            await http.send(HttpRequest("/x"))
+        await http.aclose()
+    assert f"{server.url}/{word}" in str(caught.value)
+    assert "<API key>" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_key_that_a_server_reports_as_a_version_reaches_no_ledger(kind: Kind) -> None:
+    policy = HashPolicy(len(tokenizer()), eos_ids=[END_ID])
+    engine = engine_of(kind, policy, vocab_size=len(tokenizer()), eos_ids=[END_ID], release=KEY, model=f"org/{KEY}")
+    engine.state.set_version(KEY)
+    model = (await Policy.connect_async(backend=backend_of(engine, api_key=KEY), tokenizer=tokenizer())).model()
+    await Agent(model=model, callback_handler=None).invoke_async("hello")
+    assert len(model.ledger) == 1, "requests name the model by its own name"
+    assert KEY not in (recorded := str(to_record(model.ledger)))
+    assert "<API key>" in recorded
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -38,7 +38,7 @@ _TAIL = 300
 """Characters at the end of a long message that are kept: they say what to do."""
 _secrets: dict[str, re.Pattern[str]] = {}
 _SHORT_SECRET, _NO_SECRET = 8, 4
-"""Lengths below which a secret is hidden only as a whole word, such as "EMPTY", and not at all, such as "x"."""
+"""Lengths below which a secret is hidden only as a word of others, such as "EMPTY", and not at all, such as "x"."""
 _NAMED = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 
 
@@ -59,10 +59,17 @@ def _spellings(character: str) -> str:
     return rf"(?:\\*{re.escape(character)}|(?i:{escaped}))"
 
 
-def hidden(text: str) -> str:
-    """Return a text with `<API key>` in place of each secret. Hide before cutting, which could leave half of one."""
-    for pattern in list(_secrets.values()):
-        text = pattern.sub("<API key>", text)
+def hidden(text: str, *, own: bool = False) -> str:
+    """Return a text with `<API key>` in place of each secret. Hide before cutting, which could leave half of one.
+
+    Args:
+        text: What a server or a library said.
+        own: Whether it is our own text or a name, in which a short secret, such as "vllm", is an ordinary word: part of
+            an address, or a backend's name. What others said in it was hidden before.
+    """
+    for secret, pattern in list(_secrets.items()):
+        if not own or len(secret) >= _SHORT_SECRET:
+            text = pattern.sub("<API key>", text)
     return text
 
 
@@ -97,7 +104,7 @@ def _shows_secret(error: BaseException) -> bool:
 
 def readable(sentence: str) -> str:
     """Return a message without secrets and control characters, at most `LONGEST_ERROR` long: its start and its end."""
-    text = printable(hidden(sentence))
+    text = printable(hidden(sentence, own=True))
     if len(text) <= LONGEST_ERROR:
         return text
     left_out = f" [... {len(text) - LONGEST_ERROR:,} more characters ...] "

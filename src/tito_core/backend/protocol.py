@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError, hidden
 from tito_core.backend.id_text import IdText
 from tito_core.backend.images import NO_IMAGES, ImageSupport, PromptImages
 from tito_core.backend.sampling import SamplingParams
@@ -402,6 +402,9 @@ class EngineInfo:
                     "EngineInfo that its connect() returns.",
                     backend=backend,
                 )
+        for name in ("version", "weight_version"):  # a server may echo the key; ledgers and reports hold these
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, hidden(value, own=True))
 
 
 def _are_capabilities(value: object) -> bool:

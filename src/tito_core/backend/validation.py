@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 
-from tito_core.backend.errors import UNREADABLE, ProtocolViolationError
+from tito_core.backend.errors import UNREADABLE, ProtocolViolationError, hidden
 from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.image_validation import ImageValidation, Span
 from tito_core.backend.optional_columns import ColumnValidation
@@ -92,7 +93,7 @@ class Validation(msgspec.Struct, frozen=True):
             latency_s=self._seconds(raw.latency_s),
             request_id=sent,
             versions=self._versions(raw.versions, len(output), self._has_versions(request, aborted)),
-            message=message if finish == Finish.ABORT else None,
+            message=hidden(message) if message is not None and finish == Finish.ABORT else None,
             columns=columns,
             media=media,
             finish_word=word,
@@ -129,6 +130,7 @@ class Validation(msgspec.Struct, frozen=True):
                 f"Law 4: the server reported finish reason {short_repr(reason)}; expected 'stop', 'length', 'abort' or "
                 f"another word of at most {LONGEST_WORD} characters."
             )
+        word = hidden(word, own=True)
         if word.lower() in _FAILURES:
             return Finish.ABORT, word
         stops = () if sampling.ignore_eos else sampling.stop_token_ids
@@ -350,7 +352,13 @@ class Validation(msgspec.Struct, frozen=True):
             raise self.reader.violation(
                 f"Law 10: a weight-version span must be (start, stop, version), not {short_repr(span)}."
             )
-        return VersionSpan(first, last, name)
+        return VersionSpan(first, last, None if name is None else _label(name))
+
+
+@lru_cache(64)
+def _label(version: str) -> str:
+    """Return a version as ledgers hold it: a server may echo the key. Cached, as turn after turn has the same one."""
+    return hidden(version, own=True)
 
 
 def _stop_at_end(ids: list[int], request: TokenRequest) -> int | None:

@@ -314,7 +314,7 @@ def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str 
 
 
 def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_id: str | None) -> BackendError:
-    problem = f"but {error}" if raw.body else "but its body is empty"
+    problem = f"but {hidden(str(error))}" if raw.body else "but its body is empty"
     at = re.search(r"byte (\d+)", str(error))
     start = max(0, int(at[1]) - 40) if at else 0
     before = raw.body[max(0, start - _AROUND) : start].decode(errors="replace")

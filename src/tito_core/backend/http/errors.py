@@ -65,7 +65,7 @@ def error_from_failure(
         return _unreadable(backend, failure, url, request_id)
     if isinstance(failure, aiohttp.ClientResponseError):
         return DamagedAnswerError(
-            f"The server at {url} does not speak HTTP ({_one_line(failure.message)}). Check host and "
+            f"The server at {url} does not speak HTTP ({_one_line(hidden(failure.message))}). Check host and "
             f"port of {backend}.",
             backend=backend,
             request_id=request_id,
@@ -174,8 +174,8 @@ def _unreadable(
 ) -> BackendError:
     if isinstance(failure, UndecodableBodyError):
         undecodable = DamagedAnswerError(
-            f"{backend} at {url} answered 200, but its body cannot be decoded: {failure}. A proxy may compress "
-            "answers: use the server's own address.",
+            f"{backend} at {url} answered 200, but its body cannot be decoded: {hidden(str(failure))}. A proxy may "
+            "compress answers: use the server's own address.",
             backend=backend,
             status=200,
             request_id=request_id,
@@ -260,7 +260,7 @@ def error_from_status(
         return _wants_tls(backend, url, request_id)
     message = " ".join(server_message(hidden(body)).split()) or f"HTTP {status} without a message"
     if 300 <= status < 400 and "location" in headers:
-        message = f"a redirect to {headers['location']}"
+        message = f"a redirect to {hidden(headers['location'])}"
     kind, remedy = _kind(status, message)
     if kind is BadRequestError and status in (400, 422) and _is_cut(body, headers):
         kind, remedy = DamagedAnswerError, "The refusal is not whole: check the proxies in front of the server."

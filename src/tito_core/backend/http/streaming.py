@@ -225,7 +225,7 @@ class StreamReader(Generic[T]):
     def _refuse(self, content: str, problem: str, cause: Exception | None = None) -> NoReturn:
         shown = hidden(content)[:2000]
         error = ProtocolViolationError(
-            f"Law 4: {self.backend} at {self.url} answered 200, but {problem}"
+            f"Law 4: {self.backend} at {self.url} answered 200, but {hidden(problem)}"
             f"{f': {shown[:80]!r}' if shown else ''}. The answer was discarded.",
             backend=self.backend,
             status=200,
