@@ -99,12 +99,10 @@ class VLLMBackend(HttpBackend):
     async def _limit(self, model: str, is_open: bool) -> str:
         """Return the server's refusal of too many top logprobs, which names its limit; empty if it took them."""
         excessive = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
+        path, probe = _COMPLETIONS, {"model": model, "prompt": [0], **excessive}
         if is_open:
-            probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": excessive}
-        else:
-            probe = {"model": model, "prompt": [0], **excessive}
-        kind = wire.Generation if is_open else wire.TextCompletion
-        refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe), kind)
+            path, probe = _GENERATE, {"model": model, "token_ids": [0], "sampling_params": excessive}
+        refused = await self.refusal(path, msgspec.json.encode(probe), wire.TextCompletion)
         return "" if refused is None else refused.body
 
     async def _endpoints(self, model: str) -> tuple[bool, bool]:

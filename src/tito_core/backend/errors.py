@@ -68,8 +68,7 @@ def hidden(text: str, *, own: bool = False) -> str:
             an address, or a backend's name. What others said in it was hidden before.
     """
     for secret, pattern in list(_secrets.items()):
-        if not own or len(secret) >= _SHORT_SECRET:
-            text = pattern.sub("<API key>", text)
+        text = text if own and len(secret) < _SHORT_SECRET else pattern.sub("<API key>", text)
     return text
 
 

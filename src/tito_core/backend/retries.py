@@ -76,7 +76,8 @@ class Failures:
                 self.away_s += passed
         self.count += 1
         # A gateway that lost the server says nothing of a request.
-        self.server_errors += _is_damaged(error) or (isinstance(error, ServerError) and not error.sent)
+        lost = isinstance(error, ServerError) and error.sent
+        self.server_errors += isinstance(error, ServerError | DamagedAnswerError) and not lost
         self.last = (now, is_paused(error))
 
 
@@ -124,7 +125,7 @@ class Retries:
     def may_go_on(self, error: BackendError, failures: Failures) -> bool:
         """Count a failure; return whether there is a next try, after `failures.wait_s`."""
         failures.add(error, self._clock())
-        may = self._may_retry(error) or (failures.probe and _is_damaged(error))
+        may = self._may_retry(error) or (failures.probe and isinstance(error, DamagedAnswerError))
         wait_s = self.wait_s(error, failures) if may else None
         if wait_s is None:
             return False
@@ -138,12 +139,9 @@ class Retries:
         The last try is made when the patience ends, so that a server has all of it to come back. A damaged answer needs
         no patience: the server is there.
         """
-        left = self.pause_s - failures.paused_s if is_paused(error) else self.patience_s - failures.away_s
-        if _is_damaged(error):
-            left = math.inf
-        elif left <= 0 or not self.patience_s:
-            return None
-        if failures.server_errors > _SERVER_ERRORS:
+        patience_s = math.inf if isinstance(error, DamagedAnswerError) else self.patience_s
+        left = self.pause_s - failures.paused_s if is_paused(error) else patience_s - failures.away_s
+        if left <= 0 or not patience_s or failures.server_errors > _SERVER_ERRORS:
             return None
         retry_after_s = error.retry_after_s if isinstance(error, ThrottledError) else None
         return min(max(backoff_s(failures.count), retry_after_s or 0.0), left)
@@ -164,10 +162,6 @@ def is_transient(error: BackendError) -> bool:
     if isinstance(error, EngineConnectionError):
         return error.sent or error.reached
     return isinstance(error, ThrottledError | ServerError)
-
-
-def _is_damaged(error: BaseException) -> bool:
-    return isinstance(error, DamagedAnswerError)
 
 
 def is_paused(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ LONGEST_WORD = 100
 """Longest finish reason of a server, in characters."""
 _FAILURES = frozenset({"aborted", "cancelled", "canceled", "error", "timeout"})
 """Words of servers for an answer that they gave up."""
+_label = lru_cache(64)(partial(hidden, own=True))
+"""Returns a version as ledgers hold it: a server may echo the key. Cached, as turn after turn has the same one."""
 _FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
 
 
@@ -353,12 +355,6 @@ class Validation(msgspec.Struct, frozen=True):
                 f"Law 10: a weight-version span must be (start, stop, version), not {short_repr(span)}."
             )
         return VersionSpan(first, last, None if name is None else _label(name))
-
-
-@lru_cache(64)
-def _label(version: str) -> str:
-    """Return a version as ledgers hold it: a server may echo the key. Cached, as turn after turn has the same one."""
-    return hidden(version, own=True)
 
 
 def _stop_at_end(ids: list[int], request: TokenRequest) -> int | None:

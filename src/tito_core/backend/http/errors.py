@@ -341,12 +341,10 @@ def server_message(body: str) -> str:
 
 def _is_cut(body: str, headers: Mapping[str, str]) -> bool:
     """Return whether the body of an error is JSON by its label alone. What it refuses, and why, is not known then."""
-    if "json" not in headers.get("content-type", "") or not body or len(body) >= ERROR_BYTES:
-        return False
     try:
         msgspec.json.decode(body)
     except UNREADABLE:
-        return True
+        return "json" in headers.get("content-type", "") and 0 < len(body) < ERROR_BYTES
     return False
 
 

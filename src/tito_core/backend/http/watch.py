@@ -63,8 +63,7 @@ class ServerWatch:
     @property
     def due(self) -> bool:
         """Whether the server has to be checked before its answers count."""
-        changed = self._interruptions() + self._renames != self._settled
-        return changed and bool(self._checks) and not _checking.get()
+        return self._interruptions() + self._renames != self._settled and bool(self._checks) and not _checking.get()
 
     async def before(self, server: Backend, known: EngineInfo, discover: Callable[[], Awaitable[EngineInfo]]) -> None:
         """Check before a request where it is due, unless the server is away or its answers are damaged.
@@ -97,10 +96,8 @@ class ServerWatch:
         """
         if served_by is not None and served_by not in self._names and not _checking.get():
             self._renames += bool(self._names)
-            if self.due:
-                await self._settle(server, known, discover)
             self._names.add(served_by)
-        elif self.due:
+        if self.due:
             await self._settle(server, known, discover)
 
     async def _settle(self, server: Backend, known: EngineInfo, discover: Callable[[], Awaitable[EngineInfo]]) -> None:
