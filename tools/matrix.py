@@ -114,8 +114,8 @@ TRAINERS = {
 _SKYRL = ("datasets", "hydra-core", "jaxtyping", "loguru", "omegaconf", "ray", "skyrl-gym", "tensordict", "torchdata")
 UNDECLARED = {
     "trl-1.16.0": ("peft",),
-    "verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22"),
-    "verl-0.9.1": ("cachetools", "fastapi"),
+    "verl-0.8.0": ("cachetools", "fastapi", "pyarrow<22", "TransferQueue>=0.1.10"),
+    "verl-0.9.1": ("cachetools", "fastapi", "TransferQueue>=0.1.10"),
     "agentlightning-1.0.0": ("tensordict", "verl", "cachetools", "fastapi"),
     "agentlightning-1.0.2": ("tensordict", "verl", "cachetools", "fastapi"),
     "skyrl-0.3.0": _SKYRL,

@@ -227,7 +227,7 @@ class Sample(Recorded):  # type: ignore[misc]
         return self.reward
 
 
-def test_slime_compares_rewards_of_one_agent_or_turn_where_it_is_told_to() -> None:
+def test_slime_compares_rewards_of_one_agent_or_turn_where_it_is_told_to(caplog: pytest.LogCaptureFixture) -> None:
     ledgers = [two_agents(), two_agents()]
     ledgers[1].annotate("reward", 3.0, turn=2)
     samples = [
@@ -240,9 +240,19 @@ def test_slime_compares_rewards_of_one_agent_or_turn_where_it_is_told_to() -> No
     raw, by_task = rewards_by_group(args, samples)
     assert raw == [-1.0, 1.0, -1.0, 3.0]
     assert by_task == [-1.5, 0.5, -1.5, 2.5], "each rollout counts once: the mean of 0 and 1"
+    assert caplog.messages == [
+        "rollouts=<2>, agents=<judge, solver> | rewards of different agents are compared with each other. Set "
+        "tito_group_by: agent in slime's --custom-config-path to compare those of each agent."
+    ]
+    caplog.clear()
     for by in ("agent", "turn"):
         args.tito_group_by = by
         assert rewards_by_group(args, samples)[1] == [0.0, -1.0, 0.0, 1.0]
+    for sample in samples:
+        sample.reward = 1.0  # of the rollout, which all its samples share
+    args.tito_group_by = "task"
+    rewards_by_group(args, samples)
+    assert not caplog.messages
     args.tito_group_by = "step"
     with pytest.raises(ValueError, match="not by 'step'"):
         rewards_by_group(args, samples)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from typer.testing import CliRunner
@@ -42,6 +42,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def as_json(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rollouts())
 def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger) -> None:
@@ -58,7 +62,7 @@ def test_every_format_has_what_its_exporter_gives(tmp_path: Path, ledger: Ledger
         assert row.pop("group_index") == (None if ledger.header.group_id is None else 0)
         if sample.reward is None:
             assert (row.pop("reward"), row.pop("remove_sample")) == (0.0, True), "slime's conversion fails on null"
-        assert row == {name: copy.deepcopy(getattr(sample, name)) for name in row}
+        assert row == {name: as_json(getattr(sample, name)) for name in row}
 
     write(ledgers, "trl", path, LAST)
     columns = columns_of([ledger], temperature=1.0, end_id=0, branches="last", logprobs="as-recorded")

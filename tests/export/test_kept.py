@@ -78,7 +78,7 @@ def test_a_trainer_that_replays_gets_the_sets_and_the_logprobs_that_were_sampled
     fields = fields_of(sample, decode=str, temperature=1.0, top_p_replay=True)
     ids, offsets = fields["rollout_top_p_token_ids"], fields["rollout_top_p_token_offsets"]
     assert len(offsets) == fields["response_length"] + 1
-    spans = [ids[start:stop] for start, stop in pairwise(offsets)]
+    spans = [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
     assert [span for span, mask in zip(spans, fields["loss_mask"], strict=True) if mask] == truth.kept
     with tempfile.TemporaryDirectory() as folder:
         write_parquet(Path(folder) / "one.parquet", [sample])

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
+
 from strands_tito.export import slime, trl, verl
 from strands_tito.export.output_file import replacing
 from strands_tito.export.parquet import write_parquet
@@ -241,7 +243,7 @@ def _write_lines(rows: Iterator[Row], path: Path) -> int:
     number = 0
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write(json.dumps(row, allow_nan=False, default=np.ndarray.tolist) + "\n")
             number += 1
     return number
 
@@ -271,8 +273,7 @@ def _verl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[R
         refuse_images(sample.images, "a JSON line of verl", sample.identity.rollout_id)
         parts = prompt_response_of(sample, trainer="verl", temperature=options.temperature, logprobs=options.logprobs)
         parts = parts if trained else parts.masked()
-        experts = None if parts.experts is None else parts.experts.tolist()
-        yield {**verl.fields_of(parts, sample), "routed_experts": experts}
+        yield verl.fields_of(parts, sample)
 
 
 def _trl_rows(exports: Iterable[_Export], options: ExportOptions) -> Iterator[Row]:

@@ -22,6 +22,7 @@ from strands_tito.export.sample import (
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
+    check_last_row,
     empty_response,
     import_optional,
     prompt_response_of,
@@ -52,6 +53,7 @@ STOP_REASON = MappingProxyType(
 """SkyRL's stop reason for each termination. Its overlong filter and `zero_reward_on_non_stop` only test for "stop"."""
 
 Branches = Literal["error", "last", "steps"]
+_KEEP = "Pass agent= or branches='last', or record one reward for the whole rollout."
 
 
 def generator_output_of(
@@ -97,6 +99,7 @@ def generator_output_of(
     Raises:
         MissingPackageError: skyrl is not installed.
         BranchedRolloutError, LogprobMismatchError: As `sample_of` and `prompt_response_of`.
+        UnreadRewardError: With "steps": rewards of another agent than the last row's would be ignored.
         ValueError: `branches` is another word, no rollout has a reward and by their ids they are not one group, only
             some have experts, a kept set is larger than `top_k`, or "steps" has no trajectory ids.
 
@@ -118,6 +121,7 @@ def generator_output_of(
     warn(rollouts, trainer="SkyRL", agent=agent)
     for rollout, name in zip(rollouts, ids, strict=True):
         found = list(_samples(rollout, branches, agent, train_constrained))
+        check_last_row(found, trainer="SkyRL's step-wise training", keep=_KEEP, refuse=True)
         for number, sample in enumerate(found, 1):
             reward = 0.0 if sample.ended_outside else sample.total
             described = {"rollout_id": rollout.uuid, **sample.described}

@@ -32,6 +32,7 @@ from strands_tito.export.trainer import (
     warn_without_agent,
 )
 from strands_tito.inspect.score import TEACHER
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import ANNOTATION, Termination
 
@@ -97,10 +98,11 @@ def fields_of(
         `tokens` of prompt and response; `response`, its text; `response_length`; `loss_mask` and `rollout_log_probs`
         of the response only, 0 and 0.0 on untrained tokens; `weight_versions` of the trained tokens, without unknown
         ones; `reward`, the rollout's plus those of the sample's own turns and calls, since slime reads one number a
-        sample; `rollout_routed_experts`, shape (tokens - 1, layers, experts), or None; `teacher_log_probs` of the
-        response, 0.0 on placeholders of images, or None if the path was not scored; `remove_sample`; with
-        `top_p_replay` `rollout_top_p_token_ids`, flat, and `rollout_top_p_token_offsets`, response tokens + 1; with
-        images `multimodal_inputs`, Pillow's pictures, and `multimodal_train_inputs`, the processor's tensors.
+        sample; `rollout_routed_experts`, int32, shape (tokens - 1, layers, experts), or None; `teacher_log_probs` of
+        the response, 0.0 on placeholders of images, or None if the path was not scored; `remove_sample`; with
+        `top_p_replay` `rollout_top_p_token_ids`, int32, flat, and `rollout_top_p_token_offsets`, int32, response tokens
+        + 1; with images `multimodal_inputs`, Pillow's pictures, and `multimodal_train_inputs`, the processor's tensors.
+        Arrays stand where slime takes a list or a tensor, because lists of experts would take seconds to make.
 
     Raises:
         ImagesNotSupportedError: The trajectory has images, but there is no processor: slime trains with its tensors.
@@ -121,7 +123,7 @@ def fields_of(
         "response_length": sample.response_length,
         "loss_mask": sample.response_mask.tolist(),
         "rollout_log_probs": None if values is None else values[response].tolist(),
-        "rollout_routed_experts": None if experts is None else experts.tolist(),
+        "rollout_routed_experts": None if experts is None else experts.astype(np.int32),
         "rollout_top_p_token_ids": kept_ids,
         "rollout_top_p_token_offsets": kept_offsets,
         "weight_versions": [version for version in sample.trained_versions if version is not None],
@@ -132,7 +134,7 @@ def fields_of(
     }
 
 
-def _kept(sample: TrainingSample, logprobs: LogprobPolicy) -> tuple[list[int], list[int]]:
+def _kept(sample: TrainingSample, logprobs: LogprobPolicy) -> tuple[TokenIds, TokenIds]:
     """Return the response's kept sets, flat, and their offsets; a set is empty where none was recorded.
 
     slime reads an empty set as the sampled token alone (`_fill_topp_mask_rows` in its `loss.py`; `ppo_utils.py` adds
@@ -156,7 +158,7 @@ def _kept(sample: TrainingSample, logprobs: LogprobPolicy) -> tuple[list[int], l
             "the agent whose turns are: agent=, or slime's tito_trained_agent. Or pass logprobs='as-recorded' or "
             "'omit' to export without this check."
         )
-    return ids.tolist(), offsets.tolist()
+    return ids, offsets
 
 
 def _image_fields(sample: TrainingSample, processor: Any) -> dict[str, Any]:
@@ -244,7 +246,7 @@ def complete_aborted(
         sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = [], [0, 0]
         if experts is not None:
             layers, chosen = experts
-            sample.rollout_routed_experts = [[list(range(chosen))] * layers]
+            sample.rollout_routed_experts = np.tile(np.arange(chosen, dtype=np.int32), (1, layers, 1))
     if sample.reward is None:
         sample.reward = 0.0
     sample.remove_sample = True
@@ -284,16 +286,16 @@ def rewards_by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], li
     if not normalizes(args):
         return raw, list(raw)
     counted = [value is not None and not sample.remove_sample for value, sample in zip(found, samples, strict=True)]
+    if not by:
+        _warn_of_agents([(one, value) for one, value, counts in zip(samples, raw, counted, strict=True) if counts])
     groups: dict[tuple[Any, ...], dict[int, list[float]]] = {}
     keys: list[tuple[Any, ...]] = []
     for number, sample in enumerate(samples):
         if sample.group_index is None:
             raise ValueError(f"Sample {sample.index} has no group_index, so its reward cannot be compared.")
-        ours = (sample.metadata or {}).get("tito", {}) if by else {}
-        keys.append((sample.group_index, *(ours.get(name) for name in by)))
+        keys.append((sample.group_index, *(_ours(sample, name) for name in by)))
         if counted[number]:
-            rollout = sample.index if sample.rollout_id is None else sample.rollout_id
-            groups.setdefault(keys[number], {}).setdefault(rollout, []).append(raw[number])
+            groups.setdefault(keys[number], {}).setdefault(_rollout(sample), []).append(raw[number])
     scaled = getattr(args, "grpo_std_normalization", True) and args.advantage_estimator in _BY_GROUP - {_BASELINE}
     normalized = [0.0] * len(samples)
     for number in range(len(samples)):
@@ -302,6 +304,30 @@ def rewards_by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], li
             spread = rewards.std(ddof=1) + 1e-6 if scaled and len(rewards) > 1 else 1.0
             normalized[number] = float((raw[number] - rewards.mean()) / spread)
     return raw, normalized
+
+
+def _ours(sample: Any, name: str) -> Any:
+    return (sample.metadata or {}).get("tito", {}).get(name)
+
+
+def _rollout(sample: Any) -> Any:
+    return sample.index if sample.rollout_id is None else sample.rollout_id
+
+
+def _warn_of_agents(rewarded: Sequence[tuple[Any, float]]) -> None:
+    """Log the agents whose own rewards are compared with those of other agents of the same rollout."""
+    rewards: dict[Any, set[float]] = {}
+    agents: dict[Any, set[str]] = {}
+    for sample, reward in rewarded:
+        rewards.setdefault(_rollout(sample), set()).add(reward)
+        agents.setdefault(_rollout(sample), set()).add(_ours(sample, "agent") or "no agent")
+    mixed = [name for name in agents if len(agents[name]) > 1 and len(rewards[name]) > 1]
+    if mixed:
+        logger.warning(
+            "rollouts=<%d>, agents=<%s> | rewards of different agents are compared with each other. Set "
+            "tito_group_by: agent in slime's --custom-config-path to compare those of each agent.",
+            len(mixed), ", ".join(sorted(set[str]().union(*(agents[name] for name in mixed)))),
+        )  # fmt: skip
 
 
 _BASELINE = "reinforce_plus_plus_baseline"

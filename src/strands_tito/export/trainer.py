@@ -25,6 +25,7 @@ from strands_tito.export.sample import (
     SampleImage,
     TrainingSample,
     by_agent,
+    credits_of,
     expect_one_of,
     exported_turns,
     has_turn,
@@ -341,19 +342,54 @@ def prompt_response_of(
 
 
 def warn_left_out(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:
-    """Log how many sampled tokens rows of last paths leave out, if any; see `branches` of `sample_of`.
+    """Log how many sampled tokens and rewards rows of last paths leave out, if any; see `branches` of `sample_of`.
 
     Rollouts without a turn of the agent are not counted, but see `warn_without_agent`, which is called too.
     """
     rollouts = list(rollouts)
     warn_without_agent(rollouts, trainer=trainer, agent=agent)
     rollouts = [rollout for rollout in rollouts if has_turn(rollout, agent)]
-    found = [left_out(rollout, exported_turns(rollout, agent=agent, last=True)) for rollout in rollouts]
+    turns = [exported_turns(rollout, agent=agent, last=True) for rollout in rollouts]
+    found = list(map(left_out, rollouts, turns))
+    unread = sum(turn not in own for one, own in zip(rollouts, turns, strict=True) for turn, _ in credits_of(one))
     if left := sum(found, Counter[str]()):
         logger.warning(
-            "rollouts=<%d>, branched=<%d>, left_out=<%d> | not trained: %s gets last paths only. Tokens by agent: %s",
-            len(rollouts), sum(map(bool, found)), left.total(), trainer, by_agent(left),
+            "rollouts=<%d>, branched=<%d>, left_out=<%d> | not trained: %s gets last paths only. Tokens by agent: %s. "
+            "Their %d rewards of turns and calls are not read.",
+            len(rollouts), sum(map(bool, found)), left.total(), trainer, by_agent(left), unread,
         )  # fmt: skip
+
+
+class UnreadRewardError(TITOError, ValueError):
+    """A trainer would train tokens of one agent with the reward of another, and not read their own."""
+
+
+def check_last_row(rows: Sequence[TrainingSample], *, trainer: str, keep: str, refuse: bool) -> None:
+    """Log the rewards of turns and calls that a trainer ignores, which gives all rows the advantage of the last one.
+
+    Args:
+        rows: The rows of one rollout, in the trainer's order.
+        trainer: The trainer's name.
+        keep: What the user can do.
+        refuse: Whether to raise where the rewards are those of another agent than the last row's.
+
+    Raises:
+        UnreadRewardError: `refuse`, and they are: that agent would be trained towards what it was punished for.
+    """
+    credited = [row for row in rows if row.credit is not None]
+    unread = [row for row in credited if row is not rows[-1]]
+    if not unread or rows[0].ended_outside:
+        return
+    last, whose = rows[-1].identity.agent, Counter(row.identity.agent or "no agent" for row in unread)
+    lost, every = (sum(float(np.abs(row.credit).sum()) for row in some) for some in (unread, credited))  # type: ignore[arg-type]  # they have one
+    what = (
+        f"{trainer} gives all rows of a rollout the advantage of its last row, here of {last or 'no agent'}. It does "
+        f"not read the {sum(int(np.count_nonzero(row.credit)) for row in unread)} rewards of turns and calls on other "
+        f"rows ({by_agent(whose)}): {lost:g} of {every:g} in absolute value. {keep}"
+    )
+    if refuse and any(row.loss_mask.any() and row.identity.agent != last for row in unread):
+        raise UnreadRewardError(f"Rollout {rows[0].identity.rollout_id}: {what}")
+    logger.warning("rollout=<%s>, unread=<%g> | %s", rows[0].identity.rollout_id, lost, what)
 
 
 def warn_without_agent(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:

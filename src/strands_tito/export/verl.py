@@ -19,6 +19,7 @@ from strands_tito.export.sample import (
 from strands_tito.export.trainer import (
     LogprobPolicy,
     PromptResponse,
+    check_last_row,
     empty_response,
     import_optional,
     pictures_of,
@@ -77,6 +78,12 @@ def output_of(
     return output
 
 
+_KEEP = (
+    "Train one agent (trained_agent) or the last path (branches: last), record one reward for the whole rollout, or "
+    "choose an algorithm.adv_estimator that reads each row, such as reinforce_plus_plus."
+)
+
+
 def outputs_of(
     rollout: Ledger,
     *,
@@ -84,17 +91,28 @@ def outputs_of(
     end_id: int,
     agent: str | None = None,
     train_constrained: bool = False,
+    adv_estimator: str | None = None,
     **options: Any,
 ) -> list[AgentLoopOutput]:
     """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of`.
 
-    Its GRPO takes the score and the mask of the last output for all outputs of a rollout: see `counted_last`.
+    Its GRPO takes the score and the mask of the last output for all outputs of a rollout: see `counted_last`. So with
+    `adv_estimator="grpo"`, verl's `algorithm.adv_estimator`, rewards of another agent's turns are refused, which would
+    be ignored. Where the estimator is not known, they are logged, as those of the same agent are.
+
+    Raises:
+        UnreadRewardError: See above. Others as `output_of`.
     """
     samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, agent=agent, **options)]
-    outputs = [_output(sample, temperature, end_id, **options) for sample in counted_last(samples, rollout, agent)]
-    outputs.sort(key=lambda output: any(output.response_mask))  # a long prompt may leave no trained token of the last
+    rows = [(one, _output(one, temperature, end_id, **options)) for one in counted_last(samples, rollout, agent)]
+    rows.sort(key=lambda row: any(row[1].response_mask))  # a long prompt may leave no trained token of the last
+    if adv_estimator in ("grpo", None):
+        check_last_row(
+            [sample for sample, _ in rows], trainer="verl's v1 GRPO", keep=_KEEP, refuse=adv_estimator is not None
+        )
+    outputs = [output for _, output in rows]
     for output in outputs if len(outputs) > 1 else ():
         output.extra_fields["reward_extra_info"] = {}  # verl copies it from the last output to the others
     return outputs
@@ -147,6 +165,9 @@ def _output_class() -> type[AgentLoopOutput]:
 
         _rewards: list[float] | None = PrivateAttr(None)
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _restored, (self.__getstate__(),)  # pickle finds no class inside of a function
+
         def as_dict(self) -> dict[str, Any]:
             fields: dict[str, Any] = super().as_dict()
             if self._rewards is not None and "rm_scores" in fields:
@@ -159,6 +180,13 @@ def _output_class() -> type[AgentLoopOutput]:
             self._rewards = None if score is None else [0.0] * (len(self.response_ids) - 1) + [score]
 
     return Output
+
+
+def _restored(state: dict[str, Any]) -> AgentLoopOutput:
+    """Return an output that was pickled."""
+    output: AgentLoopOutput = _output_class().__new__(_output_class())
+    output.__setstate__(state)
+    return output
 
 
 def fields_of(

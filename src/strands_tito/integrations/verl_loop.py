@@ -50,6 +50,9 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         **kwargs: Arguments of verl's base class.
     """
 
+    _newest = 0
+    """The newest weights that answered a loop of this process; verl begins with those of step 0."""
+
     def __init__(
         self,
         *args: Any,
@@ -107,10 +110,13 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         # Only the workers that take a list, those of the v1 trainer (in 0.8 main_ppo_sync), number their sessions.
         branches = self._branches or ("list" if isinstance(kwargs.get("session_id"), int) else "error")
         if branches == "list":
-            outputs = outputs_of(result.ledger, **options)
+            estimator = (self.config.get("algorithm") or {}).get("adv_estimator")
+            estimator = estimator if _is_trained(sampling_params, config) else "of a validation"
+            outputs = outputs_of(result.ledger, adv_estimator=estimator, **options)
         else:
             outputs = [output_of(result.ledger, branches=branches, **options)]
-        steps = _steps(self._backend.steps, kwargs)
+        StrandsAgentLoop._newest = max(self._backend.steps, default=StrandsAgentLoop._newest)
+        steps = _steps(self._backend.steps, kwargs, StrandsAgentLoop._newest)
         for output in outputs:
             output.extra_fields = steps | output.extra_fields
         outputs = [self._rewarded(output) for output in outputs]
@@ -164,14 +170,15 @@ def _is_trained(sampling_params: Mapping[str, Any], config: Mapping[str, Any]) -
     return all(sampling_params[name] == config.get(name) for name in names if name in sampling_params)
 
 
-def _steps(answered: list[int], row: Mapping[str, Any]) -> dict[str, int]:
+def _steps(answered: list[int], row: Mapping[str, Any], newest: int) -> dict[str, int]:
     """Return the first and the last weights of a rollout, for its rows that have no known ones of their own.
 
-    verl's v1 trainer fails on a row without them. A rollout without an answer has those with which its step began:
-    verl's v1 trainer samples for step n with the weights of step n - 1. Other trainers do not say their step.
+    verl's v1 and fully async trainers fail on a row without them. A rollout without an answer has those with which its
+    step began: verl's v1 trainer samples for step n with the weights of step n - 1. Other trainers do not say their
+    step, so it has the `newest` that answered this process.
     """
-    steps = answered or ([int(row["global_steps"]) - 1] if row.get("global_steps") is not None else [])
-    return {"min_global_steps": min(steps), "max_global_steps": max(steps)} if steps else {}
+    steps = answered or [newest if row.get("global_steps") is None else int(row["global_steps"]) - 1]
+    return {"min_global_steps": min(steps), "max_global_steps": max(steps)}
 
 
 def _unchecked(logprobs: LogprobPolicy) -> LogprobPolicy:

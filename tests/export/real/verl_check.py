@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
+import transfer_queue
 import verl
 from hydra.errors import InstantiationException
 from hypothesis import given, settings
@@ -26,6 +28,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator, compute_grpo_outcome_advantage
 from verl.trainer.ppo.reward import extract_reward
 from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
 from strands_tito.export import BranchedRolloutError, ImageGridError, LogprobMismatchError, sample_of, samples_of
@@ -250,46 +253,53 @@ def a_whole_group_keeps_its_rewards() -> None:
     assert torch.allclose(advantages, expected[:, None] * mask)
 
 
-class Queue:
-    """Stands in for TransferQueue, between verl's workers and its trainer."""
-
-    KVBatchMeta = BatchMeta = object
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Any] = {}
-        self.tags: dict[str, Any] = {}
-
-    async def async_kv_put(self, key: str, partition_id: str, tag: Any) -> None:
-        self.tags[key] = tag
-
-    async def async_kv_batch_put(self, keys: list[str], fields: Any, tags: Any, partition_id: str) -> None:
-        self.rows |= {key: fields[number] for number, key in enumerate(keys)}
-        self.tags |= dict(zip(keys, tags, strict=True))
+@cache
+def queue() -> Any:
+    """Return verl's TransferQueue, which runs in Ray's processes between its workers and its trainer."""
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)  # its actors reserve three
+    transfer_queue.init()
+    return transfer_queue
 
 
-def rolled_out(agent: str, answers: Any = None) -> tuple[Any, Queue]:
+@dataclass
+class Rows:
+    """What the worker put into the queue: its tags by key, and each row's fields, as the trainer gets them."""
+
+    tags: dict[str, Any]
+    rows: dict[str, Any]
+    batch: Any
+
+
+def rolled_out(agent: str, answers: Any = None, **more: Any) -> tuple[Any, Rows]:
     """Return the module of the v1 trainer's advantages, and two rollouts of its worker, for step 7.
 
-    `answers` wraps the method by which verl's client answers.
+    `answers` wraps the method by which verl's client answers; `more` are fields of verl's configuration.
     """
-    queue = Queue()
-    sys.modules["transfer_queue"] = queue  # type: ignore[assignment]  # verl 0.9 imports it, 0.8 looked for it before
+    tq = queue()
     v1 = verl.__version__.startswith("0.9")
     trainer = import_module("verl.trainer.ppo.v1.utils" if v1 else "verl.trainer.main_ppo_sync")
     workers = import_module("verl.trainer.ppo.v1.agent_loop_tq") if v1 else trainer
-    workers.tq = queue  # type: ignore[attr-defined]
-    workers.list_of_dict_to_tensordict = list  # type: ignore[attr-defined]  # verl's needs a newer tensordict
     multiplying.ledgers.clear()
     worker, servers = worker_of(agent, of=workers.AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    worker.background_tasks = set()
     if answers is not None:
         servers.generate = answers(servers.generate)  # type: ignore[method-assign]
     worker.config.actor_rollout_ref.rollout.n = 2
-    prompt = {"raw_prompt": [{"role": "user", "content": QUESTION}], "index": 0, "agent_name": "strands"}
-    where: dict[str, Any] = {"step": 7, "sample_index": 0, "rollout_n": 0, "validate": False}
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    asyncio.run(worker._run_prompt({**prompt, "uid": "u", "global_steps": 7}, sampling, trajectory=where))
-    assert queue.tags["u"] == {"status": "finished"}
-    return trainer, queue
+    worker.config = OmegaConf.merge(worker.config, more)
+    prompt = {"raw_prompt": [[{"role": "user", "content": QUESTION}]], "index": [0], "uid": ["u"]}
+    batch = get_tensordict(prompt, {"global_steps": 7})
+
+    async def run() -> None:
+        await worker.generate_sequences(batch)
+        await asyncio.gather(*worker.background_tasks)
+
+    asyncio.run(run())
+    tags = tq.kv_list("train")["train"]
+    keys = sorted(key for key in tags if key != "u")
+    found = tq.kv_batch_get(keys=keys, partition_id="train") if keys else None
+    tq.kv_clear(keys=list(tags), partition_id="train")
+    rows = {key: {name: found[name][number] for name in found.keys()} for number, key in enumerate(keys)}  # noqa: SIM118
+    return trainer, Rows(tags, rows, found)
 
 
 def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
