@@ -278,6 +278,10 @@ def test_what_one_row_cannot_hold_is_counted(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         columns_of([ledger, chain((2, 2)), Ledger()], temperature=1.0, end_id=2, branches="last", logprobs="omit")
     assert "rollouts=<2>, branched=<1>, left_out=<2> | not trained: TRL gets last paths only" in caplog.text
+    assert caplog.messages[0].endswith("Their 0 rewards of turns and calls are not read.")
+    caplog.clear()
+    columns_of([two_agents()], temperature=1.0, end_id=2, branches="last", logprobs="omit")
+    assert caplog.messages[0].endswith("Tokens by agent: judge 2. Their 1 rewards of turns and calls are not read.")
     caplog.clear()
     fill(Sample(index=0), ledger, branches="last", decode=str, temperature=1.0, logprobs="omit")
     assert "left_out=<2> | not trained: slime" in caplog.text

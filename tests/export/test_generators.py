@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of
 from strands_tito.export.tinker import datum_of
-from strands_tito.export.trainer import trained_turns
+from strands_tito.export.trainer import UnreadRewardError, trained_turns
 from strands_tito.export.verifiers import STOP, trace_of
 from strands_tito.export.verl import output_of
 from support.drafts import make_draft
@@ -127,6 +128,38 @@ def test_one_rollout_without_a_turn_of_the_agent_takes_no_other_away(branches: A
     found = generator_output_of([both, alone], agent="jugde", **options)
     assert (found["loss_masks"], found["rewards"]) == ([[0], [0]], [0.0, 0.0])
     assert "rollouts=<2>, agent=<jugde>, agents=<solver, judge> | not trained: SkyRL" in caplog.text
+
+
+@pytest.mark.usefixtures("skyrl")
+@pytest.mark.parametrize(
+    ("agent", "rewards", "lost"),
+    [
+        ("judge", {0: 1.0, 1: -1.0}, r"1 are lost, 1 of 2 in absolute value, on 1 rows \(judge 1\)\. Pass agent="),
+        ("solver", {0: 1.0, 1: -2.0}, r"1 are lost, 1 of 3 in absolute value, on 1 rows \(solver 1\)\. Pass agent="),
+        ("judge", {0: 1.0, 1: 0.0}, r"0 are lost, 0 of 1 in absolute value, on 1 rows \(judge 1\)\. Pass agent="),
+        ("judge", {1: -1.0}, None),
+        ("judge", {None: 1.0}, None),
+        ("judge", {None: 1.0, 0: 0.5}, None),
+    ],
+)
+def test_rewards_that_step_wise_training_ignores_are_refused_of_another_agent_and_counted_of_the_same(
+    agent: str, rewards: dict[Any, float], lost: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = of_a_solver({"agent": agent})
+    for turn, reward in rewards.items():
+        ledger.annotate("reward", reward, turn=turn)
+    options: dict[str, Any] = {"trajectory_ids": ["a"], **SKYRL}
+    if lost is not None and agent == "judge":
+        with pytest.raises(UnreadRewardError, match=rf"Rollout {ledger.uuid}: SkyRL's step-wise .* {lost}"):
+            generator_output_of([ledger], branches="steps", **options)
+        generator_output_of([ledger], branches="steps", agent="judge", **options)
+    else:
+        generator_output_of([ledger], branches="steps", **options)
+    if agent == "solver":
+        assert re.search(rf"rollout=<{ledger.uuid}> \| SkyRL's step-wise .* {lost}", caplog.text)
+    else:
+        assert "lost" not in caplog.text
+    generator_output_of([ledger], branches="last", **options)
 
 
 @pytest.mark.usefixtures("skyrl")

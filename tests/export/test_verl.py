@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from itertools import product
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from strands_tito.export import sample_of, verl
-from strands_tito.export.trainer import prompt_response_of
+from strands_tito.export.trainer import UnreadRewardError, prompt_response_of
 from strands_tito.export.verl import output_of, outputs_of
 from strands_tito.integrations.verl_backend import VerlBackend
 from support.drafts import make_draft
@@ -257,6 +258,25 @@ def test_the_output_whose_mask_counts_for_all_trains_tokens_after_the_cut_too() 
     ledger.annotate("reward", 1.0)
     outputs = outputs_of(ledger, temperature=1.0, end_id=2, prompt_length=3, response_length=9)
     assert [(one.extra_fields["trajectory"], sum(one.response_mask)) for one in outputs] == [(1, 0), (0, 5)]
+
+
+@pytest.mark.usefixtures("loops")
+def test_rewards_that_grpo_ignores_are_refused_where_it_is_known_and_else_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledger = Ledger()
+    for agent, reward in (("solver", 1.0), ("judge", -1.0)):
+        turn = ledger.commit(make_draft(None, 0, [100] * 2, [200] * 3, agent=agent))
+        ledger.annotate("reward", reward, turn=turn.index)
+    options: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "omit"}
+    lost = r"verl's v1 GRPO .* of solver, .*: 1 are lost, 1 of 2 in absolute value, on 1 rows \(judge 1\)\. Train one"
+    with pytest.raises(UnreadRewardError, match=lost):
+        outputs_of(ledger, adv_estimator="grpo", **options)
+    assert len(outputs_of(ledger, adv_estimator="grpo", agent="judge", **options)) == 1
+    assert [one.reward_score for one in outputs_of(ledger, adv_estimator="reinforce_plus_plus", **options)] == [-1, 1]
+    assert not caplog.messages
+    assert len(outputs_of(ledger, **options)) == 2
+    assert re.search(lost, caplog.text)
 
 
 @pytest.mark.usefixtures("loops")

@@ -376,20 +376,19 @@ def check_last_row(rows: Sequence[TrainingSample], *, trainer: str, keep: str, r
     Raises:
         UnreadRewardError: `refuse`, and they are: that agent would be trained towards what it was punished for.
     """
-    credited = [row for row in rows if row.credit is not None]
-    unread = [row for row in credited if row is not rows[-1]]
+    unread = [row for row in rows[:-1] if row.credit is not None]
     if not unread or rows[0].ended_outside:
         return
+    lost, every = (np.concatenate([row.credit for row in some if row.credit is not None]) for some in (unread, rows))
     last, whose = rows[-1].identity.agent, Counter(row.identity.agent or "no agent" for row in unread)
-    lost, every = (sum(float(np.abs(row.credit).sum()) for row in some) for some in (unread, credited))  # type: ignore[arg-type]  # they have one
     what = (
-        f"{trainer} gives all rows of a rollout the advantage of its last row, here of {last or 'no agent'}. It does "
-        f"not read the {sum(int(np.count_nonzero(row.credit)) for row in unread)} rewards of turns and calls on other "
-        f"rows ({by_agent(whose)}): {lost:g} of {every:g} in absolute value. {keep}"
+        f"{trainer} gives all rows of a rollout the advantage of its last row, here of {last or 'no agent'}, and reads "
+        f"no rewards of turns and calls on other rows: {np.count_nonzero(lost)} are lost, {np.abs(lost).sum():g} of "
+        f"{np.abs(every).sum():g} in absolute value, on {len(unread)} rows ({by_agent(whose)}). {keep}"
     )
     if refuse and any(row.loss_mask.any() and row.identity.agent != last for row in unread):
         raise UnreadRewardError(f"Rollout {rows[0].identity.rollout_id}: {what}")
-    logger.warning("rollout=<%s>, unread=<%g> | %s", rows[0].identity.rollout_id, lost, what)
+    logger.warning("rollout=<%s> | %s", rows[0].identity.rollout_id, what)
 
 
 def warn_without_agent(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:

@@ -6,22 +6,25 @@ trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from strands_tito.export.kept import kept_sets
 from strands_tito.export.sample import SampleImage, images_of, sample_number, sample_of, total_of
 from strands_tito.export.trainer import (
     Decode,
+    check_semantics,
     checked_turn,
     import_optional,
     processed,
     refuse_ledger_images,
     refuse_stray_placeholders,
 )
+from strands_tito.inspect.score import TEACHER, scores_of
 from tito_core.backend.images import data_url, media_ids_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Finish, Image, Turn
@@ -46,6 +49,10 @@ STOP = MappingProxyType(
 """The trace's `stop_condition` for each termination. verifiers counts "max_..." as truncated."""
 
 
+PerTurn = Sequence[npt.ArrayLike]
+"""For each turn a number, or a number for each of its tokens."""
+
+
 def trace_of(
     rollout: Ledger,
     *,
@@ -56,6 +63,9 @@ def trace_of(
     train_constrained: bool = False,
     processor: Any = None,
     replays: bool = False,
+    teacher: str = TEACHER,
+    advantages: PerTurn | None = None,
+    loss_weights: Mapping[str, PerTurn] | None = None,
 ) -> WireTrace:
     """Return a rollout as a trace: for each turn, its delta as a user node and its answer as an assistant node.
 
@@ -72,10 +82,15 @@ def trace_of(
         train_constrained: Whether to train tokens that were sampled under a grammar.
         processor: The model's processor of transformers, with which the number of tokens of each image is checked.
             verifiers before 0.4 needs it for images: its nodes hold the processor's tensors, which prime-rl trains.
-        replays: Whether the trainer computes its logprobs over the nodes' `sampling_mask`, which verifiers has from 0.4
-            on. Otherwise a truncated rollout is refused.
+        replays: Whether the trainer computes its logprobs over the nodes' `sampling_mask` (`kept_tokens` before 0.4).
+            Otherwise a truncated rollout is refused.
+        teacher: The column of `Teacher` that becomes `reference_logprobs`, if all turns have it.
+        advantages: For each turn a number, or one for each of its sampled tokens, for `advantages` of the nodes. An
+            algorithm of prime-rl that computes its own overwrites them.
+        loss_weights: By name ("rl", "ce" or "ref_kl" for prime-rl), for each turn a number for its sampled tokens, or
+            one for each token that it adds, of its delta too, for `loss_weights` of the nodes.
 
-    Kept sets are the `sampling_mask` of a turn's answer, if `replays`. Images are data URLs in the content of their
+    Kept sets are those of a turn's answer, if `replays`. Images are data URLs in the content of their
     user node, and tokens are expanded, as verifiers records a rollout; from 0.4 on the trainer makes the tensors.
 
     Raises:
@@ -84,7 +99,8 @@ def trace_of(
         ImageGridError: The processor makes another number of tokens of an image than the engine did.
         SampledPlaceholderError: The policy sampled the placeholder of images.
         LogprobMismatchError: A trained turn's logprobs are not the quantity that the trainer computes.
-        ValueError: The engine reported experts for some of a turn's tokens only, or `logprobs` is out of range.
+        ValueError: The engine reported experts for some of a turn's tokens only, `logprobs` is out of range, or
+            advantages or weights do not fit the turns.
     """
     if logprobs not in ("checked", "as-recorded"):
         raise ValueError(f"logprobs must be 'checked' or 'as-recorded' for verifiers, not {logprobs!r}.")
@@ -93,7 +109,8 @@ def trace_of(
     tensors = bool(rollout.images) and _has_field(vf, "multi_modal_data")
     if tensors and processor is None:
         refuse_ledger_images(rollout, "verifiers before 0.4, which expects tensors, without a processor")
-    replays, media = replays and _has_field(vf, "sampling_mask"), media_ids_of(rollout)
+    sets, media = "sampling_mask" if _has_field(vf, "sampling_mask") else "kept_tokens", media_ids_of(rollout)
+    scores = _scores(rollout, teacher, temperature if logprobs == "checked" else None)
     for trajectory in rollout.trajectories:
         refuse_stray_placeholders(trajectory.token_ids, images_of(trajectory), media, "verifiers", rollout.uuid)
     for turn in rollout:
@@ -104,7 +121,10 @@ def trace_of(
             nodes[-1]["logprobs"] = checked_turn(turn.draft, temperature=temperature, **options).tolist()
         kept = kept_sets([(turn.draft, 0)], turn.draft.columns.output)
         if trained and replays and kept is not None and len(kept.ids):
-            nodes[-1]["sampling_mask"] = {"ids": _array(kept.ids), "counts": _array(kept.counts)}
+            nodes[-1][sets] = {"ids": _array(kept.ids), "counts": _array(kept.counts)}
+        if trained and scores:
+            nodes[-1]["reference_logprobs"] = scores[turn.index]
+        _weigh(nodes[-2:], turn, advantages if trained else None, loss_weights or {}, len(rollout))
         _attach_experts(nodes, turn)
         if turn.draft.media and processor is not None:
             found = _image_items(turn, rollout.images, processor)
@@ -126,6 +146,53 @@ def trace_of(
         "stop_condition": None if last is None else STOP[last.termination],
     }
     return cast("WireTrace", vf.WireTrace.model_validate(trace))
+
+
+def _scores(rollout: Ledger, teacher: str, temperature: float | None) -> list[list[float]]:
+    """Return the teacher's logprobs of each turn's answer, checked if there is a temperature; [] unless all are scored.
+
+    A trainer reads 0 for a node without them, next to one that has some.
+    """
+    turns = list(rollout)
+    scores = scores_of(rollout, turns).get(teacher)
+    if scores is None:
+        return []
+    if temperature is not None:
+        check_semantics(scores.semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
+    stops = np.cumsum([turn.own_length for turn in turns])
+    return [
+        scores.logprobs[stop - turn.draft.columns.output : stop].tolist()
+        for turn, stop in zip(turns, stops, strict=True)
+    ]
+
+
+def _weigh(
+    nodes: Sequence[dict[str, Any]],
+    turn: Turn,
+    advantages: PerTurn | None,
+    weights: Mapping[str, PerTurn],
+    turns: int,
+) -> None:
+    """Set the advantages and the loss weights of a turn's two nodes; see `trace_of`."""
+    output, split = turn.draft.columns.output, turn.draft.columns.prompt
+    if advantages is not None:
+        nodes[1]["advantages"] = _values("advantages", advantages, turn.index, turns, output).tolist()
+    for name, values in weights.items():
+        whole = _values(f"loss_weights[{name!r}]", values, turn.index, turns, split + output)
+        if np.ndim(values[turn.index]) == 0:
+            whole[:split] = 0
+        for node, part in zip(nodes, (whole[:split], whole[split:]), strict=True):
+            node.setdefault("loss_weights", {})[name] = part.tolist()
+
+
+def _values(name: str, values: PerTurn, turn: int, turns: int, length: int) -> npt.NDArray[np.float64]:
+    given = np.asarray(values[turn] if len(values) == turns else [], np.float64)
+    if given.shape not in ((), (length,)) or not np.isfinite(given).all():
+        raise ValueError(
+            f"{name} has {len(values)} entries for {turns} turns, and of turn {turn} shape {given.shape}: give one for "
+            f"each turn, a finite number or one for each of its {length} tokens."
+        )
+    return np.broadcast_to(given, length).copy()
 
 
 def _has_field(vf: Any, name: str) -> bool:

@@ -184,7 +184,8 @@ def _output_class() -> type[AgentLoopOutput]:
 
 def _restored(state: dict[str, Any]) -> AgentLoopOutput:
     """Return an output that was pickled."""
-    output: AgentLoopOutput = _output_class().__new__(_output_class())
+    kind: Any = _output_class()
+    output: AgentLoopOutput = kind.__new__(kind)
     output.__setstate__(state)
     return output
 

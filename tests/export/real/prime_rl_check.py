@@ -22,7 +22,9 @@ seen = 0
 @given(rollouts())
 def samples_are_trained_as_sampled(ledger: Ledger) -> None:
     global seen
-    trace = trace_of(ledger, temperature=1.0, decode=lambda ids: " ".join(map(str, ids)), logprobs="as-recorded")
+    options: dict[str, Any] = {"temperature": 1.0, "decode": lambda ids: " ".join(map(str, ids))}
+    weights = {"advantages": [turn.index + 1 for turn in ledger], "loss_weights": {"rl": [0.5] * len(ledger)}}
+    trace = trace_of(ledger, **options, logprobs="as-recorded", **weights)
     found, ours = trace_to_samples(trace), samples_of(ledger)
     assert sum(sum(sample.mask) for sample in found) == sum(int(sample.loss_mask.sum()) for sample in ours)
     for sample in found:
@@ -31,6 +33,10 @@ def samples_are_trained_as_sampled(ledger: Ledger) -> None:
         logprobs = np.array(sample.logprobs, np.float32)
         same = [each for each in ours if each.token_ids.tolist() == sample.token_ids]
         assert any(np.array_equal(logprobs[trained], each.logprobs[trained]) for each in same)
+        assert sample.advantages is not None
+        assert sample.rl_weights is not None
+        assert {sample.rl_weights[at] for at in np.flatnonzero(trained)} == {0.5}
+        assert all(sample.advantages[at] >= 1 for at in np.flatnonzero(trained))
 
 
 def every_placeholder_has_its_feature() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from importlib.metadata import version
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -15,10 +15,11 @@ from verifiers.v1 import Trace, WireTrace
 from strands_tito.export import ImagesNotSupportedError, LogprobMismatchError, samples_of
 from strands_tito.export.sample import total_of
 from strands_tito.export.verifiers import STOP, trace_of
+from strands_tito.inspect.score import PREFIX, as_json, encoded
 from support.kept_sets import sampled
 from support.picture_ledgers import PAD, Patches, two_images
-from support.rollout_forests import HOT, chain, grow, rollouts
-from tito_core.ledger import Finish, Ledger
+from support.rollout_forests import HOT, RAW, chain, grow, rollouts
+from tito_core.ledger import Finish, Ledger, VocabularyCheck
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "decode": lambda ids: " ".join(map(str, ids))}
 seen = 0
@@ -113,16 +114,12 @@ def other_logprobs_are_refused() -> None:
 
 
 def kept_sets_are_verifiers() -> None:
-    """From 0.4 on a branch has its kept sets, over the wire too; before, what needs them is refused."""
+    """A branch has its kept sets, over the wire too; where the trainer does not replay them, they are refused."""
     truth = sampled(3, 3, top=12, mask=True, top_k=4)
-    lacks_them = version("verifiers").startswith("0.3") and "sampling_mask" not in node_fields()
-    for replays in [False, *([True] if lacks_them else [])]:
-        with pytest.raises(LogprobMismatchError, match="verifiers has no place for kept sets, or does not replay them"):
-            trace_of(truth.ledger, **OPTIONS, replays=replays)
-    if lacks_them:
-        return
+    with pytest.raises(LogprobMismatchError, match="verifiers has no place for kept sets, or does not replay them"):
+        trace_of(truth.ledger, **OPTIONS)
     (branch,) = over_the_wire(trace_of(truth.ledger, **OPTIONS, replays=True)).branches
-    mask = branch.sampling_mask
+    mask = branch.kept_tokens if version("verifiers").startswith("0.3") else branch.sampling_mask
     rows = np.split(mask.ids, np.cumsum(mask.counts)[:-1])
     own = [row.tolist() for row, free in zip(rows, branch.sampled_mask, strict=True) if free]
     assert own == truth.kept
@@ -131,9 +128,51 @@ def kept_sets_are_verifiers() -> None:
     np.testing.assert_allclose(values, truth.over_kept, atol=2e-4)
 
 
-def node_fields() -> Any:
-    (node,) = get_args(WireTrace.model_fields["nodes"].annotation)
-    return node.model_fields
+def scored(ledger: Ledger) -> Ledger:
+    """Add a teacher's column: token i of a turn has the logprob -i / 8."""
+    semantics = as_json({"semantics": RAW, "vocabulary": VocabularyCheck.NOT_CHECKED})
+    facts = {"model": "big", "weight_version": None, **semantics}
+    for turn in ledger:
+        values = -np.arange(turn.own_length, dtype=np.float32) / 8
+        ledger.annotate(f"{PREFIX}teacher", encoded(values, facts), turn=turn.index)
+    return ledger
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(rollouts(experts=False))
+def what_a_trainer_weighs_is_on_the_nodes(ledger: Ledger) -> None:
+    """A branch has the teacher's logprobs, the advantages and the weights on the tokens that they are of."""
+    given = [np.arange(len(turn.draft.output_ids)) + turn.index for turn in ledger]
+    weights = {"rl": [1.0] * len(ledger), "ce": [np.full(turn.own_length, 0.5) for turn in ledger]}
+    more: dict[str, Any] = {"logprobs": "as-recorded", "advantages": given, "loss_weights": weights}
+    trace = over_the_wire(trace_of(scored(ledger), **OPTIONS, **more))
+    for last, branch in by_last_turn(trace).items():
+        free, output = np.array(branch.sampled_mask), []
+        teacher, advantages = [], []
+        for turn in ledger.path(last):
+            spread = [0.0] * turn.draft.columns.prompt
+            teacher += (-np.arange(turn.own_length) / 8).tolist()
+            advantages += [*spread, *given[turn.index].tolist()]
+            output += [*spread, *[1.0] * turn.draft.columns.output]
+        if free.any():
+            assert branch.reference_logprobs == np.where(free, teacher, 0).tolist()
+            assert branch.advantages == np.where(free, advantages, 0).tolist()
+        assert branch.loss_weights("rl") == output
+        assert branch.loss_weights("ce") == [0.5] * len(free)
+
+
+def what_cannot_be_weighed_is_refused() -> None:
+    ledger = scored(chain((3, 2), (1, 2)))
+    with pytest.raises(LogprobMismatchError, match="verifiers compares"):
+        trace_of(scored(chain((3, 2), semantics=HOT)), temperature=0.7, decode=OPTIONS["decode"])
+    for wrong in ([1.0], [1.0, [1.0, 2.0, 3.0]], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match=r"advantages has \d entries for 2 turns"):
+            trace_of(ledger, **OPTIONS, advantages=wrong)
+    partly = chain((3, 2))
+    scored(partly)
+    grow(partly, 0, 1, 2)
+    nodes = trace_of(partly, **OPTIONS).nodes
+    assert {node.reference_logprobs for node in nodes} == {None}, "a trainer would read 0 for the others"
 
 
 def images_are_in_the_messages_and_their_tokens_are_marked() -> None:
@@ -164,4 +203,6 @@ if __name__ == "__main__":
     experts_are_of_every_token()
     other_logprobs_are_refused()
     kept_sets_are_verifiers()
+    what_a_trainer_weighs_is_on_the_nodes()
+    what_cannot_be_weighed_is_refused()
     print(f"verifiers: ok, {version('verifiers')}, {seen} branches")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,6 +25,7 @@ from strands import Agent
 from strands.hooks import AfterInvocationEvent
 from transformers import BatchFeature
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
+from verl.experimental.fully_async_policy.detach_utils import RolloutSample, assemble_batch_from_rollout_samples
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator, compute_grpo_outcome_advantage
 from verl.trainer.ppo.reward import extract_reward
@@ -223,7 +225,10 @@ def what_verls_client_raises_is_an_engines_error() -> None:
 
 
 def a_whole_group_keeps_its_rewards() -> None:
-    """The engine ends a rollout before its first turn, another after it, and one records no reward."""
+    """The engine ends a rollout before its first turn, another after it, and one records no reward.
+
+    verl's fully async trainer assembles the batch too: it counts with the steps of every row.
+    """
     multiplying.ledgers.clear()
     worker, servers = worker_of("make_group_agent", branches="last")
     good, asked = servers.generate, itertools.count()
@@ -245,6 +250,9 @@ def a_whole_group_keeps_its_rewards() -> None:
     assert list(found.non_tensor_batch["termination"]) == ends
     assert found.batch["response_mask"].any(-1).tolist() == [True] * 3 + [False] * 3
     assert extract_reward(found)[0].shape == found.batch["responses"].shape
+    whole = RolloutSample(full_batch=found, sample_id="1", epoch=0, rollout_status={})
+    assembled = assemble_batch_from_rollout_samples([whole], tokenizer(), worker.config)
+    assert assembled.meta_info["trajectory_param_versions"].tolist() == [7] * 6
     index = np.array([0] * 6)
     mask = found.batch["response_mask"].float()
     advantages, _ = compute_grpo_outcome_advantage(found.batch["rm_scores"].clone(), mask, index)
@@ -324,7 +332,8 @@ def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
     scores, keys = padded["rm_scores"], list(queue.rows)
     totals = dict(zip(keys, scores.sum(1).tolist(), strict=True))
     assert abs(totals["u_0_1"] - totals["u_1_1"]) == 1.0, "the rollouts' own rewards are 0 and 1"
-    for estimator in (AdvantageEstimator.GRPO, AdvantageEstimator.REINFORCE_PLUS_PLUS):
+
+    def returns(estimator: AdvantageEstimator, scores: torch.Tensor) -> list[float]:
         data = DataProto.from_dict(
             tensors={"token_level_rewards": scores.clone(), "response_mask": padded["response_mask"]},
             non_tensors={"uid": np.array(["u"] * 4, dtype=object)},
@@ -332,12 +341,46 @@ def the_v1_trainer_takes_every_path_with_its_own_rewards() -> None:
         options: dict[str, Any] = {"adv_estimator": estimator, "norm_adv_by_std_in_grpo": False}
         options["config"] = OmegaConf.create({"gamma": 1.0})
         found = trainer.compute_advantage_for_multi_trajectories(data, keys, **options)
-        returns = [row[0].item() for row in found.batch["returns"]]
-        if estimator is AdvantageEstimator.GRPO:
-            mean = (totals["u_0_1"] + totals["u_1_1"]) / 2
-            assert returns == [totals[f"{key[:3]}_1"] - mean for key in keys]
+        return [row[0].item() for row in found.batch["returns"]]
+
+    mean = (totals["u_0_1"] + totals["u_1_1"]) / 2
+    grpo = returns(AdvantageEstimator.GRPO, scores)
+    assert grpo == [totals[f"{key[:3]}_1"] - mean for key in keys]
+    other = scores.clone()
+    other[::2] = -7.0  # the first rows
+    other[1::2] = scores[1::2].flip(1)  # and the places in the last ones
+    assert returns(AdvantageEstimator.GRPO, other) == grpo, "what the page says that GRPO reads"
+    assert returns(AdvantageEstimator.REINFORCE_PLUS_PLUS, scores) == [totals[key] for key in keys]
+
+
+class Judged(Agent):
+    """A solver, and a judge with the opposite reward of its own, which has a path of its own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model=model, name="solver", callback_handler=None)
+        self.judge = Agent(model=model, name="judge", callback_handler=None)
+
+    async def invoke_async(self, *args: Any, **more: Any) -> Any:
+        result = await super().invoke_async(*args, **more)
+        await self.judge.invoke_async(f"{QUESTION} 425?")
+        ledger = self.model.ledger  # type: ignore[attr-defined]
+        ledger.annotate("reward", 1.0, turn=ledger.last_turn("solver"))
+        ledger.annotate("reward", -1.0, turn=ledger.last_turn("judge"))
+        return result
+
+
+def make_judged_agent(model: Any, row: Any) -> Agent:
+    return Judged(model)
+
+
+def rewards_of_another_agent_are_refused_where_grpo_would_ignore_them() -> None:
+    """The whole group fails, and nothing is trained; each estimator that reads rows gets them."""
+    for estimator, rewards in (("grpo", None), ("reinforce_plus_plus", [-1.0, 1.0])):
+        _, queue = rolled_out("make_judged_agent", algorithm={"adv_estimator": estimator})
+        if rewards is None:
+            assert (queue.rows, queue.tags["u"]) == ({}, {"status": "failure"})
         else:
-            assert returns == [totals[key] for key in keys]
+            assert [row["rm_scores"].sum() for row in queue.rows.values()] == rewards * 2
 
 
 def make_agent_with_one_reward(model: Any, row: Any) -> Agent:
@@ -436,6 +479,10 @@ def the_templates_arguments_are_verls() -> None:
     assert "('chosen', 'by verl')" in str(multiplying.ledgers[0].header.certificate)
 
 
+def listed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in fields.items()}
+
+
 @settings(max_examples=60, deadline=None, database=None)
 @given(rollouts())
 def outputs_are_verls(ledger: Ledger) -> None:
@@ -462,6 +509,9 @@ def outputs_are_verls(ledger: Ledger) -> None:
             rows = fields["routed_experts"][: len(sample) - 1]
             assert rows.tolist() == sample.routed_experts[:-1].tolist()
         total += int(fields["response_mask"].sum())
+        again = pickle.loads(pickle.dumps(output))
+        assert isinstance(again, AgentLoopOutput)
+        assert listed(again.as_dict()) == listed(fields)
     outside = samples_of(ledger)[0].ended_outside
     free = sum(len(turn.draft.output_ids) for turn in ledger if not turn.draft.constrained)
     assert total == (0 if outside else free)
@@ -520,6 +570,7 @@ if __name__ == "__main__":
     what_verls_client_raises_is_an_engines_error()
     a_whole_group_keeps_its_rewards()
     the_v1_trainer_takes_every_path_with_its_own_rewards()
+    rewards_of_another_agent_are_refused_where_grpo_would_ignore_them()
     a_path_without_a_reward_counts_as_0_in_the_v1_trainer()
     every_row_of_the_v1_trainer_has_the_bounds_of_its_weights()
     verls_own_reward_scores_whole_batches()
