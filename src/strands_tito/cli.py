@@ -181,6 +181,9 @@ def export(
         str,
         typer.Option(help="Branched rollouts: list, a row a path; for verl, trl also last (a row a rollout) or error."),
     ] = "list",
+    max_paths: Annotated[
+        int | None, typer.Option(min=1, help="The most rows of a rollout: its last path, and those that train most.")
+    ] = None,
     agent: Annotated[
         str, typer.Option(help="Write this agent's paths only; default: all, or the first's with --branches last.")
     ] = "",
@@ -215,7 +218,7 @@ def export(
         return lambda ids: str(loaded[name].decode(list(ids), skip_special_tokens=False))
 
     options: Any = {"temperature": temperature, "logprobs": logprobs, "branches": branches, "agent": agent or None}
-    options |= {"missing_reward": _missing_reward(missing_reward), "replays": replays}
+    options |= {"missing_reward": _missing_reward(missing_reward), "replays": replays, "max_paths": max_paths}
     with Rollouts(paths) as rollouts:
         try:
             written = write(

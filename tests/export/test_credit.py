@@ -288,6 +288,8 @@ def test_what_one_row_cannot_hold_is_counted(caplog: pytest.LogCaptureFixture) -
     caplog.clear()
     columns_of([chain((2, 2))], temperature=1.0, end_id=2, branches="last")
     assert caplog.text == ""
+    fan_out(Sample(index=0), two_agents(), max_paths=1, decode=str, temperature=1.0)
+    assert "left_out=<2> | not trained: slime gets 1 paths of each only. Tokens by agent: judge 2." in caplog.text
 
 
 def test_a_rollout_without_a_turn_of_the_agent_is_a_row_that_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
@@ -319,6 +321,10 @@ def test_the_report_of_a_file_adds_up(tmp_path_factory: Any, ledgers: list[Ledge
             if branches == "list":
                 assert not written.elsewhere, "every sampled token has a row"
                 assert written.rows == sum(len(ledger.leaves()) for ledger in ledgers)
+                capped = write(ledgers, to, path, replace(options, max_paths=1))
+                assert (capped.rows, capped.sampled) == (len(ledgers), written.sampled)
+                left = capped.elsewhere.total() + capped.masked + capped.constrained
+                assert capped.trained + left == capped.sampled
 
 
 def test_a_file_says_which_rewards_have_no_row(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from strands_tito.export import (
     samples_of,
     trained_tokens,
 )
-from strands_tito.export.sample import NO_EXPERT, sampled_mask
+from strands_tito.export.sample import NO_EXPERT, exported_turns, sampled_mask
 from strands_tito.export.trainer import experts_of, import_optional, trained_turns
 from support.drafts import make_draft
 from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
@@ -45,6 +45,34 @@ def trained_places(ledger: Ledger, samples: list[TrainingSample]) -> Counter[tup
                 at += 1
         assert at == len(sample)
     return count
+
+
+@few
+@given(rollouts(most_turns=10), st.integers(1, 3))
+def test_a_cap_keeps_the_last_path_and_those_with_most_of_their_own_and_trains_each_of_their_tokens_once(
+    ledger: Ledger, most: int
+) -> None:
+    every, samples = (
+        samples_of(ledger, train_constrained=True),
+        samples_of(ledger, train_constrained=True, max_paths=most),
+    )
+    assert len(samples) == min(most, len(every))
+    numbers = [sample.identity.trajectory for sample in samples]
+    assert {sample.identity.trajectories for sample in samples} == {len(every)}
+    assert sample_of(ledger, branches="last").identity.trajectory in numbers
+    paths = [{turn.index for turn in ledger.path(leaf)} for leaf in ledger.leaves()]
+    kept = set().union(*(paths[number] for number in numbers))
+    assert kept == exported_turns(ledger, agent=None, last=False, max_paths=most)
+    assert trained_tokens(samples) == sum(len(ledger[turn].draft.output_ids) for turn in kept)
+    for sample in samples:
+        assert sample.token_ids.tolist() == every[sample.identity.trajectory].token_ids.tolist()
+    shared = Counter(turn for path in paths for turn in path)
+    own = [sum(len(ledger[turn].draft.output_ids) for turn in path if shared[turn] == 1) for path in paths]
+    left = [own[number] for number in range(len(paths)) if number not in numbers]
+    last = len(ledger) - 1
+    assert all(own[number] >= max(left, default=0) for number in numbers if last not in paths[number])
+    with pytest.raises(ValueError, match="max_paths is 0, expected at least 1"):
+        samples_of(ledger, max_paths=0)
 
 
 @few

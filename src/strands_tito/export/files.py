@@ -69,6 +69,7 @@ class ExportOptions:
             fails on null, and null in the others.
         train_constrained: Whether to train tokens that were sampled under a grammar.
         replays: Whether slime replays kept sets; see `top_p_replay` of `slime.fields_of`.
+        max_paths: The most rows of a rollout, with "list"; see `samples_of`.
         decoder: Returns the decoder of a rollout's tokenizer. Only slime's rows have text.
     """
 
@@ -80,6 +81,7 @@ class ExportOptions:
     missing_reward: float | Literal["untrained"] | None = "untrained"
     train_constrained: bool = False
     replays: bool = False
+    max_paths: int | None = None
 
 
 @dataclass(slots=True)
@@ -210,7 +212,10 @@ def _exports(ledgers: Iterable[Ledger], to: str, options: ExportOptions, written
 def _export(ledger: Ledger, to: str, options: ExportOptions, *, whole: bool) -> _Export:
     chosen: Any = {"agent": options.agent, "train_constrained": options.train_constrained}
     branches: Any = options.branches
-    samples = samples_of(ledger, **chosen) if whole else [sample_of(ledger, branches=branches, **chosen)]
+    if whole:
+        samples = samples_of(ledger, max_paths=options.max_paths, **chosen)
+    else:
+        samples = [sample_of(ledger, branches=branches, **chosen)]
     if isinstance(options.missing_reward, int | float):
         value = float(options.missing_reward)
         samples = [replace(sample, reward=value) if sample.total is None else sample for sample in samples]
@@ -225,7 +230,7 @@ def _export(ledger: Ledger, to: str, options: ExportOptions, *, whole: bool) -> 
 
 def _counted(export: _Export, options: ExportOptions, written: Written, *, last: bool) -> _Export:
     ledger, first = export.ledger, export.samples[0]
-    turns = exported_turns(ledger, agent=options.agent, last=last)
+    turns = exported_turns(ledger, agent=options.agent, last=last, max_paths=options.max_paths)
     whole, trained = (trained_tokens(each) for each in (export.samples, (one for one, is_in in export.rows if is_in)))
     written.trained += trained
     written.masked += whole - trained

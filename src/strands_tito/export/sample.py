@@ -180,7 +180,9 @@ class TrainingSample:
         return tuple(runs)
 
 
-def samples_of(ledger: Ledger, *, agent: str | None = None, train_constrained: bool = False) -> list[TrainingSample]:
+def samples_of(
+    ledger: Ledger, *, agent: str | None = None, train_constrained: bool = False, max_paths: int | None = None
+) -> list[TrainingSample]:
     """Return one sample for each trajectory. Over all of them each sampled token is trained once (law 3).
 
     A branch is a sample of its own; the turns that it shares with an earlier path are context in it. Inserted tokens
@@ -190,16 +192,20 @@ def samples_of(ledger: Ledger, *, agent: str | None = None, train_constrained: b
         ledger: A rollout. Without a recorded termination, the finish reason of its last answer is used.
         agent: Return and train the paths of this agent only; None: those of all agents, which share the reward.
         train_constrained: Whether to train tokens that were sampled under a grammar.
+        max_paths: The most samples; None: all. Each holds its whole path, so that a rollout with many side branches
+            has many times its tokens. The last path is kept, and those with the most sampled tokens of their own.
 
     Raises:
-        ValueError: A trajectory has no prompt, or the annotation "termination" is not a `Termination`.
+        ValueError: A trajectory has no prompt, the annotation "termination" is not a `Termination`, or `max_paths` is
+            less than 1.
     """
-    found, seen = [], set[int]()
-    for end in _ends(ledger, agent):
+    found, seen, ends = list[tuple[int, Trajectory]](), set[int](), _ends(ledger, agent)
+    for end in _longest(ledger, ends, agent, max_paths):
         path = ledger.path(end)
-        found.append(_assembled(ledger, path, seen | _turns_of_others(path, agent), train_constrained))
+        context = seen | _turns_of_others(path, agent)
+        found.append((ends.index(end), _assembled(ledger, path, context, train_constrained)))
         seen.update(turn.index for turn in path)
-    return [_sample(ledger, trajectory, number, len(found)) for number, trajectory in enumerate(found)]
+    return [_sample(ledger, trajectory, number, len(ends)) for number, trajectory in found]
 
 
 def sample_of(
@@ -256,9 +262,9 @@ def has_turn(ledger: Ledger, agent: str | None) -> bool:
     return len(ledger) > 0 if agent is None else agent in ledger.agents
 
 
-def exported_turns(ledger: Ledger, *, agent: str | None, last: bool) -> set[int]:
+def exported_turns(ledger: Ledger, *, agent: str | None, last: bool, max_paths: int | None = None) -> set[int]:
     """Return the turns that `sample_of` with `branches="last"` trains, or with `last` False those of `samples_of`."""
-    ends = [ledger.last_turn(agent)] if last else _ends(ledger, agent)
+    ends = [ledger.last_turn(agent)] if last else _longest(ledger, _ends(ledger, agent), agent, max_paths)
     wanted = ledger[ends[0]].draft.agent if last else agent
     paths = [ledger.path(end) for end in ends]
     return {turn.index for path in paths for turn in path} - {
@@ -349,6 +355,22 @@ def _ends(ledger: Ledger, agent: str | None) -> list[int]:
     own = [[turn.index for turn in ledger.path(leaf) if turn.draft.agent == agent] for leaf in leaves]
     earlier = {turn for turns in own for turn in turns[:-1]}
     return sorted({turns[-1] for turns in own if turns} - earlier)
+
+
+def _longest(ledger: Ledger, ends: list[int], agent: str | None, most: int | None) -> list[int]:
+    """Return the last turns of at most so many paths, in order; see `max_paths` of `samples_of`."""
+    if most is not None and most < 1:
+        raise ValueError(f"max_paths is {most}, expected at least 1.")
+    if most is None or len(ends) <= most:
+        return ends
+    paths = {end: {turn.index for turn in ledger.path(end)} for end in ends}
+    shared = Counter(turn for path in paths.values() for turn in path)
+    last = ledger.last_turn(agent)
+
+    def worth(end: int) -> tuple[bool, int]:
+        return last in paths[end], sum(ledger[turn].draft.columns.output for turn in paths[end] if shared[turn] == 1)
+
+    return sorted(sorted(ends, key=worth, reverse=True)[:most])
 
 
 def _turns_of_others(path: list[Turn], agent: str | None) -> set[int]:

@@ -70,6 +70,7 @@ def generator_output_of(
     top_k: int | None = None,
     experts: tuple[int, int] | None = None,
     token_rewards: bool | None = None,
+    max_paths: int | None = None,
 ) -> GeneratorOutput:
     """Return rollouts as a SkyRL generator does, in the order of the input batch.
 
@@ -92,6 +93,7 @@ def generator_output_of(
         experts: (layers, experts per token) if SkyRL replays experts.
         token_rewards: Whether `rewards` has one number for each token, with the rollout's on the last, or one for each
             row, `TrainingSample.total`.
+        max_paths: The most rows of a rollout, for "steps"; see `samples_of`.
 
     SkyRL joins the outputs of several calls in its fully async training and in dynamic sampling. Without the last three
     options the form of an output is that of the call's own rollouts, so that such outputs may not fit together.
@@ -117,10 +119,12 @@ def generator_output_of(
     replays = replays and _SUPPORT in fields  # from 0.4 on
     options: dict[str, Any] = {"trainer": "SkyRL", "temperature": temperature, "logprobs": logprobs, "replays": replays}
     rows: list[_Row] = []
-    warn = warn_left_out if branches == "last" else warn_without_agent
-    warn(rollouts, trainer="SkyRL", agent=agent)
+    if branches == "last" or (branches == "steps" and max_paths is not None):
+        warn_left_out(rollouts, trainer="SkyRL", agent=agent, max_paths=max_paths if branches == "steps" else None)
+    else:
+        warn_without_agent(rollouts, trainer="SkyRL", agent=agent)
     for rollout, name in zip(rollouts, ids, strict=True):
-        found = list(_samples(rollout, branches, agent, train_constrained))
+        found = list(_samples(rollout, branches, agent, train_constrained, max_paths))
         check_last_row(found, trainer="SkyRL's step-wise training", keep=_KEEP, refuse=True)
         for number, sample in enumerate(found, 1):
             reward = 0.0 if sample.ended_outside else sample.total
@@ -205,12 +209,12 @@ class _Row(NamedTuple):
 
 
 def _samples(
-    rollout: Ledger, branches: Branches, agent: str | None, train_constrained: bool
+    rollout: Ledger, branches: Branches, agent: str | None, train_constrained: bool, max_paths: int | None
 ) -> Iterator[TrainingSample]:
     if not has_turn(rollout, agent):
         return
     if branches == "steps":
-        samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
+        samples = samples_of(rollout, agent=agent, train_constrained=train_constrained, max_paths=max_paths)
         yield from counted_last(samples, rollout, agent)
     else:
         yield sample_of(rollout, branches=branches, agent=agent, train_constrained=train_constrained)

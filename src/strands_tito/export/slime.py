@@ -205,13 +205,16 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     Args:
         sample: slime's sample; it is not changed.
         rollout: The rollout. Without turns, or without one of the agent, the result is one `ABORTED` sample.
-        **options: As `fill`, also for a trajectory whose policy sampled the placeholder of images.
+        **options: As `fill`, also for a trajectory whose policy sampled the placeholder of images, and `max_paths` of
+            `samples_of`.
 
     Raises:
         LogprobMismatchError, ValueError: As `samples_of` and `fields_of`.
     """
-    chosen = {name: options.pop(name) for name in ("agent", "train_constrained") if name in options}
+    chosen = {name: options.pop(name) for name in ("agent", "train_constrained", "max_paths") if name in options}
     found = samples_of(rollout, **chosen)
+    if (most := chosen.get("max_paths")) is not None:
+        warn_left_out([rollout], trainer="slime", agent=chosen.get("agent"), max_paths=most)
     copies = [_filled(copy.deepcopy(sample), each, options) for each in found]
     if not copies:
         copies = [_without_turns(copy.deepcopy(sample), rollout)]

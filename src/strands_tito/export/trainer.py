@@ -341,22 +341,24 @@ def prompt_response_of(
     )
 
 
-def warn_left_out(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:
-    """Log how many sampled tokens and rewards rows of last paths leave out, if any; see `branches` of `sample_of`.
+def warn_left_out(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None, max_paths: int | None = None) -> None:
+    """Log how many sampled tokens and rewards rows leave out, of last paths, or with `max_paths` of so many.
 
     Rollouts without a turn of the agent are not counted, but see `warn_without_agent`, which is called too.
     """
     rollouts = list(rollouts)
     warn_without_agent(rollouts, trainer=trainer, agent=agent)
     rollouts = [rollout for rollout in rollouts if has_turn(rollout, agent)]
-    turns = [exported_turns(rollout, agent=agent, last=True) for rollout in rollouts]
+    chosen: Any = {"agent": agent, "last": max_paths is None, "max_paths": max_paths}
+    turns = [exported_turns(rollout, **chosen) for rollout in rollouts]
     found = list(map(left_out, rollouts, turns))
     unread = sum(turn not in own for one, own in zip(rollouts, turns, strict=True) for turn, _ in credits_of(one))
     if left := sum(found, Counter[str]()):
         logger.warning(
-            "rollouts=<%d>, branched=<%d>, left_out=<%d> | not trained: %s gets last paths only. Tokens by agent: %s. "
+            "rollouts=<%d>, branched=<%d>, left_out=<%d> | not trained: %s gets %s only. Tokens by agent: %s. "
             "Their %d rewards of turns and calls are not read.",
-            len(rollouts), sum(map(bool, found)), left.total(), trainer, by_agent(left), unread,
+            len(rollouts), sum(map(bool, found)), left.total(), trainer,
+            "last paths" if max_paths is None else f"{max_paths} paths of each", by_agent(left), unread,
         )  # fmt: skip
 
 

@@ -92,9 +92,10 @@ def outputs_of(
     agent: str | None = None,
     train_constrained: bool = False,
     adv_estimator: str | None = None,
+    max_paths: int | None = None,
     **options: Any,
 ) -> list[AgentLoopOutput]:
-    """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of`.
+    """Return one output per trajectory, for verl's v1 trainer, which takes a list; see `output_of` and `samples_of`.
 
     Its GRPO takes the score and the mask of the last output for all outputs of a rollout: see `counted_last`. So with
     `adv_estimator="grpo"`, verl's `algorithm.adv_estimator`, rewards of another agent's turns are refused, which would
@@ -103,9 +104,11 @@ def outputs_of(
     Raises:
         UnreadRewardError: See above. Others as `output_of`.
     """
-    samples = samples_of(rollout, agent=agent, train_constrained=train_constrained)
+    samples = samples_of(rollout, agent=agent, train_constrained=train_constrained, max_paths=max_paths)
     if not samples:
         return [output_of(rollout, temperature=temperature, end_id=end_id, agent=agent, **options)]
+    if max_paths is not None:
+        warn_left_out([rollout], trainer="verl", agent=agent, max_paths=max_paths)
     rows = [(one, _output(one, temperature, end_id, **options)) for one in counted_last(samples, rollout, agent)]
     rows.sort(key=lambda row: any(row[1].response_mask))  # a long prompt may leave no trained token of the last
     if adv_estimator in ("grpo", None):

@@ -39,8 +39,8 @@ _policies: dict[tuple[str, str, str, str], asyncio.Task[Policy]] = {}
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Run the agent that `args.tito_agent` names as "module:function"; see `generate_with`.
 
-    Set `tito_agent`, and optionally `tito_branches`, `tito_trained_agent`, `tito_logprobs` and `tito_patience_s`
-    (`BackendOptions`), in the file of slime's `--custom-config-path`.
+    Set `tito_agent`, and optionally `tito_branches`, `tito_max_paths`, `tito_trained_agent`, `tito_logprobs` and
+    `tito_patience_s` (`BackendOptions`), in the file of slime's `--custom-config-path`.
     """
     where = getattr(args, "tito_agent", None)
     if where is None:
@@ -50,6 +50,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         branches=getattr(args, "tito_branches", None),
         trained_agent=getattr(args, "tito_trained_agent", None),
         logprobs=getattr(args, "tito_logprobs", "checked"),
+        max_paths=getattr(args, "tito_max_paths", None),
     )
     return await run(args, sample, sampling_params, evaluation=evaluation)
 
@@ -61,6 +62,7 @@ def generate_with(
     trained_agent: str | None = None,
     policy: Policy | None = None,
     logprobs: LogprobPolicy = "checked",
+    max_paths: int | None = None,
 ) -> Generate:
     """Make a `generate` for slime.
 
@@ -73,6 +75,7 @@ def generate_with(
         trained_agent: The agent whose paths are trained; see `agent` of `samples_of` and `sample_of`.
         policy: The policy; when None, connect to slime's router and checkpoint once.
         logprobs: See `LogprobPolicy`; with "omit" slime computes its own.
+        max_paths: The most samples of a list; see `samples_of`.
 
     Returns:
         A coroutine function of slime's `args`, `sample`, `sampling_params` and `evaluation`.
@@ -120,7 +123,9 @@ def generate_with(
             "experts": _experts(args),
         }
         if chosen == "list":
-            return [_completed(one, **aborted_options) for one in fan_out(sample, rollout, **options)]
+            return [
+                _completed(one, **aborted_options) for one in fan_out(sample, rollout, max_paths=max_paths, **options)
+            ]
         done = fill(sample, rollout, branches=chosen, **options)
         if partial and done.tokens:
             _keep(done, agent, rollout)

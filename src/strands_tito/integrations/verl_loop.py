@@ -41,6 +41,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         branches: "list", one output per trajectory, for verl's v1 trainer; "error" or "last", see `sample_of`.
             None means "list" where verl's worker takes one, and "error" where a rollout must be one row.
         trained_agent: The agent whose paths are trained; see `agent` of `samples_of` and `sample_of`.
+        max_paths: The most outputs of a rollout, for "list"; see `samples_of`.
         reward: "recorded" takes the ledger's rewards; a rollout without one is masked and has reward 0, with a
             warning. "verl" leaves all rewards to verl's own function. A batch of verl's cannot mix them: its scores
             come with fields that all rows must have. None means "verl" if verl's configuration has a reward function or
@@ -59,6 +60,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         agent: str,
         branches: Literal["error", "last", "list"] | None = None,
         trained_agent: str | None = None,
+        max_paths: int | None = None,
         reward: Literal["recorded", "verl"] | None = None,
         parser: str = AUTO,
         logprobs: LogprobPolicy = "checked",
@@ -72,6 +74,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
             expect_one_of("reward", reward, ("recorded", "verl"))
         self._branches = branches
         self._trained_agent = trained_agent
+        self._max_paths = max_paths
         self._reward = reward
         self._has_verls_reward = _has_reward(self.config)
         self._logprobs = logprobs
@@ -112,7 +115,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         if branches == "list":
             estimator = (self.config.get("algorithm") or {}).get("adv_estimator")
             estimator = estimator if _is_trained(sampling_params, config) else "of a validation"
-            outputs = outputs_of(result.ledger, adv_estimator=estimator, **options)
+            outputs = outputs_of(result.ledger, adv_estimator=estimator, max_paths=self._max_paths, **options)
         else:
             outputs = [output_of(result.ledger, branches=branches, **options)]
         StrandsAgentLoop._newest = max(self._backend.steps, default=StrandsAgentLoop._newest)
