@@ -390,7 +390,8 @@ def check_last_row(rows: Sequence[TrainingSample], *, trainer: str, keep: str, r
     )
     if refuse and any(row.loss_mask.any() and row.identity.agent != last for row in unread):
         raise UnreadRewardError(f"Rollout {rows[0].identity.rollout_id}: {what}")
-    logger.warning("rollout=<%s> | %s", rows[0].identity.rollout_id, what)
+    if lost.any():
+        logger.warning("rollout=<%s> | %s", rows[0].identity.rollout_id, what)
 
 
 def warn_without_agent(rollouts: Iterable[Ledger], *, trainer: str, agent: str | None) -> None:

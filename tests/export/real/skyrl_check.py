@@ -5,9 +5,12 @@ SkyRL 0.4.0 asks for Python 3.12: on an older one pydantic takes only the newer 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import tempfile
 import typing
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +23,13 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch  # noqa: E402
+from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_off_policy_correction  # noqa: E402
+from skyrl.train.config import SkyRLTrainConfig  # noqa: E402
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors  # noqa: E402
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID  # noqa: E402
-from skyrl.train.generators.utils import concatenate_generator_outputs  # noqa: E402
+from skyrl.train.generators.utils import concatenate_generator_outputs, prepare_generator_input  # noqa: E402
+from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
 from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
 
 from strands_tito.export import BranchedRolloutError, LogprobMismatchError, TrainingSample, samples_of  # noqa: E402
@@ -30,13 +37,17 @@ from strands_tito.export.kept import kept_logprobs  # noqa: E402
 from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
 from support.drafts import make_draft  # noqa: E402
 from support.kept_sets import sampled  # noqa: E402
+from support.multiplying import ANSWER, QUESTION  # noqa: E402
 from support.rollout_forests import HOT, REWARDS, chain, group_of_one_prompt, grow, rollouts  # noqa: E402
+from support.scripted import END, Says, engine_of, ids_of, tokenizer  # noqa: E402
+from tito_conformance.testing import ScriptedServer  # noqa: E402
 from tito_core.ledger import Column, Ledger  # noqa: E402
 
-END, PAD = 2, 0
+PAD = 0
+SAID = ids_of(ANSWER + END)
 TENSORS = inspect.signature(convert_prompts_responses_to_batch_tensors).parameters
 CHECKS = inspect.signature(validate_generator_output).parameters
-OPTIONS: dict[str, Any] = {"temperature": 1.0, "end_id": END, "logprobs": "as-recorded"}
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "as-recorded"}
 seen = 0
 
 
@@ -115,7 +126,7 @@ def a_row_a_rollout() -> None:
     assert output["is_last_step"] is None
     empty = generator_output_of([ledgers[0], Ledger()], **OPTIONS)
     validate_generator_output(2, empty)
-    assert (empty["response_ids"][1], empty["loss_masks"][1], empty["rewards"][1]) == ([END], [0], 0.0)
+    assert (empty["response_ids"][1], empty["loss_masks"][1], empty["rewards"][1]) == ([2], [0], 0.0)
 
 
 def a_whole_group_is_trained_without_its_bad_rows() -> None:
@@ -203,6 +214,77 @@ def outputs_of_several_calls_are_joined() -> None:
         generator_output_of([wide], top_k=2, **options)
 
 
+def advantages(output: Any, *, step_wise: bool) -> list[float]:
+    """Return what SkyRL's own trainer makes of the rewards: the advantage of each row's first trained token."""
+    sizes = [len(ids) for ids in output["response_ids"]]
+    tensors = {name: torch.zeros(len(sizes), max(sizes)) for name in ("rewards", "response_mask", "values")}
+    for row, values in enumerate(at_the_end(output)):
+        tensors["rewards"][row, : sizes[row]] = values
+        tensors["response_mask"][row, : sizes[row]] = torch.tensor(output["loss_masks"][row])
+    batch = TrainingInputBatch(tensors)
+    batch.metadata = {"uids": [name.instance_id for name in output["trajectory_ids"]], "avg_response_length": 1.0}
+    batch.metadata["is_last_step"] = output["is_last_step"]
+    config = SkyRLTrainConfig()
+    config.generator.step_wise_trajectories = step_wise
+    trainer: Any = SimpleNamespace(cfg=config, all_metrics={})
+    found = RayPPOTrainer.compute_advantages_and_returns(trainer, batch)
+    return [round(float(row[torch.nonzero(row)[0, 0]]), 4) for row in found["advantages"]]
+
+
+def the_last_row_is_all_that_step_wise_training_reads() -> None:
+    """As the page says: rewards of turns on other rows change nothing, and where those of the last row are neither."""
+    found = []
+    for early, late in ((0.0, 0.0), (5.0, 0.0), (0.0, 0.25)):
+        ledgers = [chain((3, 2)), chain((3, 2))]
+        for ledger, reward in zip(ledgers, (1.0, 0.0), strict=True):
+            grow(ledger, None, 3, 2)
+            ledger.annotate("reward", reward - late)
+            ledger.annotate("reward", early, turn=0)
+            ledger.annotate("reward", late, turn=1)
+        ids = [TrajectoryID("task", number) for number in range(2)]
+        output = generator_output_of(ledgers, trajectory_ids=ids, branches="steps", **OPTIONS)
+        found.append(advantages(output, step_wise=True))
+    assert found == [[0.7071, 0.7071, -0.7071, -0.7071]] * 3
+
+
+def logprobs_are_read_where_an_off_policy_correction_is_set() -> None:
+    config = SkyRLTrainConfig().trainer.algorithm.off_policy_correction
+    loss, mask = torch.ones(1, 2), torch.ones(1, 2)
+    for ratio, expected in ((None, [1.0, 1.0]), ("token", [2.0, 0.5])):
+        config.tis_ratio_type = ratio
+        recorded = -torch.log(torch.tensor([[2.0, 0.5]]))
+        corrected, *_ = apply_off_policy_correction(loss, torch.zeros(1, 2), recorded, mask, config)
+        torch.testing.assert_close(corrected[0], torch.tensor(expected))
+
+
+def the_pages_generator_is_skyrls() -> None:
+    """SkyRL's trainer asks it for a batch, checks what comes, and makes tensors of it."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    section = page.split("\n### The generator\n")[1]
+    names: dict[str, Any] = {"generator_output_of": generator_output_of}
+    exec(section.split("```python\n")[1].split("```")[0], names)
+    config = SkyRLTrainConfig()
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 64}
+    rows = [
+        {"prompt": [{"role": "user", "content": QUESTION}], "env_class": None, "env_extras": {"answer": answer},
+         "uid": answer}
+        for answer in ("425", "426")
+    ]  # fmt: skip
+    with ScriptedServer(engine_of("vllm", Says(*[ANSWER] * 16))) as server, tempfile.TemporaryDirectory() as folder:
+        tokenizer().save_pretrained(folder)
+        generator = names["StrandsGenerator"](SimpleNamespace(get_endpoint_url=lambda: server.base_url), folder)
+        trainer: Any = SimpleNamespace(cfg=config, generator=generator, all_metrics={})
+        for phase in ("train", "eval"):
+            batch, uids = prepare_generator_input(rows, 2, sampling, "none", phase, 1)
+            output = asyncio.run(RayPPOTrainer.generate(trainer, batch))
+            generator.policy = None  # the next loop needs connections of its own
+            assert output["rewards"] == [1.0, 1.0, 0.0, 0.0]
+            assert uids == ["425", "425", "426", "426"]
+            assert [ids[-len(SAID) :] for ids in output["response_ids"]] == [SAID] * 4
+            assert (output["rollout_logprobs"] is None) is (phase == "eval")
+            assert all(sum(mask) == len(SAID) for mask in output["loss_masks"])
+
+
 def torch_takes_gradients_over_kept_sets() -> None:
     """As NumPy's values; a logit outside the set has no gradient."""
     (sample,) = samples_of(sampled(3, 3, top=12, mask=True, top_k=4).ledger)
@@ -240,4 +322,7 @@ if __name__ == "__main__":
     torch_takes_gradients_over_kept_sets()
     what_cannot_be_said_is_refused()
     a_whole_group_is_trained_without_its_bad_rows()
+    the_last_row_is_all_that_step_wise_training_reads()
+    logprobs_are_read_where_an_off_policy_correction_is_set()
+    the_pages_generator_is_skyrls()
     print(f"skyrl: ok, {version('skyrl')}, {seen} rows")

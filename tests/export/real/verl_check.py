@@ -357,7 +357,7 @@ class Judged(Agent):
     """A solver, and a judge with the opposite reward of its own, which has a path of its own."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model=model, name="solver", callback_handler=None)
+        super().__init__(model=model, name="solver", tools=[multiplying.multiply], callback_handler=None)
         self.judge = Agent(model=model, name="judge", callback_handler=None)
 
     async def invoke_async(self, *args: Any, **more: Any) -> Any:
@@ -381,6 +381,16 @@ def rewards_of_another_agent_are_refused_where_grpo_would_ignore_them() -> None:
             assert (queue.rows, queue.tags["u"]) == ({}, {"status": "failure"})
         else:
             assert [row["rm_scores"].sum() for row in queue.rows.values()] == rewards * 2
+
+
+def logprobs_are_read_where_a_rollout_correction_is_set() -> None:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+    for options, is_read in (({}, False), ({"rollout_is": "token"}, True)):
+        columns = {"old_log_probs": torch.zeros(1, 2), "response_mask": torch.ones(1, 2)}
+        data = DataProto.from_dict(tensors={**columns, "rollout_log_probs": torch.full((1, 2), -1.0)})
+        found, _ = compute_rollout_correction_and_add_to_batch(data, OmegaConf.create(options))
+        assert ("rollout_is_weights" in found.batch) is is_read
 
 
 def make_agent_with_one_reward(model: Any, row: Any) -> Agent:
@@ -571,6 +581,7 @@ if __name__ == "__main__":
     a_whole_group_keeps_its_rewards()
     the_v1_trainer_takes_every_path_with_its_own_rewards()
     rewards_of_another_agent_are_refused_where_grpo_would_ignore_them()
+    logprobs_are_read_where_a_rollout_correction_is_set()
     a_path_without_a_reward_counts_as_0_in_the_v1_trainer()
     every_row_of_the_v1_trainer_has_the_bounds_of_its_weights()
     verls_own_reward_scores_whole_batches()
