@@ -8,6 +8,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import pytest
 from tools.matrix import CPU_TORCH, TRAINERS, pins
 
 from strands_tito.export import samples_of
@@ -50,7 +51,7 @@ BACKED = {
         "real/skyrl_check:rows_are_trained_as_sampled; test_generators:test_every_trajectory_is_a_step",
         "real/agent_lightning_check:events_become_triplets_and_a_batch",
         "real/tinker_check:data_are_tinkers",
-        "real/verifiers_check:traces_are_verifiers",
+        "real/verifiers_check:traces_are_verifiers, what_a_trainer_weighs_is_on_the_nodes",
     ),
     "groups": (
         "test_credit:test_each_agent_has_its_own_reward_and_its_own_group",
@@ -90,7 +91,11 @@ BACKED = {
         *("test_kept:test_a_trainer_without_a_place_for_kept_sets_is_refused_although_they_are_recorded",) * 2,
         "real/verifiers_check:kept_sets_are_verifiers",
     ),
-    "[teachers](#teachers)": (*("../inspect/test_teacher:test_exports_hold_the_column",) * 2, *("",) * 6),
+    "[teachers](#teachers)": (
+        *("../inspect/test_teacher:test_exports_hold_the_column",) * 2,
+        *("",) * 5,
+        "real/verifiers_check:what_a_trainer_weighs_is_on_the_nodes",
+    ),
     "[images](images.md)": (
         "test_images:test_parquet_holds_the_files",
         "test_images:test_slime_gets_pictures_and_the_processors_tensors",
@@ -112,14 +117,70 @@ BACKED = {
 """The tests behind each cell of the page's table of trainers, as "file:function, function; file:function"."""
 
 
-def test_each_cell_of_the_table_of_trainers_has_a_test_and_none_is_gone() -> None:
-    table = PAGE.split("## What each trainer takes")[1].split("\n\n")[1].splitlines()
+_CREDIT, _V1 = "test_credit:test_", "real/verl_check:the_v1_trainer_takes_every_path_with_its_own_rewards"
+_REFUSED = "real/verl_check:rewards_of_another_agent_are_refused_where_grpo_would_ignore_them"
+_LAST_PATHS = f"{_CREDIT}what_one_row_cannot_hold_is_counted"
+_PRIME = "real/prime_rl_check:samples_are_trained_as_sampled"
+_STEPS = "real/skyrl_check:the_last_row_is_all_that_step_wise_training_reads"
+READ = {
+    "a reward's place in its row": (
+        "real/slime_check:samples_are_slimes",
+        _V1,
+        "real/verl_check:a_whole_group_keeps_its_rewards",
+        f"{_CREDIT}trl_gets_the_sum_of_a_row_and_its_tokens",
+        f"{_STEPS}, each_place_is_read_by_an_estimator_of_tokens",
+        f"{_PRIME}; real/verifiers_check:traces_are_verifiers",
+    ),
+    "several rows of a rollout": (
+        "real/slime_check:a_group_is_compared_with_itself",
+        _V1,
+        "",
+        "",
+        _STEPS,
+        "real/verifiers_check:traces_are_verifiers",
+    ),
+    "rewards of several agents": (
+        f"{_CREDIT}slime_compares_rewards_of_one_agent_or_turn_where_it_is_told_to",
+        _REFUSED,
+        f"{_CREDIT}each_agent_has_its_own_reward_and_its_own_group",
+        f"{_CREDIT}each_agent_has_its_own_reward_and_its_own_group",
+        "test_generators:test_rewards_that_step_wise_training_ignores_are_refused_of_another_agent_and_counted_of_the_same",
+        "real/verifiers_check:what_a_trainer_weighs_is_on_the_nodes",
+    ),
+    "rewards on paths without a row (`last`, `max_paths`)": (*(_LAST_PATHS,) * 5, ""),
+    "logprobs": (
+        "real/slime_check:the_loss_reads_logprobs_by_these_options",
+        *("real/verl_check:logprobs_are_read_where_a_rollout_correction_is_set",) * 2,
+        "real/trl_check:recorded_logprobs_are_read_in_server_mode",
+        "real/skyrl_check:logprobs_are_read_where_an_off_policy_correction_is_set",
+        _PRIME,
+    ),
+    "weight versions": (
+        "real/slime_check:the_loss_reads_logprobs_by_these_options",
+        "real/verl_check:every_row_of_the_v1_trainer_has_the_bounds_of_its_weights",
+        "real/verl_check:a_whole_group_keeps_its_rewards",
+        "",
+        "",
+        "test_generators:test_a_traces_nodes_are_the_turns",
+    ),
+}
+"""The tests behind each cell of the page's table of what a trainer reads, in the same form."""
+
+
+@pytest.mark.parametrize(
+    ("heading", "backed", "unbacked"),
+    [("What each trainer takes", BACKED, ("-", "yours", "its own")), ("What of a batch is read", READ, ("-",))],
+)
+def test_each_cell_of_the_tables_of_trainers_has_a_test_and_none_is_gone(
+    heading: str, backed: dict[str, tuple[str, ...]], unbacked: tuple[str, ...]
+) -> None:
+    table = next(part for part in PAGE.split(f"## {heading}")[1].split("\n\n") if part.startswith("| |")).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    assert {re.sub(r"^\[rewards\]\(#rewards\)", "rewards", row[0]) for row in rows[2:]} == BACKED.keys()
-    for row, tests in zip(rows[2:], BACKED.values(), strict=True):
+    assert {re.sub(r"^\[rewards\]\(#rewards\)", "rewards", row[0]) for row in rows[2:]} == backed.keys()
+    for row, tests in zip(rows[2:], backed.values(), strict=True):
         assert len(rows[0]) == len(row) == 1 + len(tests)
         for trainer, cell, named in zip(rows[0][1:], row[1:], tests, strict=True):
-            assert (cell in ("-", "yours", "its own")) is (named == ""), (row[0], trainer)
+            assert (cell in unbacked) is (named == ""), (row[0], trainer)
             for file, names in (part.split(":") for part in named.split("; ") if part):
                 source = (Path(__file__).parent / f"{file}.py").read_text(encoding="utf-8")
                 missing = [name for name in names.split(", ") if f"def {name}(" not in source]

@@ -10,6 +10,7 @@ import inspect
 import tempfile
 import typing
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,8 +215,8 @@ def outputs_of_several_calls_are_joined() -> None:
         generator_output_of([wide], top_k=2, **options)
 
 
-def advantages(output: Any, *, step_wise: bool) -> list[float]:
-    """Return what SkyRL's own trainer makes of the rewards: the advantage of each row's first trained token."""
+def advantages(output: Any, *, step_wise: bool, estimator: str = "grpo", last: bool = False) -> list[float]:
+    """Return what SkyRL's own trainer makes of the rewards: the advantage of each row's first or last token."""
     sizes = [len(ids) for ids in output["response_ids"]]
     tensors = {name: torch.zeros(len(sizes), max(sizes)) for name in ("rewards", "response_mask", "values")}
     for row, values in enumerate(at_the_end(output)):
@@ -226,9 +227,14 @@ def advantages(output: Any, *, step_wise: bool) -> list[float]:
     batch.metadata["is_last_step"] = output["is_last_step"]
     config = SkyRLTrainConfig()
     config.generator.step_wise_trajectories = step_wise
+    config.trainer.algorithm.advantage_estimator = estimator
     trainer: Any = SimpleNamespace(cfg=config, all_metrics={})
     found = RayPPOTrainer.compute_advantages_and_returns(trainer, batch)
-    return [round(float(row[torch.nonzero(row)[0, 0]]), 4) for row in found["advantages"]]
+    places = [
+        size - 1 if last else int(torch.nonzero(row)[0, 0])
+        for size, row in zip(sizes, found["advantages"], strict=True)
+    ]
+    return [round(float(row[place]), 4) for row, place in zip(found["advantages"], places, strict=True)]
 
 
 def the_last_row_is_all_that_step_wise_training_reads() -> None:
@@ -245,6 +251,20 @@ def the_last_row_is_all_that_step_wise_training_reads() -> None:
         output = generator_output_of(ledgers, trajectory_ids=ids, branches="steps", **OPTIONS)
         found.append(advantages(output, step_wise=True))
     assert found == [[0.7071, 0.7071, -0.7071, -0.7071]] * 3
+
+
+def each_place_is_read_by_an_estimator_of_tokens() -> None:
+    """GRPO reads the sum of a row; REINFORCE++ reads what is left after each token."""
+    found = {}
+    for estimator, place in product(("grpo", "reinforce++"), (0, 1)):
+        ledgers = [chain((3, 2), (1, 2)), chain((3, 2), (1, 2))]
+        ledgers[0].annotate("reward", 1.0, turn=place)
+        ledgers[1].annotate("reward", 0.0, turn=place)
+        ids = [TrajectoryID("task", number) for number in range(2)]
+        output = generator_output_of(ledgers, trajectory_ids=ids, **OPTIONS)
+        found[estimator, place] = advantages(output, step_wise=False, estimator=estimator, last=True)
+    assert found["grpo", 0] == found["grpo", 1]
+    assert found["reinforce++", 0] != found["reinforce++", 1]
 
 
 def logprobs_are_read_where_an_off_policy_correction_is_set() -> None:
@@ -323,6 +343,7 @@ if __name__ == "__main__":
     what_cannot_be_said_is_refused()
     a_whole_group_is_trained_without_its_bad_rows()
     the_last_row_is_all_that_step_wise_training_reads()
+    each_place_is_read_by_an_estimator_of_tokens()
     logprobs_are_read_where_an_off_policy_correction_is_set()
     the_pages_generator_is_skyrls()
     print(f"skyrl: ok, {version('skyrl')}, {seen} rows")

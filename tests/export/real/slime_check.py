@@ -47,6 +47,10 @@ OPTIONS: dict[str, Any] = {"decode": lambda ids: " ".join(map(str, ids)), "tempe
 seen = 0
 
 
+def expect_equal(one: Sample, other: Sample) -> None:
+    np.testing.assert_equal(one.to_dict(), other.to_dict())
+
+
 @settings(max_examples=60, deadline=None, database=None)
 @given(rollouts(experts=True))
 def samples_are_slimes(ledger: Ledger) -> None:
@@ -59,14 +63,16 @@ def samples_are_slimes(ledger: Ledger) -> None:
     for sample, ours in zip(found, samples_of(ledger), strict=True):
         seen += 1
         sample._validate_response_metadata_lengths()
-        assert Sample.from_dict(copy.deepcopy(sample.to_dict())) == sample
+        expect_equal(Sample.from_dict(copy.deepcopy(sample.to_dict())), sample)
         assert sample.status is Sample.Status[STATUS[ours.termination]]
         assert sample.effective_response_length == ours.loss_mask.sum()
         assert (sample.rollout_id, sample.index, sample.metadata["own"]) == (3, 3, 1)
         assert sample.reward == ours.total
         args = Namespace(num_layers=2, moe_router_topk=2)
         if len(sample.tokens) > 1:
-            validate_rollout_routed_experts_for_replay([torch.as_tensor(sample.rollout_routed_experts)], args)
+            experts = torch.as_tensor(sample.rollout_routed_experts)
+            validate_rollout_routed_experts_for_replay([experts], args)
+            assert experts.dtype == torch.int32, "as slime's own"
         total += sample.effective_response_length
     assert total == sum(len(turn.draft.output_ids) for turn in ledger if not turn.draft.constrained)
     batch: dict[str, Any] = {
@@ -82,7 +88,10 @@ def samples_are_slimes(ledger: Ledger) -> None:
         np.testing.assert_array_equal(batch["rollout_log_probs"][row][kept].numpy(), expected)
     with tempfile.TemporaryDirectory() as folder:
         save_debug_rollout_data(folder + "/{rollout_id}.pt", found, rollout_id=1, evaluation=False)
-        assert load_debug_rollout_data(folder + "/{rollout_id}.pt", rollout_id=1) == found
+        for loaded, sample in zip(
+            load_debug_rollout_data(folder + "/{rollout_id}.pt", rollout_id=1), found, strict=True
+        ):
+            expect_equal(loaded, sample)
 
 
 def make_agent(model: Any, row: Sample) -> Agent:
@@ -284,6 +293,16 @@ def an_empty_kept_set_is_the_token_alone() -> None:
     assert (is_flat, found[2:4, 0].tolist()) == ([False, False, True, True, False], [0.0, 0.0])
 
 
+def the_loss_reads_logprobs_by_these_options() -> None:
+    """Its module imports Megatron, so the page is held to its source; versions are read nowhere."""
+    root = Path(inspect.getfile(rollout_data_utils)).parents[1]
+    loss = (root / "backends" / "megatron_utils" / "loss.py").read_text(encoding="utf-8")
+    assert 'batch["rollout_log_probs"] if args.use_rollout_logprobs else batch.get("log_probs")' in loss
+    assert "if args.get_mismatch_metrics or args.use_tis:" in loss
+    read = [path.name for path in root.rglob("*.py") if "weight_versions" in path.read_text(encoding="utf-8")]
+    assert read == ["types.py"]
+
+
 def a_rollout_without_a_turn_is_aborted() -> None:
     ledger = Ledger()
     sample = fill(Sample(index=0), ledger, **OPTIONS)
@@ -310,6 +329,7 @@ if __name__ == "__main__":
     samples_are_slimes()
     kept_sets_are_slimes()
     an_empty_kept_set_is_the_token_alone()
+    the_loss_reads_logprobs_by_these_options()
     a_rollout_without_a_turn_is_aborted()
     what_ended_from_outside_is_not_trained()
     a_group_is_compared_with_itself()

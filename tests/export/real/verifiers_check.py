@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import sys
+import tempfile
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from verifiers.v1 import Trace, WireTrace
+from verifiers.v1 import (
+    Agent,
+    AgentConfig,
+    HarnessConfig,
+    Sampling,
+    SubprocessConfig,
+    Task,
+    TaskData,
+    Trace,
+    TrainClientConfig,
+    WireTrace,
+)
 
 from strands_tito.export import ImagesNotSupportedError, LogprobMismatchError, samples_of
 from strands_tito.export.sample import total_of
 from strands_tito.export.verifiers import STOP, trace_of
 from strands_tito.inspect.score import PREFIX, as_json, encoded
 from support.kept_sets import sampled
+from support.multiplying import ANSWER, QUESTION
 from support.picture_ledgers import PAD, Patches, two_images
 from support.rollout_forests import HOT, RAW, chain, grow, rollouts
+from support.scripted import END, Says, engine_of, ids_of, tokenizer
+from tito_conformance.testing import ScriptedServer
 from tito_core.ledger import Finish, Ledger, VocabularyCheck
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "decode": lambda ids: " ".join(map(str, ids))}
@@ -197,6 +215,35 @@ def images_are_in_the_messages_and_their_tokens_are_marked() -> None:
     assert held.mm_hashes == {"image": [image.sha256.hex() for image in path.images]}
 
 
+async def rolled_out(url: str, folder: str) -> Any:
+    config = AgentConfig(
+        model=folder,
+        client=TrainClientConfig(base_url=f"{url}/v1"),
+        harness=HarnessConfig(id="strands_harness"),
+        sampling=Sampling(temperature=1.0, max_tokens=64),
+        runtime=SubprocessConfig(),
+    )
+    async with Agent(config) as agent:
+        return await agent.run(Task(TaskData(prompt=QUESTION)))
+
+
+def the_pages_harness_plays_a_task() -> None:
+    """verifiers' own agent runs it, and records what was sampled."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    code = page.split("\n### The harness\n")[1].split("```python\n")[1].split("```")[0]
+    with tempfile.TemporaryDirectory() as folder, ScriptedServer(engine_of("vllm", Says(*[ANSWER] * 4))) as server:
+        (Path(folder) / "strands_harness.py").write_text(code, encoding="utf-8")
+        sys.path.insert(0, folder)
+        tokenizer().save_pretrained(folder)
+        trace = asyncio.run(rolled_out(server.base_url, folder))
+    assert (trace.ok, trace.errors, trace.stop_condition) == (True, [], "agent_completed")
+    (branch,) = trace.branches
+    said = ids_of(ANSWER + END)
+    assert branch.token_ids[-len(said) :] == said
+    assert branch.sampled_mask == [False] * (len(branch.token_ids) - len(said)) + [True] * len(said)
+    assert trace.info["tito"]["termination"] == "completed"
+
+
 if __name__ == "__main__":
     images_are_in_the_messages_and_their_tokens_are_marked()
     traces_are_verifiers()
@@ -205,4 +252,5 @@ if __name__ == "__main__":
     kept_sets_are_verifiers()
     what_a_trainer_weighs_is_on_the_nodes()
     what_cannot_be_weighed_is_refused()
+    the_pages_harness_plays_a_task()
     print(f"verifiers: ok, {version('verifiers')}, {seen} branches")
