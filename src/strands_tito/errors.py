@@ -14,6 +14,7 @@ from strands_tito.export.trainer import (
     LogprobMismatchError,
     MissingPackageError,
     SampledPlaceholderError,
+    UnreadRewardError,
 )
 from tito_core.backend.errors import (
     AdapterNotInEffectError,
@@ -138,6 +139,7 @@ __all__ = [
     "UnknownEngine",
     "UnknownModel",
     "UnknownParserError",
+    "UnreadRewardError",
     "UnsupportedByServerError",
     "UnsupportedContentError",
     "UnsupportedToolChoiceError",

@@ -48,6 +48,7 @@ from strands_tito.export.trainer import (
     LogprobMismatchError,
     MissingPackageError,
     SampledPlaceholderError,
+    UnreadRewardError,
     import_optional,
     logprobs_for,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "SampleImage",
     "SampledPlaceholderError",
     "TrainingSample",
+    "UnreadRewardError",
     "import_optional",
     "logprobs_for",
     "sample_of",
