@@ -153,13 +153,13 @@ def test_rewards_that_step_wise_training_ignores_are_refused_of_another_agent_an
         with pytest.raises(UnreadRewardError, match=rf"Rollout {ledger.uuid}: SkyRL's step-wise .* {lost}"):
             generator_output_of([ledger], branches="steps", **options)
         generator_output_of([ledger], branches="steps", agent="judge", **options)
+        generator_output_of([ledger], branches="last", **options)
     else:
         generator_output_of([ledger], branches="steps", **options)
     if agent == "solver":
         assert re.search(rf"rollout=<{ledger.uuid}> \| SkyRL's step-wise .* {lost}", caplog.text)
     else:
         assert "lost" not in caplog.text
-    generator_output_of([ledger], branches="last", **options)
 
 
 @pytest.mark.usefixtures("skyrl")
