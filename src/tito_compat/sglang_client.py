@@ -32,7 +32,7 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.http.backend import HttpBackend
 from tito_core.backend.http.body import AnswerSize, size_of
-from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, decoded
+from tito_core.backend.http.client import HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.protocol import MOST_TOP_LOGPROBS, OptionalOutputs
 from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.backend.retries import Failures, Retries, Sleep, backoff_s, is_transient
@@ -89,7 +89,7 @@ class SGLangClient:
         async def wait(seconds: float) -> None:
             await asyncio.sleep(min(seconds, self.retry_delay))
 
-        self.backend = _backend_type()(
+        self.backend: HttpBackend = load(ENTRY_POINT_GROUP, "sglang")(
             self.base_url,
             api_key=api_key,
             timeout_s=_NO_TIMEOUT_S if timeout is None else timeout,
@@ -305,19 +305,6 @@ def as_sglang_error(error: BackendError) -> BackendError:
     translated = kind(*error.args)
     translated.__dict__.update(error.__dict__)
     return translated.with_traceback(error.__traceback__)
-
-
-@cache
-def _backend_type() -> type[HttpBackend]:
-    """Return the installed SGLang backend with the client's HTTP."""
-    backend: type[HttpBackend] = load(ENTRY_POINT_GROUP, "sglang")
-    return type(backend.__name__, (backend,), {"http_type": _ClientHttp})
-
-
-class _ClientHttp(EngineHttp):
-    """HTTP of strands-sglang's client: JSON is read whatever its content type is."""
-
-    takes_any_type = True
 
 
 class _ClientRetries(Retries):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import AuthenticationError, UnsupportedByServerError
+from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest
@@ -31,15 +31,16 @@ class SGLangBackend(HttpBackend):
     name = "sglang"
     _reported_ranks: int | None = None
     """The ranks that the server reported last, where no `data_parallel_size` was given."""
+    _route = wire.DIRECT
 
     async def discover(self) -> EngineInfo:
         """Query the server's properties; see `HttpBackend.discover`."""
         model = await self.served_model()
         async with task_group() as group:
             loads_task = group.create_task(self.get_optional("/v1/loads", wire.Loads))
-            model_task = group.create_task(self.get_optional("/model_info", wire.ModelInfo))
+            model_task = group.create_task(self._model_info())
             server_task = group.create_task(self.get_optional("/server_info", wire.ServerInfo))
-            vocab_size = await self._vocab_size()
+            vocab_size, self._route = await self._probe()
         server = server_task.result() or wire.ServerInfo()
         if self._ranks == self._reported_ranks:  # a restarted server may have others
             self._ranks = self._reported_ranks = server.dp_size
@@ -53,28 +54,41 @@ class SGLangBackend(HttpBackend):
             info.weight_version if info else None,
             vocab_size=vocab_size,
             capabilities=wire.capabilities(server_task.result(), vocab_size),
-            images=wire.image_support(info, server_task.result()),
-            extra_fields=wire.EXTRA_FIELDS,
+            images=wire.image_support(info, server_task.result(), self._route),
+            extra_fields=frozenset() if self._route.rebuilds else wire.EXTRA_FIELDS,
         )
+
+    async def _model_info(self) -> wire.ModelInfo | None:
+        """Query the model; routers pass on the older path only."""
+        found = await self.get_optional("/model_info", wire.ModelInfo)
+        return found or await self.get_optional("/get_model_info", wire.ModelInfo)
 
     async def first_name(self) -> str | None:
         """See `HttpBackend.first_name`."""
         server = await self.get_optional("/server_info", wire.ServerInfo)
         return server.served_model_name if server else None
 
-    async def _vocab_size(self) -> int | None:
-        """Read the size of the vocabulary from a refused request; a larger id would crash the server."""
-        probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.INVALID_ID): 0.0}}}
-        refused = await self.refusal("/generate", msgspec.json.encode(probe), wire.Generation)
-        if isinstance(refused, AuthenticationError):
-            raise refused
-        return None if refused is None else wire.vocab_size_in(refused.body)
+    async def _probe(self) -> tuple[int | None, wire.Route]:
+        """Read the size of the vocabulary from a refused request; a larger id would crash the server.
+
+        Where a router drops what is refused, the answer shows what else it drops.
+
+        Raises:
+            UnsupportedByServerError: See `wire.route_of`.
+        """
+        try:
+            answer = await self.ask("/generate", wire.Generation, msgspec.json.encode(wire.PROBE))
+        except BadRequestError as error:
+            error.with_traceback(None)
+            return wire.vocab_size_in(error.body), wire.DIRECT
+        return None, wire.route_of(answer, self.http.base_url)
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.expected(), request.id_text or IdText.of(request.input_ids)
-        size = answer_size(request, repeats=0 if on_chunk is None else wire.stream_events(request))
-        fields = wire.generation_fields(info, request, on_chunk)
+        route = self._route
+        size = answer_size(request, repeats=0 if on_chunk is None else wire.stream_events(request, route))
+        fields = wire.generation_fields(info, request, on_chunk, route)
         if request.session_id is not None and self._ranks is not None and self._ranks > 1:
             fields["routed_dp_rank"] = self.rank_of(request.session_id)
         answer = await self.send_generation(
@@ -86,7 +100,9 @@ class SGLangBackend(HttpBackend):
             prompt=request.echo_text,
             probe=request.is_probe,
         )
-        reported = wire.reported(answer.value, request, answer.request_id, info.vocab_size, unordered=answer.unordered)
+        reported = wire.reported(
+            answer.value, request, answer.request_id, info.vocab_size, route, unordered=answer.unordered
+        )
         return await self.counted(RawResponse(latency_s=answer.latency_s, **reported))
 
     async def score(self, token_ids: TokenIds, adapter: Adapter | None = None) -> RawScores:
@@ -126,7 +142,7 @@ class SGLangBackend(HttpBackend):
 
     async def weight_version(self) -> str | None:
         """See `EngineAdmin.weight_version`; "default" until one is set."""
-        info = await self.get_optional("/model_info", wire.ModelInfo)
+        info = await self._model_info()
         return info.weight_version if info else None
 
     async def load_weights(

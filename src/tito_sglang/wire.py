@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tito_core.backend.errors import BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.http.body import BodyTooLargeError
 from tito_core.backend.http.streaming import FailedAnswerError, StreamError, merge_event, same_echo, same_request
 from tito_core.backend.images import ImageSupport, data_url_json
@@ -134,6 +134,67 @@ def usable_length(context_length: int | None, loads: Loads) -> int | None:
 
 INVALID_ID = 2**31 - 1
 """An id outside any vocabulary."""
+PROBE: dict[str, Any] = {
+    "input_ids": [0],
+    "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(INVALID_ID): 0.0}},
+    "return_prompt_token_ids": True,
+    "return_logprob": True,
+    "logprob_start_len": 0,
+}
+"""A request that every server refuses."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """What reaches the server of a request.
+
+    Attributes:
+        rebuilds: A router builds requests anew from the fields that it knows, and drops the others: a `logit_bias`, a
+            `structural_tag`, patterns of stop strings, a `stream_interval` (sglang-router 0.3.2, smg 1.13.0).
+        echoes: Answers echo the prompt. Where a router drops that too, the ids beside the prompt's logprobs prove it.
+    """
+
+    rebuilds: bool = False
+    echoes: bool = True
+
+
+DIRECT = Route()
+
+
+def route_of(answer: Generation, where: str) -> Route:
+    """Return the route of requests from the answer to `PROBE`, which a server would have refused.
+
+    Raises:
+        UnsupportedByServerError: It shows no id of the prompt.
+    """
+    if answer.prompt_token_ids == NOTHING and not answer.meta_info.input_token_logprobs:
+        raise UnsupportedByServerError(
+            f"The router at {where} drops return_prompt_token_ids and logprob_start_len from requests, so nothing "
+            "proves which prompt the server read (law 4). Use smg, which passes both on, sglang-router, which passes "
+            "the second, or the server's own address.",
+            backend="sglang",
+        )
+    return Route(True, answer.prompt_token_ids != NOTHING)
+
+
+def refuse_dropped(request: TokenRequest, route: Route) -> None:
+    """Check that a request has no field without which its answer would be another one, and which the router drops.
+
+    Raises:
+        UnsupportedByServerError: It has one.
+    """
+    grammar, salt = request.sampling.grammar, request.optional_outputs.cache_salt
+    if grammar is not None and grammar.kind == "structural_tag":
+        lost = "the grammar of a forced tool call (structural_tag)"
+    elif salt is not None and not route.echoes:
+        lost = "cache_salt"
+    else:
+        return
+    raise UnsupportedByServerError(
+        f"The router before the server drops {lost} from requests, so it was not sent. Leave it out, or use the "
+        "server's own address.",
+        backend="sglang",
+        request_id=request.request_id,
+    )
 
 
 def vocab_size_in(refusal: str) -> int | None:
@@ -166,7 +227,7 @@ _KEEPS_IDS_CACHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe")
 """Those that read token ids with `--mm-preprocess-cache-size-mb` only."""
 
 
-def image_support(model: ModelInfo | None, server: ServerInfo | None) -> ImageSupport:
+def image_support(model: ModelInfo | None, server: ServerInfo | None, route: Route = DIRECT) -> ImageSupport:
     """Return whether the server takes images, and how many in one request.
 
     A server that decodes a request's ids to text and encodes that again could take text for an image (law 6): it counts
@@ -174,6 +235,8 @@ def image_support(model: ModelInfo | None, server: ServerInfo | None) -> ImageSu
     """
     if model is None or not model.has_image_understanding:
         return ImageSupport(remedy="Serve a model that takes images.")
+    if not route.echoes:
+        return ImageSupport(remedy="The router drops return_prompt_token_ids: use smg, or the server's own address.")
     info, kind = server or ServerInfo(), model.model_type
     if kind not in (*_KEEPS_IDS, *_KEEPS_IDS_CACHED):
         return ImageSupport(
@@ -204,11 +267,15 @@ def adapter_fields(adapter: Adapter | None) -> dict[str, Any]:
     return {} if adapter is None else {"lora_path": adapter.name}
 
 
-def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None) -> dict[str, Any]:
+def generation_fields(
+    info: EngineInfo, request: TokenRequest, on_chunk: OnChunk | None, route: Route = DIRECT
+) -> dict[str, Any]:
     """Return the fields of `/generate`, without the prompt's ids."""
+    if route.rebuilds:
+        refuse_dropped(request, route)
     fields: dict[str, Any] = {
         "sampling_params": sampling_fields(request.sampling),
-        **optional_request_fields(request),
+        **optional_request_fields(request, route),
         **info.capabilities.service_fields(request.optional_outputs),
         "return_prompt_token_ids": request.echo,
         "stream": on_chunk is not None,
@@ -222,14 +289,15 @@ def generation_fields(info: EngineInfo, request: TokenRequest, on_chunk: OnChunk
     return fields
 
 
-def optional_request_fields(request: TokenRequest) -> dict[str, Any]:
-    """Return the request fields of optional outputs.
+def optional_request_fields(request: TokenRequest, route: Route = DIRECT) -> dict[str, Any]:
+    """Return the request fields of optional outputs, and of the prompt's logprobs where their ids stand for the echo.
 
     The server uses its prefix cache only up to `logprob_start_len`. The token at that offset has no logprob, so it is
     the one before the first scored token.
     """
     optional_outputs = request.optional_outputs
-    fields: dict[str, Any] = {"logprob_start_len": request.first_scored - 1 if optional_outputs.prompt_logprobs else -1}
+    scored = optional_outputs.prompt_logprobs or (request.echo and not route.echoes)
+    fields: dict[str, Any] = {"logprob_start_len": request.first_scored - 1 if scored else -1}
     if optional_outputs.top_logprobs:
         fields["top_logprobs_num"] = optional_outputs.top_logprobs
     if optional_outputs.routed_experts:
@@ -240,7 +308,13 @@ def optional_request_fields(request: TokenRequest) -> dict[str, Any]:
 
 
 def reported(
-    answer: Generation, request: TokenRequest, sent: str, vocab_size: int | None, *, unordered: bool = False
+    answer: Generation,
+    request: TokenRequest,
+    sent: str,
+    vocab_size: int | None,
+    route: Route = DIRECT,
+    *,
+    unordered: bool = False,
 ) -> dict[str, Any]:
     """Return an answer as fields of `RawResponse`, without the prompt entry that has no logprob.
 
@@ -249,20 +323,26 @@ def reported(
         request: The request.
         sent: The id that was sent.
         vocab_size: The server's; None if unknown.
+        route: What reached the server of the request.
         unordered: See `RawResponse.unordered`.
     """
     meta = answer.meta_info
     reason, entries = meta.finish_reason, meta.output_token_logprobs
-    top, prompt = meta.output_top_logprobs, None
-    if meta.input_token_logprobs and request.optional_outputs.prompt_logprobs:
-        prompt = scored_prompt(meta, request.input_ids, vocab_size)[1:]
+    top, prompt, echoed_from = meta.output_top_logprobs, None, 0
+    echoed: list[int] | msgspec.Raw = answer.prompt_token_ids
+    if meta.input_token_logprobs and (request.optional_outputs.prompt_logprobs or not route.echoes):
+        scored = scored_prompt(meta, request.input_ids, vocab_size)
+        prompt = scored[1:] if request.optional_outputs.prompt_logprobs else None
+        if not route.echoes:
+            echoed, echoed_from = [token for token, _ in scored], request.first_scored - 1
     return {
         "finish": None if reason is None else reason.type,
         "stop": None if reason is None else reason.matched,
         "output_ids": answer.output_ids,
         "logprobs": None if entries is None else [entry.logprob for entry in entries],
         "logprob_ids": [entry.token for entry in entries or ()],
-        "echoed": answer.prompt_token_ids,
+        "echoed": echoed,
+        "echoed_from": echoed_from,
         "prompt_tokens": meta.prompt_tokens,
         "completion_tokens": meta.completion_tokens,
         "cached_tokens": meta.cached_tokens,
@@ -398,9 +478,9 @@ def stream_interval(request: TokenRequest) -> int:
     return max(1 + repeated // _REPEATED, given if isinstance(given, int) else 1)
 
 
-def stream_events(request: TokenRequest) -> int:
+def stream_events(request: TokenRequest, route: Route = DIRECT) -> int:
     """Return an upper bound on the number of events."""
-    return 8 + request.sampling.max_new_tokens // stream_interval(request)
+    return 8 + request.sampling.max_new_tokens // (1 if route.rebuilds else stream_interval(request))
 
 
 class _Meta(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -11,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest
+from tito_core.backend.http.errors import NOT_OFFERED
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
@@ -115,7 +115,7 @@ class VLLMBackend(HttpBackend):
         refused = await self.refusal(_GENERATE, msgspec.json.encode(probe), wire.Generation)
         if refused is not None and refused.status == 401:
             raise refused
-        is_open = refused is None or refused.status not in (403, 404, 405)
+        is_open = refused is None or refused.status not in NOT_OFFERED
         return is_open, is_open and refused is not None and wire.reads_reasoning_ended(refused.body)
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
@@ -211,15 +211,6 @@ class VLLMBackend(HttpBackend):
             named = msgspec.json.encode({"new_version": version})
             await self.http.send(HttpRequest("/update_weight_version", named, needs=_DEV_MODE))
 
-    async def abort(self, request_id: str) -> None:
-        """Abort by the server's ids, one per endpoint; unknown ids are ignored.
-
-        Only a server with `--enable-scale-out` has this endpoint. Other servers abort when the connection closes,
-        which it has for a lost request.
-        """
-        with contextlib.suppress(AuthenticationError, BadRequestError):
-            await super().abort(request_id)
-
     @staticmethod
     def adapter_request(name: str, path: str | None) -> HttpRequest:
         """See `HttpBackend.adapter_request`; the server needs `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`."""
@@ -228,7 +219,7 @@ class VLLMBackend(HttpBackend):
 
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:
-        """See `HttpBackend.abort_request`; it lists one id per endpoint."""
+        """See `HttpBackend.abort_request`; one id per endpoint. Only a server with `--enable-scale-out` offers it."""
         body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         return HttpRequest("/inference/v1/abort_requests", body)
 

@@ -374,7 +374,7 @@ def test_a_right_answer_is_accepted_and_equal_on_both_wires(
 
 
 BODIES: dict[str, tuple[bytes, str | None, str]] = {
-    "not JSON": (b"<html>Sign in</html>", "text/html", "content type is 'text/html': '<html>Sign in"),
+    "not JSON": (b"<html>Sign in</html>", "text/html", "malformed.*'<html>Sign in"),
     "not JSON, said to be": (b"<html>Sign in</html>", "application/json", "malformed.*'<html>Sign in"),
     "empty": (b"", "application/json", "its body is empty"),
     "truncated": (b'{"choices": [', "application/json", "truncated"),
@@ -407,7 +407,6 @@ async def test_a_200_that_is_not_an_answer_is_refused(kind: Kind, name: str) -> 
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_valid_answer_with_a_wrong_content_type_is_refused(kind: Kind) -> None:
-    backend = in_process_backend(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
-    with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):
-        await generate(backend, request_of())
+async def test_json_is_read_whatever_its_content_type(kind: Kind) -> None:
+    backend = in_process_backend(engine_of(kind, fault=always(Fault(content_type="text/plain; charset=utf-8"))))
+    assert len((await generate(backend, request_of())).output_ids)

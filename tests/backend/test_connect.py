@@ -22,19 +22,23 @@ from support.backends import (
     engine_name,
     engine_of,
     http_response,
+    in_process,
     over_socket,
+    request_of,
     reserved,
 )
-from tito_conformance.testing import InProcessTransport, WireResponse, scripted_server
+from tito_conformance.testing import Fault, InProcessTransport, WireResponse, scripted_server
 from tito_conformance.testing.script import Replay
 from tito_core.backend import (
     BadRequestError,
     EngineConnectionError,
+    EngineTimeoutError,
     ProtocolViolationError,
     UnknownBackendError,
     create_backend,
     installed_backends,
 )
+from tito_core.backend.generate import generate
 from tito_core.backend.http.connection import server_address
 from tito_core.backend.values import InvalidValueError
 
@@ -240,9 +244,32 @@ async def test_a_path_prefix_is_kept_before_every_path(kind: Kind) -> None:
 
     def handler(request: Received) -> WireResponse:
         paths.append(request.path)
-        models = {"data": [{"id": "m"}], "version": "1"}
-        return http_response(400) if request.method == "POST" else http_response(200, json=models)
+        status = 400 if request.method == "POST" else 200
+        return http_response(status, json={"data": [{"id": "m"}], "version": "1"})
 
     backend = BACKENDS[kind]("http://h/models/a/", http_transport=over_socket(Handler(handler)))
     await backend.connect()
     assert all(path.startswith("/models/a/") for path in paths)
+
+
+@pytest.mark.parametrize("status", [403, 404, 405, 501])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_gateway_does_not_offer_is_left_out_at_once(
+    kind: Kind, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a path of the server's properties, or that of aborts: then a closed connection ends a generation."""
+    connected, waits = list[bool](), Waits()
+    engine = engine_of(kind, fault=lambda *_: Fault(hang=True) if connected else None)
+
+    async def gateway(request: Received) -> WireResponse:
+        if request.path not in ("/v1/models", "/generate", "/v1/completions"):
+            return http_response(status, text="no")
+        return await engine.handle(request.method, request.path, request.headers, request.content)
+
+    backend = BACKENDS[kind]("http://h", http_transport=in_process(Handler(gateway)), sleep=waits, timeout_s=0.2)
+    info = await backend.connect()
+    assert (info.version, info.weight_version) == (None, None)
+    connected.append(True)
+    with pytest.raises(EngineTimeoutError):
+        await generate(backend, request_of())
+    assert (waits.seconds, caplog.text) == ([], "")

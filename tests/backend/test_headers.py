@@ -21,7 +21,6 @@ from tito_core.backend.http.client import (
     HttpResponse,
     LoopEndingError,
     LoopTransports,
-    ResponseBody,
     decoded,
 )
 from tito_core.backend.id_text import IdText, Pieces
@@ -77,7 +76,7 @@ async def test_an_answer_may_have_a_long_header() -> None:
     """Gateways send cookies, policies and traces of many kilobytes."""
     async with listening(answer(b"{}", f"X-Trace: {'a' * 60_000}")) as listener:
         http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
-        assert (await http.send_once(HttpRequest("/x", b"{}", {}))).body == b"{}"
+        assert await http.send_once(HttpRequest("/x", b"{}", {})) == b"{}"
         await http.aclose()
 
 
@@ -89,7 +88,7 @@ async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: s
         http = http_to("vllm", f"http://127.0.0.1:{listener.port}", api_key="sk-1")
         for _ in range(2):
             answered = await http.send_once(HttpRequest("/x", body, {"X-Session-ID": "s"}), method=method)
-            assert (answered.body, answered.content_type) == (b"{}", "application/json; charset=utf-8")
+            assert answered == b"{}"
         await http.aclose()
     whole = body if isinstance(body, bytes) else b"".join(body)
     assert listener.bodies == [whole, whole]
@@ -117,7 +116,7 @@ async def test_a_compressed_answer_is_read() -> None:
         http = http_to("vllm", f"http://127.0.0.1:{listener.port}")
         for _ in range(2):
             answered = await http.send(HttpRequest("/x", b"{}"))
-            assert (answered.body, answered.content_type) == (b'{"a": 1}', "application/json")
+            assert answered == b'{"a": 1}'
         await http.aclose()
     assert len(listener.bodies) == 2
 
@@ -158,7 +157,7 @@ async def test_a_redirect_to_a_non_ascii_address_can_be_printed() -> None:
     assert str(caught.value).encode()
 
 
-async def decode(http: EngineHttp, raw: ResponseBody) -> object:
+async def decode(http: EngineHttp, raw: bytes) -> object:
     return decoded(http, raw, dict[str, int])
 
 
@@ -178,7 +177,7 @@ async def test_a_custom_transport_gets_the_same_request() -> None:
 
     http = http_to("vllm", "http://h:8000/base", http_transport=Recording)
     for body in BODIES.values():
-        assert (await http.send(HttpRequest("/x", body))).body == b"{}"
+        assert (await http.send(HttpRequest("/x", body))) == b"{}"
     await http.aclose()
     wholes = [body if isinstance(body, bytes) else b"".join(body) for body in BODIES.values()]
     assert [(method, url, body) for method, url, _, body in seen] == [

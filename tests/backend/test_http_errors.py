@@ -22,7 +22,7 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.http.body import AnswerSize
-from tito_core.backend.http.client import HttpResponse, ResponseBody, decoded
+from tito_core.backend.http.client import HttpResponse, decoded
 from tito_core.backend.http.errors import error_from_failure, error_from_status
 from tito_core.backend.http.streaming import StreamReader
 from tito_sglang.wire import EventAssembler
@@ -101,12 +101,11 @@ def test_a_200_that_cannot_be_decoded_is_shown_around_the_place() -> None:
     body = b"[" + b"1," * 50 + b'"a sekret", x]'
     shown = r"""byte 113.*'1,1,.*\"a <API key>\", x\]'"""
     with pytest.raises(ProtocolViolationError, match=f"sglang at http://h answered 200.*{shown}") as caught:
-        decoded(http, ResponseBody(body, "application/json"), list[Any], "r")
+        decoded(http, body, list[Any], "r")
     error = caught.value
     assert (error.backend, error.status, error.request_id) == (B, 200, "r")
     assert error.body == body.decode().replace("sekret", "<API key>")
-    assert decoded(http, ResponseBody(b"[1]", ""), list[int]) == [1]
-    assert decoded(http, ResponseBody(b"[1]", "application/json; charset=utf-8"), list[int]) == [1]
+    assert decoded(http, b"[1]", list[int]) == [1]
 
 
 async def streamed(body: bytes, content_type: str = "text/event-stream") -> BackendError:

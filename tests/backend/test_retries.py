@@ -203,6 +203,25 @@ async def test_a_running_try_on_sglang_does_not_block_the_next(status: int | Non
     assert [request.request_id for request in engine.requests] == ["r", "r-retry1"]
 
 
+async def test_a_gateways_own_replay_does_not_end_the_turn() -> None:
+    """It sends a request whose answer it lost again, under the same id, while that still runs: the server's 400."""
+    replayed: list[asyncio.Task[WireResponse]] = []
+
+    async def handler(request: Received) -> WireResponse:
+        arguments = (request.method, request.path, request.headers, request.content)
+        if request.path == "/generate" and not replayed:
+            replayed.append(asyncio.create_task(engine.handle(*arguments)))
+            assert await soon(lambda: engine.running == 1)
+        return await engine.handle(*arguments)
+
+    engine = engine_of("sglang", fault=first(1, Fault(hang=True)))
+    response = await generate(answering("sglang", handler), request_of())
+    aborts = [exchange.body for exchange in engine.exchanges if exchange.path == "/abort_request"]
+    assert aborts == [b'{"rid":"r"}'], "what still ran was aborted before the next try"
+    assert response.request_id == "r-retry1"
+    await replayed[0]
+
+
 def throttling(header: str | None) -> Callable[[Received], WireResponse]:
     counts: Counter[str] = Counter()
 

@@ -23,7 +23,7 @@ from tito_core import Policy
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError, errors
 from tito_core.backend.errors import LONGEST_ERROR, hide_causes
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import HttpRequest, ResponseBody, decoded
+from tito_core.backend.http.client import HttpRequest, decoded
 from tito_core.backend.http.errors import error_from_status
 from tito_core.store import to_record
 
@@ -76,7 +76,7 @@ def test_no_spelling_of_the_key_is_shown(key: str, around: str, status: int, dat
     body = f'{{"error": {{"message": "{filler} {around}{spelled}{around} no"}}}}'
     if status == 200:
         with pytest.raises(ProtocolViolationError) as caught:
-            decoded(http_to("vllm", "http://h"), ResponseBody(body.encode(), "application/json"), list[int])
+            decoded(http_to("vllm", "http://h"), body.encode(), list[int])
         error: BackendError = caught.value
     else:
         error = error_from_status("vllm", status, body, {}, url="http://h", request_id=None)
@@ -162,13 +162,12 @@ async def test_a_key_that_a_server_reports_as_a_version_reaches_no_ledger(kind: 
     assert "<API key>" in recorded
 
 
-@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_key_is_hidden_in_a_content_type(kind: Kind, streams: bool) -> None:
+async def test_the_key_is_hidden_in_the_content_type_of_a_stream(kind: Kind) -> None:
     backend = backend_of(engine_of(kind, fault=always(Fault(content_type=f"text/{KEY}", body=b"x"))), api_key=KEY)
     backend._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(ProtocolViolationError) as caught:
-        await generate(backend, request_of(), (lambda _: None) if streams else None)
+        await generate(backend, request_of(), lambda _: None)
     assert KEY not in str(caught.value)
     assert "<API key>" in str(caught.value)
 

@@ -548,6 +548,8 @@ class RawResponse:
             answer of another request with the same prompt cannot be recognised.
         echoed: The prompt ids that the server read, or their undecoded JSON. Required, unless `TokenRequest.echo` is
             False or `EngineInfo.unreported` names it.
+        echoed_from: Offset of the prompt from which `echoed` holds it; 0 for the whole. A server behind a router that
+            drops the echo may repeat the turn's own tokens only, from `TokenRequest.delta_start` or earlier.
         prompt_tokens: The server's count of prompt tokens. Required, unless `unreported`.
         completion_tokens: The server's count of sampled tokens. Required, unless `unreported`.
         stop: The stop token id or string that the server names.
@@ -581,6 +583,7 @@ class RawResponse:
     logprobs: Floats | None
     response_id: str | None = None
     echoed: Integers | UndecodedIds | None = None
+    echoed_from: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     stop: int | str | None = None
@@ -646,6 +649,7 @@ class TokenResponse:
         finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
         unordered: See `RawResponse.unordered`.
         model: See `RawResponse.model`.
+        echoed_from: See `EngineRecord.echoed_from`.
     """
 
     output_ids: TokenIds
@@ -664,6 +668,7 @@ class TokenResponse:
     finish_word: str | None = None
     unordered: bool = False
     model: str | None = None
+    echoed_from: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -163,6 +163,7 @@ def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
         versions=_versions(spans),
         columns=_columns(nonempty),
         unordered=any(part.unordered for part in nonempty),
+        echoed_from=nonempty[0].echoed_from,
         responses=tuple(ResponseSpan(a, b, part.request_id) for part, a, b in spans) if several else (),
     )
 

@@ -71,8 +71,9 @@ class Validation(msgspec.Struct, frozen=True):
         aborted = finish == Finish.ABORT
         never_ran = aborted and not ids  # SGLang reports nothing for a request that it aborts in its queue
         media: tuple[Span, ...] = ()
+        echoed_from = 0
         if not never_ran:
-            request, media = self._prompt(request, raw)
+            request, media, echoed_from = self._prompt(request, raw)
             self._count("prompt_tokens", raw.prompt_tokens, len(request.input_ids))
         output, logprobs = self._output(raw, ids, request, min_tokens=0 if never_ran else 1)
         self._count("completion_tokens", raw.completion_tokens, len(output))
@@ -101,6 +102,7 @@ class Validation(msgspec.Struct, frozen=True):
             finish_word=word,
             unordered=self._flag("unordered", raw.unordered),
             model=model,
+            echoed_from=echoed_from,
         )
 
     def _request(self, raw: RawResponse, request: TokenRequest) -> str:
@@ -139,17 +141,20 @@ class Validation(msgspec.Struct, frozen=True):
         ended = (bool(ids) and ids[-1] in stops) or (isinstance(raw.stop, str) and raw.stop in sampling.stop)
         return (Finish.STOP if ended else Finish.LENGTH if ids else Finish.ABORT), word
 
-    def _prompt(self, request: TokenRequest, raw: RawResponse) -> tuple[TokenRequest, tuple[Span, ...]]:
-        """Check which prompt the server read; return the request with these ids, and the spans of its new images."""
+    def _prompt(self, request: TokenRequest, raw: RawResponse) -> tuple[TokenRequest, tuple[Span, ...], int]:
+        """Check which prompt the server read.
+
+        Returns:
+            The request with these ids, the spans of its new images, and `EngineRecord.echoed_from`.
+        """
         if request.images is None:
-            self._echo(request, raw.echoed)
             self._no_images(raw)
-            return request, ()
+            return request, (), self._echo(request, raw.echoed, raw.echoed_from)
         needs_echo, needs_report = (name not in self.info.unreported for name in ("echoed", "media"))
         ids, media = ImageValidation(self.reader, request, request.images).read(
             raw, needs_echo=needs_echo, needs_report=needs_report
         )
-        return replace(request, input_ids=ids), media
+        return replace(request, input_ids=ids), media, 0 if needs_echo else len(ids)
 
     def _no_images(self, raw: RawResponse) -> None:
         """Check that the server does not report images of a prompt without any."""
@@ -160,12 +165,15 @@ class Validation(msgspec.Struct, frozen=True):
                 f"image_tokens={short_repr(raw.image_tokens)}."
             )
 
-    def _echo(self, request: TokenRequest, echoed: object) -> None:
-        """Compare the echo with the ids sent; undecoded JSON is compared as text, and decoded only if it differs."""
+    def _echo(self, request: TokenRequest, echoed: object, start: object) -> int:
+        """Compare the echo, which begins at offset `start` of the prompt, with the ids sent.
+
+        Undecoded JSON is compared as text, and decoded only if it differs. Returns `EngineRecord.echoed_from`.
+        """
         undecoded = isinstance(echoed, bytes | msgspec.Raw)
         if echoed is None or (undecoded and echoed == NOTHING):
             if not request.echo or "echoed" in self.info.unreported:
-                return
+                return len(request.input_ids)
             raise self.reader.violation(
                 "Law 4: the server did not echo the prompt ids, so nothing proves which prompt it read. It is not "
                 f"{self.info.backend} but another server with the same API, or of an older version, or a proxy removed "
@@ -173,18 +181,25 @@ class Validation(msgspec.Struct, frozen=True):
             )
         if isinstance(echoed, bytes | msgspec.Raw):
             if echoed == SAME_ECHO or (request.id_text is not None and request.id_text.is_echoed_in(bytes(echoed))):
-                return
+                return 0
             try:
                 echoed = msgspec.json.decode(echoed, type=list[int])
             except UNREADABLE as error:
                 raise self.reader.violation(f"Law 4: the echo of the prompt is not a list of ids: {error}.") from error
-        sent = request.input_ids
+        if type(start) is not int or not 0 <= start <= request.delta_start:
+            raise self.reader.violation(
+                f"Law 4: the server repeated the prompt's ids from offset {short_repr(start)} on, and not all of the "
+                f"turn's own, which begin at offset {request.delta_start}."
+            )
+        sent = request.input_ids[start:]
         if isinstance(echoed, np.ndarray) and echoed.dtype.kind in "iu" and np.array_equal(echoed, sent):
-            return  # comparing a long prompt as lists takes a hundred times as long (law 14)
+            return start  # comparing a long prompt as lists takes a hundred times as long (law 14)
         seen = self.reader.integers("echoed", echoed)
         if len(seen) != len(sent):
             raise self.reader.violation(f"Law 4: {len(sent)} prompt ids were sent, but the server read {len(seen)}.")
-        self.reader.same_ids("prompt id {} at offset {} was sent, but the server read {}", sent.tolist(), seen)
+        place = f"offset {{}} of those from {start} on" if start else "offset {}"
+        self.reader.same_ids(f"prompt id {{}} at {place} was sent, but the server read {{}}", sent.tolist(), seen)
+        return start
 
     def _output(
         self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, min_tokens: int

@@ -252,6 +252,8 @@ class EngineRecord:
         responses: The responses that tile the output of a resumed turn; empty if one response holds it all.
         finish_word: The server's own word for why sampling stopped, where it is none of `Finish`; else None.
         unordered: The answer was streamed, and nothing in its events showed their order.
+        echoed_from: Offset of the prompt from which the answer repeated its ids, equal to those sent (law 4): 0 for the
+            whole prompt, the prompt's length for none. The turns of the path before it prove the rest.
     """
 
     server: Server
@@ -262,6 +264,7 @@ class EngineRecord:
     responses: tuple[ResponseSpan, ...] = ()
     finish_word: str | None = None
     unordered: bool = False
+    echoed_from: int = 0
 
     @property
     def semantics(self) -> Semantics:

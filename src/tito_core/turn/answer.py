@@ -297,6 +297,7 @@ def draft(
             responses=response.responses,
             finish_word=response.finish_word,
             unordered=response.unordered,
+            echoed_from=response.echoed_from,
         ),
         extras=response.columns,
         agent=agent,

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar, Generic, TypeVar
 from zlib import crc32
@@ -34,10 +34,10 @@ from tito_core.backend.http.client import (
     HttpRequest,
     HttpTransportFactory,
     LoopEndingError,
-    ResponseBody,
     decoded,
 )
 from tito_core.backend.http.connection import CONNECT_TIMEOUT_S, Connection
+from tito_core.backend.http.errors import NOT_OFFERED
 from tito_core.backend.http.streaming import StreamAssembler, StreamReader
 from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
@@ -75,7 +75,6 @@ class HttpBackend(ABC):
     """
 
     name: ClassVar[str]
-    http_type: ClassVar[type[EngineHttp]] = EngineHttp
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class HttpBackend(ABC):
             max_connections=max_connections,
             patience_s=patience_s,
         )
-        self.http = self.http_type(self.name, connection, http_transport=http_transport, sleep=sleep, clock=clock)
+        self.http = EngineHttp(self.name, connection, http_transport=http_transport, sleep=sleep, clock=clock)
         self._model = model
         self._ranks = data_parallel_size
         if data_parallel_size is not None:
@@ -188,7 +187,7 @@ class HttpBackend(ABC):
     async def tokenize(self, text: str) -> TokenIds | None:
         """Encode text with the server's tokenizer; see `Backend.tokenize`.
 
-        None if the server has no such endpoint, denies access to it, or has no tokenizer (501, or a 500 that says so).
+        None if the server has no such endpoint, denies access to it, or has no tokenizer (a 500 that says so).
         """
         info = await self.connect()
         body = msgspec.json.encode({"model": info.model, "prompt": text, "add_special_tokens": False})
@@ -197,7 +196,7 @@ class HttpBackend(ABC):
             try:
                 return np.array((await self._ask_once("/tokenize", Tokenized, body)).tokens, np.int32)
             except (AuthenticationError, BadRequestError, ServerError) as error:
-                if isinstance(error, ServerError) and error.status != 501 and "tokeniz" not in error.body:
+                if isinstance(error, ServerError) and "tokeniz" not in error.body:
                     raise
                 error.with_traceback(None)
             return None
@@ -205,8 +204,13 @@ class HttpBackend(ABC):
         return await self.http.retries(send, probe=True)
 
     async def abort(self, request_id: str) -> None:
-        """Stop the try of a generation that runs on the engine; an unknown id does nothing."""
-        await self.http.send_once(self.abort_request(self._tries.get(request_id, request_id)))
+        """Stop the try of a generation that runs on the engine; an unknown id does nothing.
+
+        Where this is not offered, as behind some routers, a closed connection ends the generation, which that of a lost
+        request is.
+        """
+        running = self.abort_request(self._tries.get(request_id, request_id))
+        await self._if_offered(self.http.send_once(running))
 
     async def aclose(self) -> None:
         """Close this event loop's connections, after the aborts that use them."""
@@ -231,19 +235,22 @@ class HttpBackend(ABC):
         return decoded(self.http, await self.http.send_once(request, method=method), kind)
 
     async def get_optional(self, path: str, kind: type[T]) -> T | None:
-        """GET and decode a path that some versions of a server lack; None on a 404.
+        """GET and decode a path that some versions of a server, or gateways before it, do not offer; None there.
 
         An answer without any field of `kind` is asked for once more: a gateway that starts up has one for a while, and
         a router may have its own for good.
         """
+        found = await self._if_offered(self.ask(path, kind))
+        return await self._if_offered(self.ask(path, kind)) if found == kind() else found
+
+    async def _if_offered(self, answer: Awaitable[T]) -> T | None:
         try:
-            found = await self.ask(path, kind)
-            return await self.ask(path, kind) if found == kind() else found
-        except BadRequestError as error:
-            if error.status == 404:
-                error.with_traceback(None)
-                return None
-            raise
+            return await answer
+        except (AuthenticationError, BadRequestError) as error:
+            if error.status not in NOT_OFFERED:
+                raise
+            error.with_traceback(None)
+            return None
 
     async def refusal(self, path: str, body: bytes, kind: type[object]) -> AuthenticationError | BadRequestError | None:
         """POST a request that a server should refuse; return its error, or None for an answer of type `kind`.
@@ -314,7 +321,7 @@ class HttpBackend(ABC):
             else:
                 raw = await self.http.send_once(request, request_id=request_id)
                 if prompt is not None:
-                    raw = ResponseBody(prompt.without_echo(raw.body), raw.content_type)
+                    raw = prompt.without_echo(raw)
                 value = decoded(self.http, raw, kind, request_id)
         except GeneratorExit:  # a closed coroutine cannot await, and its event loop may be gone
             try:

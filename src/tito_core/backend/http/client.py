@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -93,13 +93,6 @@ class HttpRequest(msgspec.Struct, frozen=True):
     needs: str = ""
 
 
-class ResponseBody(msgspec.Struct, frozen=True):
-    """The body of a 200, and its content type."""
-
-    body: bytes
-    content_type: str
-
-
 class EngineHttp:
     """Sends requests to one server. Its only state are connections; threads and event loops may share it.
 
@@ -115,10 +108,7 @@ class EngineHttp:
             early, also a gateway's, and times of `IDLE_S` without a request.
         base_url: The server's address for errors.
         retries: Retries requests.
-        takes_any_type: Whether a 200 is decoded as JSON whatever its content type is.
     """
-
-    takes_any_type: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -143,14 +133,14 @@ class EngineHttp:
         )
         self._transports = LoopTransports(http_transport or pool)
 
-    async def send(self, request: HttpRequest, *, method: str = "POST") -> ResponseBody:
-        """Send one request with retries; return the 200."""
+    async def send(self, request: HttpRequest, *, method: str = "POST") -> bytes:
+        """Send one request with retries; return the body of the 200."""
         return await self.retries(lambda _: self.send_once(request, method=method))
 
     @overload
     async def send_once(
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
-    ) -> ResponseBody: ...
+    ) -> bytes: ...
 
     @overload
     async def send_once(
@@ -189,7 +179,7 @@ class EngineHttp:
                     if response.status == 200 and read is not None:
                         return await read(response)
                     if response.status == 200:
-                        return ResponseBody(await response.read(request.size.body), response.kind)
+                        return await response.read(request.size.body)
                     text = await response.text(ERROR_BYTES)
                 finally:
                     await response.aclose()
@@ -295,36 +285,34 @@ class EngineHttp:
         await self._transports.aclose()
 
 
-def decoded(http: EngineHttp, raw: ResponseBody, kind: type[T], request_id: str | None = None) -> T:
-    """Decode JSON into a wire type; unknown fields are ignored.
+def decoded(http: EngineHttp, body: bytes, kind: type[T], request_id: str | None = None) -> T:
+    """Decode JSON into a wire type, whatever its content type: routers label JSON as text. Unknown fields are ignored.
 
     Raises:
         DamagedAnswerError: Not JSON, or another shape.
     """
     try:
-        if raw.body and raw.content_type and "json" not in raw.content_type and not http.takes_any_type:
-            raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
-        return msgspec.json.decode(raw.body, type=kind)
+        return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:
-        refused = _undecodable(http, raw, error, request_id)
+        refused = _undecodable(http, body, error, request_id)
     try:
         raise refused  # here, as `error`, which may quote the API key, would be its context
     finally:
         del refused
 
 
-def _undecodable(http: EngineHttp, raw: ResponseBody, error: Exception, request_id: str | None) -> BackendError:
-    problem = f"but {hidden(str(error))}" if raw.body else "but its body is empty"
+def _undecodable(http: EngineHttp, body: bytes, error: Exception, request_id: str | None) -> BackendError:
+    problem = f"but {hidden(str(error))}" if body else "but its body is empty"
     at = re.search(r"byte (\d+)", str(error))
     start = max(0, int(at[1]) - 40) if at else 0
-    before = raw.body[max(0, start - _AROUND) : start].decode(errors="replace")
-    shown = hidden(raw.body[max(0, start - _AROUND) : start + 80 + 2 * _AROUND].decode(errors="replace"))
+    before = body[max(0, start - _AROUND) : start].decode(errors="replace")
+    shown = hidden(body[max(0, start - _AROUND) : start + 80 + 2 * _AROUND].decode(errors="replace"))
     refused = DamagedAnswerError(
         f"{http.backend} at {http.base_url} answered 200, {problem}: {shown[len(before) :][:80]!r}. "
         f"Check that this is a {http.backend} server and not a proxy.",
         backend=http.backend,
         status=200,
-        body=raw.body[:ERROR_BYTES].decode(errors="replace"),
+        body=body[:ERROR_BYTES].decode(errors="replace"),
         request_id=request_id,
     )
     refused.__cause__ = error

@@ -56,6 +56,9 @@ _GATEWAY_TIMEOUTS = (408, 504, 524)
 GATEWAY_FAILURES = (502, 520, 521, 522, 523)
 """What a gateway answers when its connection to the server broke or could not be opened (from 520: Cloudflare's)."""
 
+NOT_OFFERED = (403, 404, 405, 501)
+"""What servers, routers and gateways answer for a path that they do not offer. A 401 asks for a key."""
+
 
 def error_from_failure(
     backend: str, failure: Exception, *, url: str, connect_timeout_s: float, request_id: str | None
@@ -228,6 +231,8 @@ _OUT_OF_VOCABULARY = re.compile(r"\bout of vocabulary\b", re.IGNORECASE)
 """How vLLM (0.30, 0.32) refuses a prompt id; SGLang crashes instead."""
 _WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)", re.IGNORECASE)
 """How nginx and Go answer plain HTTP on a TLS port."""
+_REPLAYED = re.compile(r"^Duplicate request IDs? detected: ")
+"""How SGLang refuses an id that still runs (400). Each try has its own, so only a gateway can have sent it twice."""
 _PAUSED = re.compile(r"\b(is|are) (currently )?paused\b", re.IGNORECASE)
 """How vLLM (from 0.33) refuses new requests between `/pause` and `/resume`, with a 503; SGLang lets them wait."""
 _GIVE_THE_KEY = (
@@ -275,7 +280,7 @@ def error_from_status(
     )
     if admin and isinstance(error, AuthenticationError):
         error.advise(_GIVE_THE_ADMIN_KEY)
-    error.sent = status in (*_GATEWAY_TIMEOUTS, *GATEWAY_FAILURES)
+    error.sent = status in (*_GATEWAY_TIMEOUTS, *GATEWAY_FAILURES) or _REPLAYED.match(message) is not None
     if isinstance(error, ThrottledError):
         error.retry_after_s = _seconds(headers.get("retry-after"), headers.get("date"))
         error.is_pause = status == 503 and _PAUSED.search(message) is not None
@@ -295,7 +300,7 @@ def _kind(status: int, message: str) -> tuple[type[BackendError], str]:
         return ContextLengthError, "Shorten the history or start the server with a longer context."
     if 400 <= status < 500 and _OUT_OF_VOCABULARY.search(message):
         return BadRequestError, OUT_OF_VOCABULARY
-    if status == 404:
+    if status in NOT_OFFERED:
         return BadRequestError, f"Check the model's name, the address and the backend. {_CONNECT_AGAIN}"
     if status == 413:
         return BadRequestError, (
@@ -310,6 +315,8 @@ def _kind(status: int, message: str) -> tuple[type[BackendError], str]:
         )
     if status in GATEWAY_FAILURES:
         return ServerError, "A gateway lost the server, or could not reach it: check the logs of both."
+    if _REPLAYED.match(message):
+        return ServerError, "A gateway sent the request twice: disable its own retries of POST requests."
     if 400 <= status < 500:
         return BadRequestError, "Fix the field that the server reports; this request is not retried."
     if status >= 500:
