@@ -55,7 +55,7 @@ class SGLangBackend(HttpBackend):
             vocab_size=vocab_size,
             capabilities=wire.capabilities(server_task.result(), vocab_size),
             images=wire.image_support(info, server_task.result(), self._route),
-            extra_fields=frozenset() if self._route.rebuilds else wire.EXTRA_FIELDS,
+            extra_fields=wire.EXTRA_FIELDS,
         )
 
     async def _model_info(self) -> wire.ModelInfo | None:

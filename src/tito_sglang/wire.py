@@ -182,19 +182,18 @@ def refuse_dropped(request: TokenRequest, route: Route) -> None:
     Raises:
         UnsupportedByServerError: It has one.
     """
-    grammar, salt = request.sampling.grammar, request.optional_outputs.cache_salt
+    grammar, lost = request.sampling.grammar, [*request.sampling.extra]
     if grammar is not None and grammar.kind == "structural_tag":
-        lost = "the grammar of a forced tool call (structural_tag)"
-    elif salt is not None and not route.echoes:
-        lost = "cache_salt"
-    else:
-        return
-    raise UnsupportedByServerError(
-        f"The router before the server drops {lost} from requests, so it was not sent. Leave it out, or use the "
-        "server's own address.",
-        backend="sglang",
-        request_id=request.request_id,
-    )
+        lost.append("the grammar of a forced tool call (structural_tag)")
+    if request.optional_outputs.cache_salt is not None and not route.echoes:
+        lost.append("cache_salt")
+    if lost:
+        raise UnsupportedByServerError(
+            f"The router before the server drops {', '.join(lost)} from requests, so this one was not sent. Leave it "
+            "out, or use the server's own address.",
+            backend="sglang",
+            request_id=request.request_id,
+        )
 
 
 def vocab_size_in(refusal: str) -> int | None:

@@ -25,7 +25,11 @@ OF_GRAMMARS = [
     ("/v1/completions", {"model": "m", "prompt": [0], **ONE_TEXT}),
 ]
 """Asked of a server that does not read `reasoning_ended`: whether it has a reasoning parser."""
-SGLANG_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {"2147483647": 0.0}}}
+SGLANG_PROBE = {
+    "input_ids": [0],
+    "sampling_params": {"max_new_tokens": 1, "logit_bias": {"2147483647": 0.0}},
+    **{"return_prompt_token_ids": True, "return_logprob": True, "logprob_start_len": 0},
+}
 PARTS = [{"type": "image_url", "uuid": "probe"}] * 1000
 CONNECTING: dict[Kind, list[Any]] = {
     "vllm": [

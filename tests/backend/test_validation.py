@@ -174,6 +174,21 @@ def test_an_echo_that_was_not_requested_is_compared_if_present() -> None:
     refused("Law 4.*prompt id 15 at offset 4.* 9", lambda: validate(other, request(echo=False)))
 
 
+def test_a_part_of_the_prompt_proves_it_where_it_holds_the_turns_own_tokens() -> None:
+    sent = replace(request(), delta_start=3)
+    for start in (0, 2, 3):
+        part = reported(echoed=[11, 12, 13, 14, 15][start:], echoed_from=start)
+        assert validate(part, sent).echoed_from == start
+    assert validate(reported(echoed=NOTHING), replace(sent, echo=False)).echoed_from == 5, "none"
+    for start in (4, -1, None):
+        wrong = reported(echoed=[15], echoed_from=start)
+        refused("Law 4.*repeated the prompt's ids from offset", lambda wrong=wrong: validate(wrong, sent))
+    other = reported(echoed=[13, 9, 15], echoed_from=2)
+    refused("Law 4.*prompt id 14 at offset 1 of those from 2 on was sent.* 9", lambda: validate(other, sent))
+    short = reported(echoed=[14, 15], echoed_from=2)
+    refused("Law 4: 3 prompt ids were sent, but the server read 2", lambda: validate(short, sent))
+
+
 def test_a_request_aborted_in_the_queue_reports_nothing() -> None:
     never = {"output_ids": [], "logprobs": [], "logprob_ids": [], "completion_tokens": 0, "echoed": NOTHING}
     answer = reported(finish="abort", prompt_tokens=None, cached_tokens=None, message="paused", **never)

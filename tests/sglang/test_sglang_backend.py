@@ -180,7 +180,11 @@ async def test_abort_is_by_rid() -> None:
         (400, recorded("err_logit_bias_oov")["response_json"], 151936),
         (400, {"error": "unknown field `logit_bias`"}, None),
         (400, {"detail": "no"}, None),
-        (200, {"output_ids": [1], "meta_info": {"finish_reason": None, "completion_tokens": 1}}, None),
+        (
+            200,
+            {"output_ids": [], "meta_info": {"finish_reason": None, "completion_tokens": 0}, "prompt_token_ids": [0]},
+            None,
+        ),
     ],
 )
 async def test_the_vocabulary_is_read_or_unknown(status: int, body: Any, size: int | None) -> None:
