@@ -28,7 +28,7 @@ ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeo
 BENCHMARKS := ledger_speed ledger_memory parsing turn_cost concurrency collect images templates long_context trace_cost
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines trainers recipes prove release defects mutants matrix lint lint-types lint-turn lint-rest format docs bench package publish-as lock clean
+.PHONY: help setup demo demo-images train-tiny test suite browser coverage conformance engines routers trainers recipes prove release defects mutants matrix lint lint-types lint-turn lint-rest format docs bench package publish-as lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -87,6 +87,9 @@ conformance: $(READY)  ## hold real vLLM and SGLang servers on this CPU to every
 engines: $(READY)  ## run every test that needs real vLLM and SGLang servers on this CPU, conformance among them
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
 	$(ON_ENGINES) tests/integration $(TEST_ARGS)
+
+routers: $(READY)  ## run rollouts through the engines' own routers, before scripted servers; it installs the routers
+	$(BIN)/python -m pytest -q -m routers --timeout 300 tests/routers $(TEST_ARGS)
 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs what they resolve to
 	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect tests/integrations $(TEST_ARGS)
