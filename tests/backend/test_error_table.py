@@ -15,6 +15,7 @@ from tito_core.backend import (
     BackendError,
     BadRequestError,
     ContextLengthError,
+    DamagedAnswerError,
     EngineTimeoutError,
     ProtocolViolationError,
     ServerError,
@@ -131,7 +132,7 @@ MADE: list[tuple[int, Any, type[BackendError], str]] = [
     (400, {"error": {}}, BadRequestError, "answered 400"),
     (400, "[1]", BadRequestError, r"\[1\]"),
     (400, '"text"', BadRequestError, "text"),
-    (204, "", ProtocolViolationError, "Only a 200 is accepted"),
+    (204, "", DamagedAnswerError, "Only a 200 is accepted"),
 ]
 
 
@@ -222,13 +223,13 @@ def test_other_limits_are_no_full_context(words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_redirect_is_an_error_and_not_retried(kind: Kind) -> None:
+async def test_a_redirect_is_an_error_and_not_followed(kind: Kind) -> None:
     paths = []
 
     def handler(request: Received) -> WireResponse:
         paths.append(request.path)
         return http_response(307, headers={"location": "https://elsewhere/v1"})
 
-    with pytest.raises(ProtocolViolationError, match=r"redirect .*https://elsewhere/v1.*own addr"):
+    with pytest.raises(DamagedAnswerError, match=r"redirect .*https://elsewhere/v1.*own addr"):
         await answering(kind, handler).connect()
-    assert paths == ["/v1/models"]
+    assert paths == ["/v1/models"] * 4

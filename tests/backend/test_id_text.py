@@ -82,7 +82,7 @@ async def test_a_prompt_in_pieces_arrives_whole_also_on_a_retry(kind: Kind) -> N
 
 async def test_scoring_a_long_sequence_does_not_block_the_loop() -> None:
     """aiohttp warns of a body of more than a mebibyte in one piece."""
-    engine, length = engine_of("sglang", max_model_len=10**6), 270_000  # of four bytes each
+    engine, length = engine_of("vllm", max_model_len=10**6), 270_000  # of four bytes each
     async with ScriptedServer(engine) as server:
         backend = type(backend_of(engine))(server.base_url, sleep=Waits())
         with warnings.catch_warnings():
