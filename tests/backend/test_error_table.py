@@ -17,7 +17,6 @@ from tito_core.backend import (
     ContextLengthError,
     DamagedAnswerError,
     EngineTimeoutError,
-    ProtocolViolationError,
     ServerError,
     ThrottledError,
 )
