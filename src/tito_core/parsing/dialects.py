@@ -266,7 +266,8 @@ def _dependencies(schema: dict[str, Any]) -> None:
         names = {key: [need] if isinstance(need, str) else need for key, need in needs.items()}
         for keyword, kind in (("dependentRequired", list), ("dependentSchemas", dict | bool)):
             if found := {key: need for key, need in names.items() if isinstance(need, kind)}:
-                schema[keyword] = {**schema.get(keyword, {}), **found}
+                known = schema.get(keyword)
+                schema[keyword] = {**(known if isinstance(known, dict) else {}), **found}
 
 
 def _bounds(schema: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import islice, product
 from typing import Any, NamedTuple
@@ -403,6 +404,12 @@ def _unique(validator: Any, unique: Any, instance: Any, schema: Any) -> Any:
     return Draft202012Validator.VALIDATORS["uniqueItems"](validator, unique, instance, schema)
 
 
+def _multiple_of(validator: Any, step: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Compare the decimals as they are written: 19.99 is a multiple of 0.01, and any integer can be compared."""
+    if validator.is_type(instance, "number") and Fraction(str(instance)) % Fraction(str(step)):
+        yield ValidationError(f"{instance!r} is not a multiple of {step}")
+
+
 _REPEATING = (
     *("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "contains", "propertyNames", "$dynamicRef"),
     *("unevaluatedProperties", "unevaluatedItems"),
@@ -418,6 +425,7 @@ def _validator_class(types: Any) -> Any:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
         "uniqueItems": _unique,
+        "multipleOf": _multiple_of,
         **{keyword: partial(_counted, keyword) for keyword in _REPEATING},
     }
     return extend(Draft202012Validator, keywords, type_checker=types)  # type: ignore[no-untyped-call]
