@@ -16,7 +16,7 @@ from support.conversations import answer, calls, results, translated, user
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.certify import Thinking
-from tito_core.chat.ending import Opened
+from tito_core.chat.ending import Opened, OpenTags
 from tito_core.chat.messages import MALFORMED_CALL, template_messages
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger.provenance import Provenance
@@ -172,6 +172,17 @@ def test_a_truncated_call_with_feedback_is_closed(name: str, words: str) -> None
     encoded = template.delta(called, [results("")], None, opened=Opened.CALL, history=[])
     assert tokenizer.decode(encoded.ids[encoded.provenance == Provenance.INSERTED]) == words
     assert "It was cut off." in tokenizer.decode(encoded.ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "inserted"),
+    [('{at:<|"|>', '<|"|><tool_call|><turn|>'), ('{at:<|"|>x', '<|"|><tool_call|><turn|>')],
+)
+def test_a_tag_that_opens_and_closes_is_written_again_where_it_was_the_last_token(text: str, inserted: str) -> None:
+    template, tokenizer = pair("gemma4")
+    open_tags = OpenTags(['<|"|>', "<tool_call|>"], f"<|tool_call>call:look{text}")
+    encoded = template.delta(answer("a"), [user("b")], None, opened=open_tags)
+    assert tokenizer.decode(encoded.ids[encoded.provenance == Provenance.INSERTED]) == inserted
 
 
 @pytest.mark.parametrize(

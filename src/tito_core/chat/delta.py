@@ -218,13 +218,17 @@ class DeltaSource:
         return EncodedText(ids, provenance, encoded.text)
 
     def _closers(self, opened: OpenTags) -> TokenIds:
-        """Return the ids of closing tags, with the template's blanks before each, without what the policy has begun."""
-        text = ""
+        """Return the ids of closing tags, with the template's blanks before each, without what the policy has begun.
+
+        It has not written the whole of the first, or it were closed: Gemma 4 opens and closes a string with one tag.
+        """
+        text, first = "", 0
         for tag in opened.closers:
             before = self.call_text[: max(0, self.call_text.rfind(tag))]
             text += before[len(before.rstrip()) :] + tag
+            first = first or len(text)
         controls = self.encoder.controls(Traced.of(text, ()))
-        cuts = (at for at in range(len(text), 0, -1) if not any(start < at < stop for start, stop, _ in controls))
+        cuts = (at for at in range(first - 1, 0, -1) if not any(start < at < stop for start, stop, _ in controls))
         sampled = next((at for at in cuts if opened.text.endswith(text[:at])), 0)
         return self.encoder.encode(Traced.of(text[sampled:], ())).ids
 
