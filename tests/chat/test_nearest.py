@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support import corpora, corpus_tokenizers, zoo
@@ -65,6 +65,12 @@ def numbers(answered: Any, new: list[Any]) -> list[str]:
     return [text for text in texts if text]
 
 
+EMPTY_RESULT: list[Any] = [
+    {"role": "assistant", "content": [{"toolUse": {"toolUseId": "call_00000000_1", "name": "look", "input": {}}}]},
+    {"role": "user", "content": [{"toolResult": {"toolUseId": "call_00000000_1", "content": [{"text": ""}]}}]},
+]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_answer_has_a_next_turn_and_so_has_every_edited_history(name: str) -> None:
     try:
@@ -76,10 +82,15 @@ def test_every_answer_has_a_next_turn_and_so_has_every_edited_history(name: str)
 
     @settings(deadline=None, max_examples=examples(40))
     @given(turns())
+    @example((EMPTY_RESULT[0], EMPTY_RESULT[1:]))
     def holds(turn: tuple[Any, list[Any]]) -> None:
         answered, new = turn
         delta = template.delta(answered, new, None, tool_specs=[LOOK], history=[user("Why?")])
         assert re.findall(r"n\d{3}", str(template.encoder.tokenizer.decode(delta.ids.tolist()))) == numbers(*turn)
+        history = [user("Why?"), answered, *new]
+        compare = template.comparison(history, 2, None, [LOOK], 100, first_delta=True, rendered=delta.text)
+        if compare is not None:
+            compare()
         edited = [user("Why not?"), answered, *new, answer("Done."), user("n500")]
         whole = template.first_prompt(edited, None, [LOOK]).ids.tolist()
         found = re.findall(r"n\d{3}", str(template.encoder.tokenizer.decode(whole)))
@@ -90,9 +101,21 @@ def test_every_answer_has_a_next_turn_and_so_has_every_edited_history(name: str)
     holds()
 
 
+def seen_twice(second: str, *beside: Any) -> list[Any]:
+    """Return a question, two calls and their results, with blocks beside these."""
+    uses = [{"toolUseId": f"call{number:05}", "name": "look", "input": {"at": "it"}} for number in range(2)]
+    seen = [
+        {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": text}]}
+        for use, text in zip(uses, ("first", second), strict=True)
+    ]
+    called = {"role": "assistant", "content": [{"toolUse": use} for use in uses]}
+    return [user("a"), called, {"role": "user", "content": [*({"toolResult": each} for each in seen), *beside]}]
+
+
 @pytest.mark.parametrize(
     ("name", "refused", "taken"),
     [
+        (MISTRAL, seen_twice("c", {"text": "b"}), seen_twice("c\n\nb")),
         (MISTRAL, [user("a"), user("b")], [user("a\n\nb")]),
         (MINISTRAL, [user("a"), answer(""), user("b")], [user("a"), answer("[blank text]"), user("b")]),
         ("zoo/gptoss", [user("a"), answer(HEADER), user("b")], [user("a"), answer(SIMILAR), user("b")]),

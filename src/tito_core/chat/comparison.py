@@ -13,6 +13,7 @@ from typing import Any
 from tito_core.chat.certify import Certificate
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import Difference, Referee, RefusedError
+from tito_core.chat.rendering import TemplateError
 from tito_core.ledger.errors import LawViolationError
 
 MAX_COMPARED_TOKENS = 8192
@@ -54,7 +55,7 @@ class Comparisons:
         system: str | None,
         tools: Sequence[Any] | None,
         length: int,
-        text: Callable[[], str],
+        text: Callable[..., str],
         added: int,
         first_delta: bool,
     ) -> Callable[[], None] | None:
@@ -66,7 +67,7 @@ class Comparisons:
             system: The system prompt.
             tools: The tool specifications.
             length: Tokens of the whole prompt.
-            text: Renders the delta as text, or the whole of a first prompt.
+            text: Renders the delta as text, or the whole of a first prompt; with `nearest=False` in no nearest form.
             added: Tokens of the prompt that were not in the parent turn's prompt.
             first_delta: Whether the parent turn begins its path.
 
@@ -94,6 +95,10 @@ class Comparisons:
             found = text()
             expected = whole[len(whole) - len(found) :] if parent_end else whole
             if expected != found or _text_before_delta(messages[parent_end:], whole, found):
+                try:
+                    text(nearest=False)
+                except TemplateError:  # nothing judges a nearest form
+                    return
                 self._differed = True
                 raise LawViolationError(
                     7,

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial, reduce
+from itertools import combinations
 from string import Formatter
 from typing import Any, TypeVar
 
@@ -98,7 +99,7 @@ class Rendering:
         try:
             return show(messages)
         except TemplateError:
-            for forms in (*zip(_FORMS, strict=True), _FORMS) if self.nearest else ():
+            for forms in _NEAREST if self.nearest else ():
                 with suppress(TemplateError):
                     return show(reduce(lambda changed, form: form(changed), forms, messages))
             raise
@@ -148,11 +149,11 @@ def _inert(item: tuple[str, Any]) -> tuple[str, Any]:
     return key, _Inert(value, value.spans) if isinstance(value, Traced) else value
 
 
-def _joined(messages: list[TemplateMessage]) -> list[TemplateMessage]:
-    """Join results and questions between two answers, since Mistral refuses a question after them."""
+def _joined(role: str, messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Join questions, or results, to what is before them, since Mistral refuses a question there."""
     joined = messages[:1]
     for message in messages[1:]:
-        if message["role"] in ("user", "tool") and joined[-1]["role"] in ("tool", message["role"]):
+        if message["role"] == role and joined[-1]["role"] in ("tool", role):
             joined[-1] = {**joined[-1], "content": _both(joined[-1]["content"], message["content"])}
         else:
             joined.append(message)
@@ -162,7 +163,8 @@ def _joined(messages: list[TemplateMessage]) -> list[TemplateMessage]:
 def _both(*contents: Any) -> Any:
     if all(isinstance(content, str) for content in contents):
         return join("\n\n", filter(None, contents))
-    return [part for each in contents for part in ([{"type": "text", "text": each}] if isinstance(each, str) else each)]
+    first, second = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents)
+    return [*first, {"type": "text", "text": "\n\n"}, *second]
 
 
 def _filled(messages: list[TemplateMessage]) -> list[TemplateMessage]:
@@ -171,8 +173,10 @@ def _filled(messages: list[TemplateMessage]) -> list[TemplateMessage]:
     return [each if each["content"] or "tool_calls" in each else {**each, "content": blank} for each in messages]
 
 
-_FORMS = (_hidden, _joined, _filled)
-"""Changes after which a template may show what it refuses; each is tried alone, then all."""
+_Form = Callable[[list[TemplateMessage]], list[TemplateMessage]]
+_FORMS: tuple[_Form, ...] = (_hidden, partial(_joined, "user"), partial(_joined, "tool"), _filled)
+_NEAREST = [forms for size in range(1, len(_FORMS) + 1) for forms in combinations(_FORMS, size)]
+"""Changes after which a template may show what it refuses, the fewest first."""
 
 
 def _is_shown(message: TemplateMessage, origins: set[int]) -> bool:

@@ -220,14 +220,15 @@ class ChatTemplate:
         `rendered` is the delta's text, which is rendered again where it was not kept.
         """
 
-        def text() -> str:
-            if rendered is not None:
+        def text(nearest: bool = True) -> str:
+            if nearest and rendered is not None:
                 return rendered
+            rendering = replace(self.rendering, nearest=nearest)
             if not parent_end:
-                return str.__str__(self.rendering.of_messages(messages, system_prompt, tool_specs))
+                return str.__str__(rendering.of_messages(messages, system_prompt, tool_specs))
             turn, new, history = messages[parent_end - 1], messages[parent_end:], messages[: parent_end - 1]
-            tail = self.tail(turn, new, tool_specs=tool_specs or (), history=history, system_prompt=system_prompt)
-            return str.__str__(tail)
+            tail = replace(self.deltas, rendering=rendering).tail(turn, new, tool_specs or (), history, system_prompt)
+            return str.__str__(cut(tail.text, tail.start))
 
         return self._comparisons.due(
             messages, parent_end, system_prompt, tool_specs, length, text, added=added, first_delta=first_delta
