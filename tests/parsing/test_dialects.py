@@ -84,6 +84,7 @@ IDLE: tuple[tuple[str, Any], ...] = (
     *(("description", None), ("title", 5), ("examples", "5"), ("format", 7), ("readOnly", "yes"), ("default", {})),
     *(("enum", None), ("pattern", None), ("minimum", None), ("properties", None), ("anyOf", None), ("type", "any")),
     *(("x-more", {"type": 5}), ("exclusiveMinimum", False), ("nullable", False), ("required", False)),
+    ("$schema", "http://["),
 )
 NONSENSE: tuple[tuple[str, Any], ...] = (
     *(("type", "file"), ("type", []), ("minLength", "5"), ("enum", "x"), ("required", "x"), ("properties", [])),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -123,7 +124,9 @@ class Translated:
         self._left_out: dict[str, None] = {}
         self._backtracks = False
         named = schema.get("$schema") if isinstance(schema, dict) else None
-        self.draft: Any = validator_for({"$schema": str(named)}, default=Draft202012Validator)
+        self.draft: Any = Draft202012Validator
+        with suppress(ValueError):  # an address that is none
+            self.draft = validator_for({"$schema": str(named)}, default=self.draft)
         self._absent = {"$schema", *(_LATEST.keys() - self.draft.VALIDATORS.keys() - _OTHER_FORM)}
         whole = schema if isinstance(schema, dict) else self._schema("schema", schema)
         pointers = _POINTER.findall(json.dumps(whole))  # as OpenAPI's "#/components/schemas/X"
