@@ -120,7 +120,6 @@ def test_what_says_nothing_changes_nothing_and_refuses_no_call(rng: Random) -> N
         ({"properties": {"b": {"required": True}}, "required": True}, {"b": 1}, {}),
         ({"dependencies": {"b": ["c"]}}, {"b": 1, "c": 1}, {"b": 1}),
         ({"dependencies": {"b": {"required": ["c"]}}}, {"b": 1, "c": 1}, {"b": 1}),
-        ({"dependencies": {"b": ["c"]}, "dependentRequired": "x"}, {"b": 1, "c": 1}, {"b": 1}),
         ({"type": "string", "nullable": True}, None, 5),
         ({"multipleOf": 0.01}, 19.99, 19.995),
         ({"multipleOf": 0.5}, 10**400, 0.3),

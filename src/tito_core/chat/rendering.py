@@ -173,8 +173,7 @@ def _filled(messages: list[TemplateMessage]) -> list[TemplateMessage]:
     return [each if each["content"] or "tool_calls" in each else {**each, "content": blank} for each in messages]
 
 
-_Form = Callable[[list[TemplateMessage]], list[TemplateMessage]]
-_FORMS: tuple[_Form, ...] = (_hidden, partial(_joined, "user"), partial(_joined, "tool"), _filled)
+_FORMS: Sequence[Callable[..., Any]] = (_hidden, partial(_joined, "user"), partial(_joined, "tool"), _filled)
 _NEAREST = [forms for size in range(1, len(_FORMS) + 1) for forms in combinations(_FORMS, size)]
 """Changes after which a template may show what it refuses, the fewest first."""
 

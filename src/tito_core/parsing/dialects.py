@@ -269,8 +269,7 @@ def _dependencies(schema: dict[str, Any]) -> None:
         names = {key: [need] if isinstance(need, str) else need for key, need in needs.items()}
         for keyword, kind in (("dependentRequired", list), ("dependentSchemas", dict | bool)):
             if found := {key: need for key, need in names.items() if isinstance(need, kind)}:
-                known = schema.get(keyword)
-                schema[keyword] = {**(known if isinstance(known, dict) else {}), **found}
+                schema[keyword] = {**schema.get(keyword, {}), **found}
 
 
 def _bounds(schema: dict[str, Any]) -> None:

@@ -216,9 +216,8 @@ class ToolSchema:
 
     def enumerated(self, path: Path) -> list[Any] | None:
         """Return the values that a schema at a place lists in an "enum" or a "const"; None if none lists any."""
-        lists = [
-            schema.get("enum", [schema["const"]] if "const" in schema else None) for schema in self._parts_at(path)
-        ]
+        parts = self._parts_at(path)
+        lists = [part.get("enum", [part["const"]] if "const" in part else None) for part in parts]
         found = [values for values in lists if isinstance(values, list)]
         return [value for values in found for value in values] if found else None
 
@@ -243,8 +242,7 @@ class ToolSchema:
         """Return the only values that a member can have; None if they are not listed."""
         for schema in self._conjuncts(self.json.get("properties", {}).get(name)):
             if "enum" in schema or "const" in schema:
-                values: list[Any] = schema["enum"] if "enum" in schema else [schema["const"]]
-                return values
+                return list(schema["enum"] if "enum" in schema else [schema["const"]])
         return None
 
     def _conjuncts(self, schema: Any) -> Iterator[dict[str, Any]]:
@@ -330,14 +328,10 @@ _local = threading.local()
 """Of the comparison that this thread makes: the steps left, and the errors at each reference (`known`)."""
 
 
-class _TooCostly(RecursionError):
-    """The arguments and their schema take too many steps to compare."""
-
-
 def _spend(steps: int) -> None:
     _local.steps -= steps
     if _local.steps < 0:
-        raise _TooCostly
+        raise RecursionError
 
 
 def _counted(keyword: str, validator: Any, value: Any, instance: Any, schema: Any) -> Any:
