@@ -75,6 +75,14 @@ def test_a_cap_keeps_the_last_path_and_those_with_most_of_their_own_and_trains_e
         samples_of(ledger, max_paths=0)
 
 
+def test_a_cap_counts_what_the_trained_agent_sampled() -> None:
+    ledger = Ledger()
+    for agent, parent, output in (("judge", None, 9), ("a", 0, 1), ("a", None, 2), ("a", None, 1)):
+        before = ledger.path_length(parent)
+        ledger.commit(make_draft(parent, before, [100], [200] * output, agent=agent))
+    assert [sample.identity.trajectory for sample in samples_of(ledger, agent="a", max_paths=2)] == [1, 2]
+
+
 @few
 @given(rollouts(), st.booleans())
 def test_each_sampled_token_is_trained_once_over_all_samples_and_no_other(ledger: Ledger, constrained: bool) -> None:

@@ -269,7 +269,9 @@ def test_rewards_that_grpo_ignores_are_refused_where_it_is_known_and_else_counte
         turn = ledger.commit(make_draft(None, 0, [100] * 2, [200] * 3, agent=agent))
         ledger.annotate("reward", reward, turn=turn.index)
     options: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "omit"}
-    lost = r"verl's v1 GRPO .* of solver, .*: 1 are lost, 1 of 2 in absolute value, on 1 rows \(judge 1\)\. Train one"
+    lost = (
+        r"verl's v1 GRPO .* of solver, .*: those of 1 rows \(judge 1\) are lost, 1 of 2 in absolute value\. Train one"
+    )
     with pytest.raises(UnreadRewardError, match=lost):
         outputs_of(ledger, adv_estimator="grpo", **options)
     assert len(outputs_of(ledger, adv_estimator="grpo", agent="judge", **options)) == 1

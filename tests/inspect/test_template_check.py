@@ -137,19 +137,23 @@ def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("form", "words"),
     [
-        ("{name}", "transformers reads the same call"),
-        ("other", r"transformers reads \[\('other'.*hermes \[\('look'"),
+        ({"function": {"name": "{name}", "arguments": "{content}"}}, "transformers reads the same call"),
+        (
+            {"function": {"name": "other", "arguments": "{content}"}},
+            r"transformers reads \[\('other'.*hermes \[\('look'",
+        ),
+        ({"name": "{name}", "arguments": "{content}"}, "not compared: 'function'"),
     ],
 )
-def test_a_template_of_responses_is_a_referee_of_the_parser(tmp_path: Path, name: str, words: str) -> None:
+def test_a_template_of_responses_is_a_referee_of_the_parser(tmp_path: Path, form: dict[str, Any], words: str) -> None:
     tokenizer = byte_level(template=CHATML_TOOLS)
     calls = {
         "open_pattern": r'<tool_call>\{"name": "(?P<name>[^"]+)", "arguments": ',
         "close": "}</tool_call>",
         "content": "json",
-        "transform": {"type": "function", "function": {"name": name, "arguments": "{content}"}},
+        "transform": {"type": "function", **form},
         "repeats": True,
     }
     fields = {"tool_calls": calls}

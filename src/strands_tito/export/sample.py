@@ -363,7 +363,8 @@ def _longest(ledger: Ledger, ends: list[int], agent: str | None, most: int | Non
         raise ValueError(f"max_paths is {most}, expected at least 1.")
     if most is None or len(ends) <= most:
         return ends
-    paths = {end: {turn.index for turn in ledger.path(end)} for end in ends}
+    whole = {end: ledger.path(end) for end in ends}
+    paths = {end: {turn.index for turn in path} - _turns_of_others(path, agent) for end, path in whole.items()}
     shared = Counter(turn for path in paths.values() for turn in path)
     last = ledger.last_turn(agent)
 

@@ -213,7 +213,7 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     """
     chosen = {name: options.pop(name) for name in ("agent", "train_constrained", "max_paths") if name in options}
     found = samples_of(rollout, **chosen)
-    if (most := chosen.get("max_paths")) is not None:
+    if found and (most := chosen.get("max_paths")) is not None:
         warn_left_out([rollout], trainer="slime", agent=chosen.get("agent"), max_paths=most)
     copies = [_filled(copy.deepcopy(sample), each, options) for each in found]
     if not copies:

@@ -385,12 +385,12 @@ def check_last_row(rows: Sequence[TrainingSample], *, trainer: str, keep: str, r
     last, whose = rows[-1].identity.agent, Counter(row.identity.agent or "no agent" for row in unread)
     what = (
         f"{trainer} gives all rows of a rollout the advantage of its last row, here of {last or 'no agent'}, and reads "
-        f"no rewards of turns and calls on other rows: {np.count_nonzero(lost)} are lost, {np.abs(lost).sum():g} of "
-        f"{np.abs(every).sum():g} in absolute value, on {len(unread)} rows ({by_agent(whose)}). {keep}"
+        f"no rewards of turns and calls on other rows: those of {len(unread)} rows ({by_agent(whose)}) are lost, "
+        f"{np.abs(lost).sum():g} of {np.abs(every).sum():g} in absolute value. {keep}"
     )
     if refuse and any(row.loss_mask.any() and row.identity.agent != last for row in unread):
         raise UnreadRewardError(f"Rollout {rows[0].identity.rollout_id}: {what}")
-    if lost.any():
+    if any(row.total != rows[-1].total for row in unread):  # a reward of 0 is one too
         logger.warning("rollout=<%s> | %s", rows[0].identity.rollout_id, what)
 
 

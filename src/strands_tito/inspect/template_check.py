@@ -105,12 +105,12 @@ def _compare_response(tokenizer: PreTrainedTokenizerBase, parser: str, certified
         whole = str.__str__(certified.rendering.of_messages(called, None, TOOLS, generation_prompt=False))
         answer = whole.removeprefix(prompt)
         message: Any = tokenizer.parse_response(answer, prefix=prompt)
+        found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     except Exception as error:  # whatever a template or its parser raises
         return f"not compared: {_reason(error)}"
     session = reader.start(tools={spec["name"]: spec["inputSchema"]["json"] for spec in TOOLS})
     session.feed(tokenizer.encode(answer, add_special_tokens=False))
     ours = [(call.name, call.arguments) for call in session.finish(truncated=False).calls]
-    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     return "transformers reads the same call" if ours == found else f"transformers reads {found}, {parser} {ours}"
 
 
