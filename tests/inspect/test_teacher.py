@@ -330,7 +330,9 @@ def test_exports_hold_the_column(tmp_path_factory: pytest.TempPathFactory, ledge
         assert len(values) == fields["response_length"]
         np.testing.assert_allclose(values, expected(sample.token_ids)[sample.prompt_length :], atol=1e-6)
         assert fields_of(sample, decode=str, temperature=1.0, logprobs="omit", teacher="x")["teacher_log_probs"] is None
-        with pytest.raises(LogprobMismatchError, match="Law 11: slime"):
+        with pytest.raises(
+            LogprobMismatchError, match=r"Law 11: slime .* in column 'teacher' \(teacher='' leaves it out\)"
+        ):
             fields_of(sample, decode=str, temperature=0.7, logprobs="omit")
 
 

@@ -115,7 +115,8 @@ def fields_of(
     kept_ids, kept_offsets = _kept(sample, logprobs) if top_p_replay else (None, None)
     experts, scores = experts_of(sample), sample.scores.get(teacher)
     if scores is not None and logprobs != "as-recorded":  # slime subtracts them from log_softmax(logits / temperature)
-        check_semantics(scores.semantics, temperature=temperature, trainer="slime", rollout=sample.identity.rollout_id)
+        whose = f"{sample.identity.rollout_id} in column {teacher!r} (teacher='' leaves it out)"
+        check_semantics(scores.semantics, temperature=temperature, trainer="slime", rollout=whose)
     response = slice(sample.prompt_length, None)
     return {
         "tokens": sample.token_ids.tolist(),

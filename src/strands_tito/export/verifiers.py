@@ -158,7 +158,8 @@ def _scores(rollout: Ledger, teacher: str, temperature: float | None) -> list[li
     if scores is None:
         return []
     if temperature is not None:
-        check_semantics(scores.semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
+        whose = f"{rollout.uuid} in column {teacher!r} (teacher='' leaves it out)"
+        check_semantics(scores.semantics, temperature=temperature, trainer="verifiers", rollout=whose)
     stops = np.cumsum([turn.own_length for turn in turns])
     return [
         scores.logprobs[stop - turn.draft.columns.output : stop].tolist()
