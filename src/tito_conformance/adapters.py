@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tito_conformance.checks import Tally, set_place, together
-from tito_conformance.sampler import prompt_of
 from tito_conformance.target import ConnectedServer
 from tito_core.backend.generate import score
 from tito_core.backend.semantics import semantics_of
@@ -18,7 +17,7 @@ ADAPTED_TOKENS = 24
 async def check(server: ConnectedServer, tally: Tally) -> None:
     """Sample one prompt with the model alone and with each adapter at once, and score each answer by all of them."""
     adapters: list[Adapter | None] = [None, *map(Adapter, server.target.adapters)]
-    prompt = prompt_of(server, "Say something that only you would say.")
+    prompt = server.prompt_of("Say something that only you would say.")
     parameters = {"max_new_tokens": ADAPTED_TOKENS, "temperature": 1.0, "ignore_eos": True}
     sampling, tolerance = server.sampling(**parameters), server.tolerance_nats
     set_place(sampling=parameters)

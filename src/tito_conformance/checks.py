@@ -51,18 +51,13 @@ class Check:
 
 _ALL = (
     Check("prompt", 1, "Each prompt is its parent's prompt and completion, then the delta, as sent."),
-    Check("ledger", 2, "`check_ledger` finds nothing: every law that needs the ledger alone."),
-    Check("alignment", 2, "A trajectory has the reported logprob on each sampled token, and no other logprob."),
-    Check("trajectory", 3, "A trajectory is the path of its last turn, token for token."),
-    Check("mask", 3, "Each sampled token is trained once over all trajectories, and no other token is."),
-    Check("answers", 4, "Each turn comes from exactly one complete response."),
-    Check("echo", 4, "The server read the prompt that was sent."),
-    Check("output", 4, "The ledger holds the ids of the response."),
+    Check("mask", 3, "A trajectory is its path with the reported logprobs, and each sampled token is trained once."),
+    Check("answers", 4, "Each turn is one complete response: the prompt that the server read, and its ids."),
     Check("logprobs", 4, "The ledger holds the response's logprobs, each of its own token."),
     Check("images", 4, "Each picture's bytes, name and placeholders are the ledger's, on the wire and in the echo."),
     Check("looked", 4, "Scores depend on the pixels of each picture before a token, and on nothing else about it."),
     Check("cached", 4, "Fewer tokens are cached than the prompt has, since the last one must be computed."),
-    Check("finish", 4, "The finish reason agrees with the last tokens and with the request."),
+    Check("finish", 4, "The end agrees with the last tokens, the stop strings and the request."),
     Check("top", 4, "The top logprobs are the response's and contain the sampled token, unless it is less likely."),
     Check("scored", 4, "Prompt logprobs are the response's, of the prompt's tokens, and equal the server's score."),
     Check("routed", 4, "Each token but the last has the response's experts, and the same ones on a second read."),
@@ -70,7 +65,6 @@ _ALL = (
     Check("requested", 4, "Sampling parameters are sent and recorded as the agent requested them."),
     Check("text", 4, "The response's text is what its ids decode to."),
     Check("refused", 4, "The client refuses no response of the server."),
-    Check("stopped", 4, "No answer goes on after a stop string."),
     Check("seeded", 4, "The same seed gives the same tokens, up to a near-tie."),
     Check(
         "obeyed",
@@ -82,18 +76,14 @@ _ALL = (
     Check("long", 4, "Long prompts, long answers and a full context are scored as they were reported."),
     Check("adapted", 4, "Answers of LoRA adapters at the same time have their own adapter's scores, and no other's."),
     Check("paused", 5, "A paused server answers nothing, and after it resumes what waited."),
-    Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
-    Check("cancelled", 5, "A cancelled turn leaves no trace, and the next one is complete."),
-    Check("aborted", 5, "An abort ends the request that it names, and no other."),
+    Check("lost", 5, "Every answer is a turn, unless it was cancelled, which leaves no trace."),
+    Check("aborted", 5, "An abort ends the request that it names, and nothing else does."),
     Check("inert", 6, "No control token comes from message content."),
-    Check("rendering", 7, "The delta is the end of the template's own rendering of the history."),
-    Check("tokens", 7, "The delta's ids are the tokenizer's own, where messages spell no control token."),
+    Check("rendering", 7, "The delta ends the template's own rendering of the history, in the tokenizer's own ids."),
     Check("parent", 8, "A turn's parent is the latest turn whose history its own history starts with."),
     Check("branch", 8, "A branch has the reason that the agent's move gives it."),
-    Check("forced", 9, "A forced call is well formed, of the forced tool, and valid by its schema."),
     Check("calls", 9, "The agent executes exactly the calls that the policy sampled, unrepaired and in order."),
-    Check("shaped", 9, "A structured output matches its schema."),
-    Check("constrained", 9, "Exactly the turns that were sampled under a grammar are marked as constrained."),
+    Check("constrained", 9, "A turn under a grammar is marked so, and what was demanded matches its schema."),
     Check("versions", 10, "Weight versions tile each completion as the server reports them."),
     Check("changed", 10, "After a weight update each token has its own version, and scores are the new weights'."),
     Check("live", 10, "After a weight update, new answers report the new version alone."),
@@ -117,13 +107,13 @@ COLUMN_CHECKS = {
 }
 """Checks of optional outputs, each with the output that it needs."""
 SINGLE_SERVER_CHECKS = (
-    *("semantics", "looked", "sampler", "long", "aborted", "obeyed", "seeded", "cancelled"),
+    *("semantics", "looked", "sampler", "long", "aborted", "obeyed", "seeded"),
     *COLUMN_CHECKS,
     *WEIGHT_CHECKS,
     "adapted",
 )
 """Checks that run only when one server is tested alone."""
-REQUIRED = ("prompt", "echo", "output", "logprobs", "rescored", "rendering", "parent", "mask", "sampler")
+REQUIRED = ("prompt", "answers", "logprobs", "rescored", "rendering", "parent", "mask", "sampler")
 """Checks that a run on one server must have made to be called conformant, unless the user says otherwise."""
 CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""
@@ -230,6 +220,23 @@ class BrokenLawError(TITOError, AssertionError):
         self.where = where = where.within(_PLACE.get())
         self.problem = f"{where}: {problem}" if str(where) else problem
         super().__init__(f"Law {self.check.law} ({LAWS[self.check.law]}), {check}: {self.problem}")
+
+
+NOTHING = "nothing"
+"""What a column of an answer was compared with, where no law binds it and no second source was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer of a run.
+
+    Attributes:
+        kind: How it was sampled, and whether it was streamed.
+        columns: Against what each of its columns was compared: a second source, "law" or `NOTHING`.
+    """
+
+    kind: str
+    columns: dict[str, str]
 
 
 @dataclass

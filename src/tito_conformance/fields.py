@@ -20,7 +20,7 @@ from tito_conformance.bets import FALSE_ALARM
 from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
 from tito_conformance.oracle import offsets
-from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, prompt_of, top_of
+from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, top_of
 from tito_conformance.semantics import LONG_PROMPTS, long_prompt, row
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
@@ -68,7 +68,7 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
         tally.skip("semantics", "The policy is too certain, or its context too short, to tell raw from processed.")
     else:
         tally.require("semantics", True, "")
-    prompts = [prompt_of(server, text) for text in PROMPTS[:repeats]]
+    prompts = [server.prompt_of(text) for text in PROMPTS[:repeats]]
     await check_causality(server, tally, prompts[0])
     await check_prefixes(server, tally, [prompts[0], prompts[-1][len(prompts[-1]) // 2 :]])
     limit = server.policy.info.max_model_len
@@ -120,9 +120,9 @@ class Plain:
     @classmethod
     def of(cls, server: ConnectedServer, answer: TokenResponse) -> Plain:
         """Return the plain answer of a server."""
-        tokenizer, near = server.policy.tokenizer, max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+        near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
         draw = draw_of(answer) if "top_ids" in answer.columns and top_of(server) >= LEAST_TOP else _bare(answer)
-        return cls(draw, frozenset(server.policy.stop_token_ids), lambda ids: str(tokenizer.decode(ids)), near)
+        return cls(draw, frozenset(server.policy.stop_token_ids), server.decode, near)
 
     @property
     def ids(self) -> list[int]:
@@ -363,7 +363,7 @@ async def _check_state(server: ConnectedServer, tally: Tally, prompt: TokenIds, 
             if "extra" not in extreme:
                 return
             del extreme["extra"], extreme["stop"]
-        answer = await _ask(server, prompt if number == 0 else prompt_of(server, QUESTIONS[0]), sampling)
+        answer = await _ask(server, prompt if number == 0 else server.prompt_of(QUESTIONS[0]), sampling)
         if number == 0:
             place = Where(sampling=GREEDY, streamed=False, request_id=answer.request_id)
             _require_expected(tally, Plain.of(server, plain), GREEDY, answer, place, f"right after {extreme}, ")

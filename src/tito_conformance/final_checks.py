@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from strands_tito.inspect.verify import rescore
 from tito_conformance import oracle
 from tito_conformance.bets import center
-from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
+from tito_conformance.checks import COLUMN_CHECKS, NOTHING, NOWHERE, Tally, Where, set_place
 from tito_conformance.fixed import require_scores
 from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
@@ -20,11 +20,11 @@ from tito_conformance.wire import WireGeneration
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
+from tito_core.ledger import Ledger, Provenance, Turn
 
-RESPONSE_CHECKS = ("answers", "prompt", "echo", "output", "logprobs", "cached", "finish", "versions", "text")
+RESPONSE_CHECKS = ("answers", "prompt", "logprobs", "cached", "finish", "versions", "text")
 """Checks of the ledger against the server's responses, on its wire or in its backend."""
-NEEDED_FIELDS = {"echo": {"echoed"}, "images": {"media"}}
+NEEDED_FIELDS = {"answers": {"echoed"}, "images": {"media"}}
 """Response fields of a check that a backend may declare as unreported (`EngineInfo.unreported`)."""
 REPORTED: Mapping[str, Callable[[WireGeneration], bool]] = {
     "cached": lambda answer: answer.cached_tokens is not None,
@@ -34,8 +34,6 @@ REPORTED: Mapping[str, Callable[[WireGeneration], bool]] = {
 NOT_REPORTED = "The answer does not report it."
 UNREPORTED = "The backend declares that its server does not report it."
 UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
-TRAINING_CHECKS = ("trajectory", "mask", "alignment")
-"""Checks of what a trainer gets."""
 LEAST_FOR_BIAS = 8
 """Tokens of an answer below which their mean difference says little."""
 ANSWER_BIAS = 0.3
@@ -56,20 +54,15 @@ async def close(player: Player) -> None:
     ledger, tally, server = player.model.ledger, player.tally, player.server
     set_place()
     if len(ledger):
-        try:
-            check_ledger(ledger)
-        except LawViolationError as error:
-            tally.require("ledger", False, str(error))
-        tally.require("ledger", True, "", len(ledger))
         turns = _oracle_turns(ledger, player.optional_outputs)
         _check_responses(player, turns)
         problems = oracle.check_trajectories(turns, list(_oracle_trajectories(ledger)))
-        _require_all(player, TRAINING_CHECKS, problems, len(turns))
+        _require_all(player, ("mask",), problems, len(turns))
         _check_control_tokens(player)
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
             await _check_second_read(ledger, player.optional_outputs, server, tally)
-    server.truncate_logs(player.log_start)
+    server.clear_logs()
 
 
 def control_strings(tokenizer: Any) -> tuple[str, ...]:
@@ -88,7 +81,7 @@ def _require_all(player: Player, checks: Iterable[str], problems: Iterable[tuple
 
 def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
     server, tally = player.server, player.tally
-    generations = server.generations(player.log_start)
+    generations = server.generations()
     unreported = server.policy.info.unreported
     skipped = {check for check, fields in NEEDED_FIELDS.items() if fields <= unreported}
     for check in skipped:
@@ -98,8 +91,8 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
     if "images" not in skipped and any(turn.images for turn in turns):
         columns.append("images")
     checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
-    for check, problem, *place in oracle.compare(turns, generations, stop_ids):
-        if check not in skipped:
+    for check, problem, *place in oracle.compare(turns, generations, stop_ids, echoes="answers" not in skipped):
+        if check != "images" or "images" not in skipped:
             tally.require(check, False, problem, where=player.where(*place))
     for check in checks:
         reports = sum(map(REPORTED.get(check, lambda _: True), generations))
@@ -125,20 +118,20 @@ def _check_text(player: Player, generations: list[WireGeneration], turns: list[O
     if len(known) < len(with_text):  # a model may have more embedding rows than its tokenizer has tokens
         tally.skip("text", UNKNOWN_ID, len(with_text) - len(known))
     index_of = {turn.request_id: turn.index for turn in turns}
-    strips = str(tokenizer.decode(tokenizer.encode(" a", add_special_tokens=False))) != " a"
-    for check, problem, request_id in oracle.check_text(known, lambda ids: str(tokenizer.decode(ids)), strips=strips):
+    strips = player.server.strips
+    for check, problem, request_id in oracle.check_text(known, player.server.decode, strips=strips):
         tally.require(check, False, problem, where=_where(player, index_of.get(request_id)))
     tally.require("text", True, "", len(known))
+    player.server.compared("text", NOTHING, *(each.request_id for each in with_text))
+    player.server.compared("text", "decoded ids", *(each.request_id for each in known))
 
 
 def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
-    decode, tally = player.server.policy.tokenizer.decode, player.tally
+    policy = player.server.policy
     index_of = {turn.request_id: turn.index for turn in turns}
     for each in generations:
-        for stop in each.sampling.get("stop") or ():
-            before = str(decode(each.output_ids[:-1]))
-            problem = f"the answer continued after the stop string {stop!r}: {before[-60:]!r}."
-            tally.require("stopped", stop not in before, problem, where=_where(player, index_of.get(each.request_id)))
+        for check, problem, *_ in oracle.check_stop_strings(each, player.server.decode, policy.stop_token_ids):
+            player.tally.require(check, False, problem, where=_where(player, index_of.get(each.request_id)))
 
 
 def _where(player: Player, index: int | None) -> Where:

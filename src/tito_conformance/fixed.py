@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tito_conformance.checks import NOWHERE, Tally, Where, set_place
 from tito_conformance.oracle import offsets
-from tito_conformance.sampler import prompt_of
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_conformance.testing.pictures import picture, same_pixels
 from tito_core.backend import OptionalOutputs
@@ -139,6 +138,30 @@ async def compare_scores(
     return scores
 
 
+SCORED = 8
+"""Answers of each stage that are scored: the last ones of their kinds, and the last and the first one of all."""
+
+
+async def check_unscored(server: ConnectedServer, tally: Tally) -> None:
+    """Let the server score a few answers of the stage that ends here: it may have read another prompt by then."""
+    if server.live_version is None and server.weight_updates:
+        return  # without versions nothing tells which weights sampled an answer
+    limit, chosen = server.policy.info.max_model_len, dict[str, tuple[Any, ...]]()
+    for each in server.unscored:
+        kind = server.recorder.answers[each[2].request_id].kind
+        chosen = {name: other for name, other in chosen.items() if name != kind} | {kind: each}
+    few = [*list(chosen.values())[: -SCORED - 1 : -1], *server.unscored[:1], *server.unscored[-2:-1]]
+    for prompt, sampling, response in {id(each[2]): each for each in few}.values():
+        ids = np.concatenate([prompt, response.output_ids])
+        if len(response.output_ids) and (limit is None or len(ids) + SPARE <= limit):
+            set_place(sampling=sampling.model_dump(mode="json", exclude_defaults=True), request_id=response.request_id)
+            await compare_scores(server, tally, "rescored", ids, response.logprobs, sampling, "scored afterwards")
+
+
+SPARE = 16
+"""Tokens of a context that stay free: vLLM needs one to score, SGLang six."""
+
+
 async def check_causality(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
     """Replace a prompt's last token: only its own row may change, and must change for at least one replacement."""
     info, shape = server.policy.info, server.target.experts
@@ -178,7 +201,7 @@ async def check_abort(server: ConnectedServer, tally: Tally) -> None:
         tally.skip("aborted", "The backend does not stream, so the start of a request is unknown.")
         return
     limit = server.policy.info.max_model_len
-    prompt = prompt_of(server, "Count for ever.")
+    prompt = server.prompt_of("Count for ever.")
     if limit is not None and len(prompt) + ABORTED_TOKENS > limit:
         tally.skip("aborted", f"An answer of {ABORTED_TOKENS} tokens does not fit into the context of {limit}.")
         return
@@ -249,8 +272,9 @@ async def _abort_all_but_one(
             ends[name] = time.monotonic()
             begun[name].set()
 
-    tasks = {name: asyncio.create_task(one(name)) for name in begun}
     *names, last = begun
+    server.aborting.update(names)
+    tasks = {name: asyncio.create_task(one(name)) for name in begun}
     aborts: list[tuple[bool, int, float]] = []
     try:
         for name in begun:

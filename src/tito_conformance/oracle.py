@@ -90,7 +90,11 @@ class OracleTrajectory:
 
 
 def compare(
-    turns: Sequence[OracleTurn], generations: Sequence[WireGeneration], stop_ids: Sequence[int]
+    turns: Sequence[OracleTurn],
+    generations: Sequence[WireGeneration],
+    stop_ids: Sequence[int],
+    *,
+    echoes: bool = True,
 ) -> Iterator[tuple[str, str, *tuple[int, ...]]]:
     """Compare each turn with its generation on the wire. Yield the check, the problem, and the turn's index.
 
@@ -100,6 +104,7 @@ def compare(
         turns: The ledger's turns, in commit order.
         generations: The generations on the wire.
         stop_ids: Ids that end a turn of the model.
+        echoes: Whether the server echoes prompts.
     """
     by_id: dict[str, list[WireGeneration]] = {}
     for generation in generations:
@@ -121,7 +126,7 @@ def compare(
             continue
         problems: Iterator[Problem] = itertools.chain(
             compare_images(before + turn.delta_ids, images[-1], answers[0]),
-            _compare_turn(turn, before, images[-1], answers[0], set(stop_ids)),
+            _compare_turn(turn, before, images[-1], answers[0], set(stop_ids), echoes=echoes),
         )
         for problem in problems:
             yield (problem[0], problem[1], turn.index, *problem[2:])
@@ -150,7 +155,7 @@ def check_trajectories(
         leaf = trajectory.turns[-1]
         if trajectory.ids != paths[leaf]:
             at = _first_difference(trajectory.ids, paths[leaf])
-            yield "trajectory", f"the trajectory that ends in turn {leaf} differs at token {at}.", leaf
+            yield "mask", f"the trajectory that ends in turn {leaf} differs at token {at}.", leaf
             continue
         start = 0
         for index in trajectory.turns:
@@ -161,9 +166,9 @@ def check_trajectories(
             if turn.constrained and any(trajectory.mask[output:end]):
                 yield "mask", f"a token of turn {index} has loss mask 1, but was sampled under a grammar.", index
             if not all(math.isnan(value) for value in trajectory.logprobs[start:output]):
-                yield "alignment", f"a prompt token of turn {index} has a logprob.", index
+                yield "mask", f"a prompt token of turn {index} has a logprob.", index
             if trajectory.logprobs[output:end] != turn.logprobs:
-                yield "alignment", f"the logprobs of turn {index} are not aligned with its tokens.", index
+                yield "mask", f"the logprobs of turn {index} are not aligned with its tokens.", index
             trained[index] += sum(trajectory.mask[output:end])
             start = end
     for index, count in trained.items():
@@ -284,7 +289,12 @@ def compare_request(
     requested: Mapping[str, Any],
     output: Sequence[int],
     logprobs: Sequence[float],
+    end: tuple[str, int | str | None],
     answer: WireGeneration,
+    stop_ids: Sequence[int],
+    decode: Callable[[list[int]], str] | None,
+    *,
+    strips: bool,
 ) -> Iterator[Problem]:
     """Compare a request of the suite's own, and the answer that the client gave it, with the wire.
 
@@ -293,18 +303,52 @@ def compare_request(
         requested: Its parameters, under our names.
         output: The ids of the client's answer.
         logprobs: Their logprobs.
+        end: Why it ended, and the stop.
         answer: The generation on the wire.
+        stop_ids: Ids that end a turn of the model.
+        decode: Decodes ids; None if the answer has one that is not in the tokenizer.
+        strips: See `check_text`.
     """
     limit = requested["max_new_tokens"]
     sent = next((answer.sampling[name] for name in LIMITS if answer.sampling.get(name) is not None), limit)
     yield from compare_sampling(requested, answer.sampling, requested, sent)
     for check, what, own, wire in (
         ("prompt", "the prompt that was sent", prompt, answer.prompt_ids),
-        ("output", "the client's output", output, answer.output_ids),
+        ("answers", "the client's output", output, answer.output_ids),
         ("logprobs", "the client's logprobs", logprobs, list(map(float32, answer.logprobs))),
     ):
         if list(own) != list(wire):
             yield check, f"{what} and the wire's differ at {differing(own, wire)}.", _first_difference(own, wire)
+    yield from _compare_finish(*end, requested.get("grammar") is not None, answer, set(stop_ids))
+    for place, row in enumerate(answer.top_logprobs or ()):
+        if len(twice := [token for token, _ in row]) > len(set(twice)):
+            yield "top", f"output token {place} lists a token twice among its likeliest ones: {row}.", place
+    if decode is not None:
+        yield from check_stop_strings(answer, decode, stop_ids)
+        yield from ((check, problem) for check, problem, _ in check_text([answer], decode, strips=strips))
+
+
+def check_stop_strings(
+    answer: WireGeneration, decode: Callable[[list[int]], str], stop_ids: Sequence[int]
+) -> Iterator[Problem]:
+    """Check that an answer ends at its first stop string, and holds the one that is said to have ended it."""
+    stops, output = answer.sampling.get("stop") or (), answer.output_ids
+    least = answer.sampling.get("min_tokens") or answer.sampling.get("min_new_tokens")
+    before, text = (decode(output[:-1]), decode(output)) if stops else ("", "")
+    for stop in stops:
+        if stop in before and not least:  # servers may or may not look for it in the first tokens
+            yield "finish", f"the answer continued after the stop string {stop!r}: {before[-60:]!r}."
+    ends = {*stop_ids, *(answer.sampling.get("stop_token_ids") or ())}
+    if stops and output and answer.finish == "stop" and output[-1] not in ends:
+        named = [answer.stop] if isinstance(answer.stop, str) else stops
+        if not any(_holds(text, stop) for stop in named):
+            yield "finish", f"the answer ended by {named}, but its text is {text[-60:]!r}."
+
+
+def _holds(text: str, stop: str) -> bool:
+    """Return whether a text holds a stop string, but for blanks, which servers decode differently."""
+    bare = "".join(stop.split())
+    return bare in "".join(text.split()) if bare else stop in text or not text.strip()
 
 
 def _same(name: str, one: Any, other: Any) -> bool:
@@ -329,7 +373,13 @@ def compare_semantics(
 
 
 def _compare_turn(
-    turn: OracleTurn, before: list[int], images: list[OracleImage], answer: WireGeneration, stop_ids: set[int]
+    turn: OracleTurn,
+    before: list[int],
+    images: list[OracleImage],
+    answer: WireGeneration,
+    stop_ids: set[int],
+    *,
+    echoes: bool,
 ) -> Iterator[Problem]:
     prompt, output = before + turn.delta_ids, answer.output_ids
     if answer.answered_id is not None and not answer.answered_id.endswith(answer.request_id):
@@ -338,14 +388,14 @@ def _compare_turn(
     if sent != answer.prompt_ids:
         at = _first_difference(sent, answer.prompt_ids)
         yield "prompt", f"the parent's path and the delta differ from the sent prompt at token {at}."
-    if answer.echoed_ids is None:
-        yield "echo", "the server did not echo the prompt."
-    elif answer.echoed_ids != prompt:
-        at = _first_difference(answer.echoed_ids, prompt)
-        yield "echo", f"the echoed prompt differs from the ledger's at token {at}."
+    if answer.echoed_ids is None and echoes:
+        yield "answers", "the server did not echo the prompt."
+    elif answer.echoed_ids not in (None, prompt):
+        at = _first_difference(answer.echoed_ids or (), prompt)
+        yield "answers", f"the echoed prompt differs from the ledger's at token {at}."
     if turn.output_ids != output:
         at = _first_difference(turn.output_ids, output)
-        yield "output", f"the ledger's output differs from the response at {differing(turn.output_ids, output)}.", at
+        yield "answers", f"the ledger's output differs from the response at {differing(turn.output_ids, output)}.", at
     if answer.logprob_ids != output:
         at = _first_difference(answer.logprob_ids, output)
         yield "logprobs", "the response's logprobs belong to other tokens than its output.", at
@@ -366,7 +416,7 @@ def _compare_turn(
             "cached",
             f"the server has {answer.cached_tokens} cached tokens of {len(prompt)}, the ledger {turn.cached_tokens}.",
         )
-    yield from _compare_finish(turn, answer, stop_ids)
+    yield from _compare_finish(turn.finish, turn.stop, turn.constrained, answer, stop_ids)
     yield from _compare_versions(turn, answer)
 
 
@@ -381,25 +431,27 @@ def _compare_versions(turn: OracleTurn, answer: WireGeneration) -> Iterator[Prob
         yield "versions", f"the spans {spans} do not tile {count} tokens."
 
 
-def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]) -> Iterator[Problem]:
+def _compare_finish(
+    finish: str, stop: int | str | None, constrained: bool, answer: WireGeneration, stop_ids: set[int]
+) -> Iterator[Problem]:
     output, sampling = answer.output_ids, answer.sampling
     ends = stop_ids | set(sampling.get("stop_token_ids") or ())
     limit = sampling.get("max_tokens", sampling.get("max_new_tokens"))
     least = sampling.get("min_tokens") or sampling.get("min_new_tokens") or 0
     last = output[-1] if output else None
-    aborted_at_stop = (answer.finish, turn.finish) == ("abort", "stop") and last in ends  # such an answer is whole
-    if turn.finish != answer.finish and not aborted_at_stop:
-        yield "finish", f"the response's finish reason is {answer.finish!r}, the ledger's {turn.finish!r}."
+    aborted_at_stop = (answer.finish, finish) == ("abort", "stop") and last in ends  # such an answer is whole
+    if finish != answer.finish and not aborted_at_stop:
+        yield "finish", f"the response's finish reason is {answer.finish!r}, the ledger's {finish!r}."
     if answer.finish == "length" and len(output) != limit:
         yield "finish", f"the finish reason is length after {len(output)} tokens, but the limit was {limit}."
     if answer.finish == "length" and last in ends and not sampling.get("ignore_eos") and len(output) > least:
         yield "finish", f"the finish reason is length, but the last token {last} is a stop id.", len(output) - 1
-    if answer.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
+    if answer.finish == "stop" and not isinstance(stop, str) and last not in ends and not constrained:
         yield "finish", f"the finish reason is stop, but the last token {last} is not a stop id.", len(output) - 1
-    if answer.finish == "stop" and last in ends and turn.stop is None:
+    if answer.finish == "stop" and last in ends and stop is None:
         yield "finish", f"the last token {last} is a stop id, but the ledger records no stop."
-    if isinstance(turn.stop, int) and turn.stop != last:
-        yield "finish", f"the stop token is {turn.stop}, but the last token is {last}."
+    if isinstance(stop, int) and stop != last:
+        yield "finish", f"the stop token is {stop}, but the last token is {last}."
     if limit is not None and len(output) > limit:
         yield "finish", f"the response has {len(output)} tokens, the limit was {limit}."
     early = [at for at, token in enumerate(output[:-1]) if token in ends]

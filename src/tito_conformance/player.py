@@ -20,7 +20,7 @@ from tito_conformance.checks import Tally, Where, set_place
 from tito_conformance.fixed import ABSENT
 from tito_conformance.oracle import OracleImage, ParentOracle, Problem, collapsed, compare_sampling, compare_semantics
 from tito_conformance.rendering import CallReader, Renderer, compare_calls, compare_said, differing_excerpts
-from tito_conformance.target import FINITE_TOP_K, ConnectedServer, LogPosition
+from tito_conformance.target import FINITE_TOP_K, ConnectedServer
 from tito_conformance.testing import moves as m
 from tito_conformance.weights import RELOADED_TOKENS, check_live_version, update_weights
 from tito_core.backend import OptionalOutputs, SamplingParams
@@ -83,7 +83,6 @@ class Player:
         model: The model, whose ledger is checked.
         streamed: Whether its answers are streamed.
         agents: The agents.
-        log_start: Where the conversation begins in the server's logs.
         abandoned: Number of answers that may be in no turn, because a move cancelled them or the server aborted them.
         sampling: Sampling parameters that the last `Sampling` move set.
         requested: Sampling parameters of the current turn.
@@ -103,14 +102,13 @@ class Player:
     parents: ParentOracle = field(default_factory=ParentOracle)
     renderer: Renderer = field(init=False)
     calls: CallReader = field(init=False)
-    log_start: LogPosition = field(init=False)
     abandoned: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
     requested: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         policy, moves = self.server.policy, list(self.opening)
-        self.log_start = self.server.log_position()
+        self.server.clear_logs()
         self.streamed = any(isinstance(move, m.Stream) for move in moves)
         self.optional_outputs = next(
             (_optional_outputs(move, self.server) for move in moves if isinstance(move, m.Want)), OptionalOutputs()
@@ -298,9 +296,9 @@ class Player:
         if renderer.is_plain(agent.messages, agent.system) and (closed or before is None):
             expected_ids = renderer.encode(closed + delta)[-len(ids) :]
             problem = f"{where} has the ids {ids}, but the tokenizer encodes it as {expected_ids}."
-            tally.require("tokens", expected_ids == ids, problem, 1, place)
+            tally.require("rendering", expected_ids == ids, problem, 1, place)
         else:
-            tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was truncated.")
+            tally.skip("rendering", "Messages spell a control token or a bracket, or the answer was truncated.")
 
     def _check_closing(self, before: Draft, part: str, delta: str, place: Where) -> str | None:
         """Check how a delta closes the truncated part of the answer before it.
@@ -333,7 +331,7 @@ class Player:
     def _check_answer(self, answer: Answer, index: int) -> None:
         """Compare a turn with its request, and its message with the sampled text."""
         draft, tally = self.model.ledger[index].draft, self.tally
-        wire = [each for each in self.server.generations(self.log_start) if each.request_id == draft.engine.request_id]
+        wire = [each for each in self.server.generations() if each.request_id == draft.engine.request_id]
         problems: list[Problem] = []
         if len(wire) == 1:
             problems += compare_sampling(self.requested, wire[0].sampling, draft.sampling, draft.max_new_tokens)
@@ -428,7 +426,7 @@ class Player:
             await self.sample(agent, stop=(move.stop, ABSENT))
         except BadRequestError as error:
             await self.sample(agent)  # raises again if it is not the stop string that the server refuses
-            self.tally.skip("stopped", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
+            self.tally.skip("finish", f"The server refuses stop strings: {str(error).partition(': ')[2][:80]}")
 
     async def _cancel(self, agent: SimulatedAgent, move: m.Cancel) -> None:
         """Cancel a turn. The ledger must be whole, whether or not the answer was complete by then."""
@@ -445,7 +443,7 @@ class Player:
         after = len(self.model.ledger)
         completed = answer is not None and answer.stop_reason is not None
         self.tally.require(
-            "cancelled",
+            "lost",
             after - before == int(completed),
             f"a turn that was {'complete' if completed else 'cancelled'} left {after - before} turns in the ledger.",
         )
@@ -468,25 +466,25 @@ class Player:
         """Force a call, and check it against the tool's schema."""
         tally = self.tally
         if not self.server.tools:
-            tally.skip("forced", "The context is too short for tools.")
+            tally.skip("constrained", "The context is too short for tools.")
             return
         agent.add_input(move.text)
         tool = TOOLS[len(move.text) % len(TOOLS)]
         choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
-        answer = await self._constrained(agent, "forced", tool_choice=choice)
+        answer = await self._constrained(agent, tool_choice=choice)
         if answer is None:
             return
         uses = tool_uses(answer.message)
         names = [each["name"] for each in TOOLS]
         where = self.where(len(self.model.ledger) - 1)
         problem = f"the turn was forced to call {choice}, but its content is {answer.message['content']}."
-        tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem, 1, where)
+        tally.require("constrained", bool(uses) and all(use["name"] in names for use in uses), problem, 1, where)
         if move.named:
-            tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem, 1, where)
+            tally.require("constrained", {use["name"] for use in uses} == {tool["name"]}, problem, 1, where)
         for use in uses:
             schema = TOOLS[names.index(use["name"])]["inputSchema"]["json"]
             valid = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
-            tally.require("forced", valid, problem, 1, where)
+            tally.require("constrained", valid, problem, 1, where)
 
     async def _call(self, agent: SimulatedAgent, move: m.Call) -> None:
         """Make the policy write calls, some of them malformed; `run_turn` checks the result.
@@ -517,7 +515,7 @@ class Player:
     async def _shape(self, agent: SimulatedAgent, move: m.Shape) -> None:
         """Request a structured output, and validate it."""
         agent.add_input(move.text)
-        answer = await self._constrained(agent, "shaped", structured_output_model=Shaped)
+        answer = await self._constrained(agent, structured_output_model=Shaped)
         if answer is None:
             return
         text = "".join(block.get("text", "") for block in answer.message["content"])
@@ -527,22 +525,22 @@ class Player:
         except ValueError:
             valid = False
         problem = f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}."
-        self.tally.require("shaped", valid, problem, 1, self.where(len(self.model.ledger) - 1))
+        self.tally.require("constrained", valid, problem, 1, self.where(len(self.model.ledger) - 1))
 
-    async def _constrained(self, agent: SimulatedAgent, check: str, **arguments: Any) -> Answer | None:
+    async def _constrained(self, agent: SimulatedAgent, **arguments: Any) -> Answer | None:
         """Run a turn under a grammar. Without a whole answer, count the check as skipped and return None."""
         self.set_sampling(max_new_tokens=GRAMMAR_TOKENS, temperature=1.0)
         try:
             answer = await self.run_turn(agent, **arguments)
         except (UnsupportedToolChoiceError, BadRequestError) as error:
-            self.tally.skip(check, _first_line(error))
+            self.tally.skip("constrained", _first_line(error))
             agent.messages.pop()
             return None
         except REFUSALS as error:
-            await self._sample_without(agent, check, error)
+            await self._sample_without(agent, "constrained", error)
             return None
         if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
-            self.tally.skip(check, "The answer was longer than the token limit.")
+            self.tally.skip("constrained", "The answer was longer than the token limit.")
             return None
         return answer
 

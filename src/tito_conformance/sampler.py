@@ -139,7 +139,7 @@ async def check(
     if server.needs_top_k:
         tally.skip("sampler", "The server samples only with a finite top_k, whose effect on logprobs was not measured.")
         return
-    prompts = [prompt_of(server, question) for question in QUESTIONS]
+    prompts = [server.prompt_of(question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
     others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
     async with task_group() as tasks:
@@ -208,12 +208,6 @@ def top_of(server: ConnectedServer) -> int:
     """Return how many of the likeliest tokens to ask for."""
     limit = server.policy.info.capabilities.top_logprobs
     return MOST_TOP if limit is None else min(MOST_TOP, limit)
-
-
-def prompt_of(server: ConnectedServer, question: str) -> TokenIds:
-    """Return the ids of a question as the first message."""
-    messages: list[Any] = [{"role": "user", "content": [{"text": question}]}]
-    return server.policy.template.first_prompt(messages, None, None).ids
 
 
 @dataclass(frozen=True)

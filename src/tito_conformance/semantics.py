@@ -17,7 +17,7 @@ import numpy as np
 
 from tito_conformance.bets import center
 from tito_conformance.checks import Tally, Where, set_place, together
-from tito_conformance.fixed import NEAR_TIE_NATS, compare_scores, same_prefix
+from tito_conformance.fixed import NEAR_TIE_NATS, SPARE, compare_scores, same_prefix
 from tito_conformance.sampler import (
     LEAST_TOP,
     PENALISED,
@@ -26,7 +26,6 @@ from tito_conformance.sampler import (
     Question,
     draw_of,
     drawn,
-    prompt_of,
     top_of,
 )
 from tito_conformance.target import ConnectedServer, can_stream
@@ -60,8 +59,6 @@ BIAS_SHARE = 0.1
 """Share of the tolerance that the mean and the median of all differences may reach: noise has no direction."""
 QUESTION_TOKENS = 32
 """Tokens at the end of a long prompt: the question, and what the template writes after it."""
-SPARE = 16
-"""Tokens that stay free: vLLM needs one to score, SGLang six."""
 LEAST_FOR_BIAS = 100
 """Tokens below which a mean difference says little."""
 PENALISED_TOKENS = 24
@@ -81,7 +78,7 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
     """
     if top_of(server) < LEAST_TOP or server.needs_top_k:
         return None
-    prompts = [prompt_of(server, text) for text in QUESTIONS[:2]]
+    prompts = [server.prompt_of(text) for text in QUESTIONS[:2]]
     outcomes = [await _penalised(server, tally, question, prompts[0]) for question in PENALISED]
     penalised = next((each for each in outcomes if each is not None), None)
     for number, prompt in enumerate(prompts):

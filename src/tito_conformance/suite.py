@@ -169,12 +169,13 @@ class Run:
     def _run_checks(self, outcome: Outcome, runner: StoppableRunner, steps: Sequence[Checks]) -> None:
         for step in steps:
             if self._goes_on(outcome):
-                start = outcome.server.log_position()
                 try:
                     _check(outcome, runner, step())
+                    _check(outcome, runner, fixed.check_unscored(outcome.server, outcome.tally))
                 except (BrokenLawError, BackendError) as error:
                     _record_failure(outcome, Failure(error, ()))
-                outcome.server.truncate_logs(start)
+                outcome.server.unscored.clear()
+                outcome.server.clear_logs()
 
     def _show(self) -> None:
         if self.outcome is not None:

@@ -1,26 +1,21 @@
-"""The server under test: its backend, with a recorder of raw responses above and a log of its wire below."""
+"""The server under test: how to connect to it, what is measured then, and every request of the suite's own."""
 
 from __future__ import annotations
 
-import base64
 import functools
 import inspect
-import json
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 from weakref import WeakKeyDictionary
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_conformance.agents import TOOLS
-from tito_conformance.checks import BrokenLawError, Tally, Where, refusing, set_place
+from tito_conformance.checks import NOTHING, BrokenLawError, Tally, Where, refusing
+from tito_conformance.dtype import TOLERANCES, UNKNOWN, dtype_of
+from tito_conformance.log import Exchange, Recorder, TransportFactory, WireLog
 from tito_conformance.oracle import compare_request
 from tito_conformance.testing import find_wire, installed_wires
 from tito_conformance.testing.wire import WireKit
@@ -28,38 +23,24 @@ from tito_conformance.wire import WireGeneration, generations
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BackendError, BadRequestError, ProtocolViolationError, ServerChangedError, hidden
 from tito_core.backend.generate import generate
-from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
+from tito_core.backend.http.client import ConnectionPool
 from tito_core.backend.http.connection import Address
-from tito_core.backend.id_text import SAME_ECHO, Pieces
-from tito_core.backend.images import PromptImages, expanded
-from tito_core.backend.protocol import (
-    Backend,
-    EngineAdmin,
-    EngineInfo,
-    ImageScorer,
-    Integers,
-    OnChunk,
-    RawResponse,
-    RawScores,
-    TokenRequest,
-    TokenResponse,
-)
+from tito_core.backend.images import PromptImages
+from tito_core.backend.protocol import Backend, EngineAdmin, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.entry_points import load
+from tito_core.ledger import Finish
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Adapter
 from tito_core.model import Policy
 
 AUTO = "auto"
-UNKNOWN = "unknown"
 NOT_TOKEN_EXACT = (
     "This was one of the first answers: if the server is another one than {} with an API of the same form, such as a "
     "plain OpenAI-compatible server, it lacks what token-exact rollouts need: ids, logprobs, the prompt as read, and "
     "the request's own name in each answer."
 )
-TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, UNKNOWN: 0.05}
-"""Largest allowed difference between a score and a reported logprob, in nats, by dtype."""
 FINITE_TOP_K = 20
 """`top_k` on a server that refuses requests without a finite one."""
 
@@ -117,20 +98,21 @@ async def connect(target: Target) -> ConnectedServer:
         error.advise(NOT_TOKEN_EXACT.format(target.backend))
         raise
     server = ConnectedServer(target, policy, recording, log)
-    start = server.log_position()
-    question: list[Any] = [{"role": "user", "content": [{"text": "Hi"}]}]
-    prompt = policy.template.first_prompt(question, None, None).ids
+    if server.wire is None:
+        recording.raw = []
+    prompt = server.prompt_of(GREETINGS[0])
     try:
         await generate(recording, TokenRequest(prompt, server.sampling(max_new_tokens=1), uuid.uuid4().hex))
     except BadRequestError:
         server.needs_top_k = True
     await _find_refused(server, prompt)
     limit = policy.info.max_model_len
-    with_tools = policy.template.first_prompt(question, None, TOOLS).ids
+    with_tools = server.prompt_of(GREETINGS[0], TOOLS)
     if limit is not None and len(with_tools) + LEAST_ROOM > limit:
         server.tools = []
-    server.dtype = target.dtype if target.dtype != AUTO else await _measured_dtype(server, prompt)
-    server.truncate_logs(start)
+    server.dtype = target.dtype if target.dtype != AUTO else await _measured_dtype(server)
+    server.clear_logs()
+    recording.answers.clear()
     return server
 
 
@@ -148,16 +130,35 @@ async def _find_refused(server: ConnectedServer, prompt: TokenIds) -> None:
                 server.tally.skip("requested", f"The server refuses {names[0]}: {str(error).partition(chr(10))[0]}")
 
 
+async def _measured_dtype(server: ConnectedServer) -> str:
+    """Sample until enough likely tokens show the grid of their logprobs: an answer may end at once."""
+    limit = server.policy.info.capabilities.top_logprobs
+    k = TOP if limit is None else min(TOP, limit)
+    if k < LEAST_TOP or server.needs_top_k:
+        return UNKNOWN
+    sampling = server.sampling(max_new_tokens=DTYPE_TOKENS, temperature=1.0, ignore_eos=True)
+    rows: list[Any] = []
+    for text in GREETINGS:
+        request = TokenRequest(
+            server.prompt_of(text), sampling, uuid.uuid4().hex, optional_outputs=OptionalOutputs(top_logprobs=k)
+        )
+        try:
+            rows.append((await generate(server.recorder, request)).columns["top_logprobs"].values)
+        except BackendError:  # the checks report it
+            continue
+        if (found := dtype_of(np.concatenate(rows))) != UNKNOWN:
+            return found
+    return UNKNOWN
+
+
+GREETINGS = ("Hi", "Tell me a story.", "Count to ten.", "Name a colour.", "Write about rain.", "What is 17 * 3?")
+"""Questions of the measurements: the first one, and more of them where answers end too early."""
+TOP = 20
+LEAST_TOP = 4
+DTYPE_TOKENS = 8
+"""Tokens whose likeliest alternatives show the grid."""
 MOVED = {"top_p": 0.913, "top_k": 50, "min_p": 0.013, "presence_penalty": 0.313, "seed": 1}
 """Parameters that conversations change, and that a server may refuse, as vLLM does `min_p` where it speculates."""
-
-
-@dataclass(frozen=True)
-class LogPosition:
-    """A position in a server's logs: the number of exchanges on its wire and of raw responses."""
-
-    exchanges: int
-    recorded: int
 
 
 @dataclass
@@ -178,6 +179,8 @@ class ConnectedServer:
         refused: Sampling parameters that the server refuses; conversations leave them out.
         tools: Specs of the agents' tools.
         dtype: Dtype of the server's logits, as given or measured.
+        aborting: Requests that the suite aborts; no other may be aborted.
+        unscored: Answers of this stage of the run that may be scored: prompt, parameters and answer.
         tally: Counts the checks of the run.
     """
 
@@ -194,6 +197,8 @@ class ConnectedServer:
     refused: set[str] = field(default_factory=set)
     tools: list[Any] = field(default_factory=lambda: TOOLS)
     dtype: str = UNKNOWN
+    aborting: set[str] = field(default_factory=set)
+    unscored: list[tuple[TokenIds, SamplingParams, TokenResponse]] = field(default_factory=list)
     _read: WeakKeyDictionary[Exchange, list[WireGeneration]] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
@@ -208,6 +213,20 @@ class ConnectedServer:
         if self.log is None or self.target.backend not in installed_wires():
             return None
         return find_wire(self.target.backend)
+
+    @functools.cached_property
+    def strips(self) -> bool:
+        """Whether the tokenizer takes a first blank off a text."""
+        return self.decode(self.policy.tokenizer.encode(" a", add_special_tokens=False)) != " a"
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids as servers do by default."""
+        return str(self.policy.tokenizer.decode(list(ids)))
+
+    def prompt_of(self, question: str, tools: list[Any] | None = None) -> TokenIds:
+        """Return the ids of a question as the first message."""
+        messages: list[Any] = [{"role": "user", "content": [{"text": question}]}]
+        return self.policy.template.first_prompt(messages, None, tools).ids
 
     @property
     def backend(self) -> Backend:
@@ -254,40 +273,60 @@ class ConnectedServer:
             BackendError: See `tito_core.backend.generate`.
             BrokenLawError: The client refuses the answer, or the wire has another request or answer.
         """
-        name, start = request_id or uuid.uuid4().hex, self.log_position()
+        name, updates = request_id or uuid.uuid4().hex, self.weight_updates
         request = TokenRequest(
             prompt, sampling, name, optional_outputs=outputs or OptionalOutputs(), images=images, adapter=adapter
         )
         stream = on_chunk or ((lambda _: None) if streamed else None)
         with refusing():
             response = await generate(self.policy.backend, request, stream)
-        got = (
-            prompt.tolist(),
-            sampling.model_dump(mode="json"),
-            response.output_ids.tolist(),
-            response.logprobs.tolist(),
-        )
         where = Where(streamed=stream is not None, request_id=response.request_id)
-        for each in self.generations(start):
+        asked = response.finish != Finish.ABORT or name in self.aborting or updates != self.weight_updates
+        problem = f"the answer was aborted after {len(response.output_ids)} tokens, and nobody asked for that."
+        self.tally.require("aborted", asked, problem, 0, where)
+        for each in self.generations():
             if each.request_id == response.request_id:
-                for check, problem, *position in compare_request(*got, each):
-                    self.tally.require(check, False, problem, where=replace(where, position=(*position, None)[0]))
-                self.tally.require("requested", True, "")
+                self._compare(request, response, each, where)
+        if images is None and adapter is None and updates == self.weight_updates:
+            self.unscored.append((prompt, sampling, response))
         return response
 
-    def log_position(self) -> LogPosition:
-        """Return the current length of the logs."""
-        return LogPosition(len(self.log.exchanges) if self.log is not None else 0, len(self.recorder.recorded))
+    def _compare(self, request: TokenRequest, response: TokenResponse, answer: WireGeneration, where: Where) -> None:
+        """Compare a request of the suite's own, and what the client made of its answer, with the wire."""
+        known = None not in self.policy.tokenizer.convert_ids_to_tokens(answer.output_ids)
+        problems = compare_request(
+            request.input_ids.tolist(),
+            request.sampling.model_dump(mode="json"),
+            response.output_ids.tolist(),
+            response.logprobs.tolist(),
+            (str(response.finish), response.stop),
+            answer,
+            self.policy.stop_token_ids,
+            self.decode if known else None,
+            strips=self.strips,
+        )
+        for check, problem, *position in problems:
+            self.tally.require(check, False, problem, where=replace(where, position=(*position, None)[0]))
+        self.tally.require("requested", True, "")
+        if answer.text is not None:
+            self.compared("text", "decoded ids" if known else NOTHING, response.request_id)
+            self.tally.require("text", True, "", int(known))
 
-    def generations(self, since: LogPosition) -> list[WireGeneration]:
-        """Return the generations since a position: from the wire if it can be read, else from raw responses."""
-        if self.wire is not None and self.log is not None:
-            for exchange in self.log.exchanges[since.exchanges :]:
-                if exchange.whole and exchange not in self._read:  # a conversation reads all of its answers each turn
-                    self._read[exchange] = generations(self.wire.read, [exchange])
-            found = (self._read.get(exchange, ()) for exchange in self.log.exchanges[since.exchanges :])
-            return [generation for each in found for generation in each]
-        return [_generation(*each) for each in self.recorder.recorded[since.recorded :]]
+    def generations(self) -> list[WireGeneration]:
+        """Return the generations since the log was cleared: from the wire if it can be read, else from the backend."""
+        if self.wire is None or self.log is None:
+            return list(self.recorder.raw or ())
+        for exchange in self.log.exchanges:
+            if exchange.whole and exchange not in self._read:  # a conversation reads all of its answers each turn
+                self._read[exchange] = generations(self.wire.read, [exchange])
+        return [each for exchange in self.log.exchanges for each in self._read.get(exchange, ())]
+
+    def compared(self, column: str, source: str, *request_ids: str | None) -> None:
+        """Note against what a column of some answers was compared; a second source is more than a law."""
+        for each in request_ids:
+            columns = self.recorder.answers[each].columns if each in self.recorder.answers else {}
+            if columns.get(column) in (None, NOTHING, "law"):
+                columns[column] = source
 
     def bodies(self, request_id: str | None) -> dict[str, Any]:
         """Return what was sent and answered in a request, as text without API keys; empty if it is not in the log."""
@@ -320,11 +359,12 @@ class ConnectedServer:
                 backend=self.target.backend,
             )
 
-    def truncate_logs(self, since: LogPosition) -> None:
-        """Drop everything that was logged since a position."""
+    def clear_logs(self) -> None:
+        """Drop everything that was logged so far."""
         if self.log is not None:
-            del self.log.exchanges[since.exchanges :]
-        del self.recorder.recorded[since.recorded :]
+            self.log.exchanges.clear()
+        if self.recorder.raw is not None:
+            self.recorder.raw.clear()
 
 
 def can_stream(backend: Backend) -> bool:
@@ -349,256 +389,3 @@ def _pool(target: Target) -> TransportFactory:
     options = target.options
     limit, connect_timeout_s = options.get("max_connections", 0), options.get("connect_timeout_s", 5.0)
     return functools.partial(ConnectionPool, where.socket, limit, connect_timeout_s)
-
-
-TransportFactory = Callable[[], HttpTransport]
-
-
-@dataclass(eq=False)
-class Exchange:
-    """One HTTP request, and as much of its response as arrived.
-
-    Attributes:
-        method: Of the request.
-        path: Of its URL, without the query.
-        headers: Of the request, names in lower case, without the API key.
-        sent: The request's body.
-        status: The response's status; None if no response arrived.
-        got: The response's body, as far as it was read.
-        whole: Whether the response arrived completely.
-    """
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    sent: bytes
-    status: int | None = None
-    got: bytearray = field(default_factory=bytearray)
-    whole: bool = False
-
-
-class WireLog:
-    """The exchanges of one run, in the order in which they started.
-
-    Args:
-        inner: Makes the transport of the requests; aiohttp's pool by default, as users have it.
-
-    Attributes:
-        exchanges: Those of the checks that are in progress.
-        failed: How many requests of the whole run got no answer or one that a client retries, by what came instead.
-    """
-
-    def __init__(self, inner: TransportFactory = ConnectionPool) -> None:
-        self.exchanges: list[Exchange] = []
-        self.failed: Counter[str] = Counter()
-        self._inner = inner
-
-    def transport(self) -> HttpTransport:
-        """Return a transport that logs its exchanges: the `http_transport` of a backend."""
-        return _LoggingTransport(self._inner(), self)
-
-
-class _LoggingTransport:
-    def __init__(self, inner: HttpTransport, log: WireLog) -> None:
-        self._inner = inner
-        self._log = log
-
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
-        logged = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
-        sent = body if isinstance(body, bytes) else b"".join(body)
-        exchange = Exchange(method, urlsplit(url).path, logged, sent)
-        self._log.exchanges.append(exchange)
-        try:
-            reply = await self._inner.send(method, url, headers, body)
-        except Exception as error:
-            self._log.failed[type(error).__name__] += 1
-            raise
-        exchange.status = reply.status
-        if reply.status == 429 or reply.status >= 500:
-            self._log.failed[f"status {reply.status}"] += 1
-        return msgspec.structs.replace(reply, raw=_logged(reply.raw, exchange))
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-async def _logged(raw: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
-    async for piece in raw:
-        exchange.got += piece
-        yield piece
-    exchange.whole = True
-
-
-Recorded = tuple[TokenRequest, RawResponse]
-"""A request of the core, and the backend's raw response."""
-
-
-class Recorder:
-    """A backend that forwards everything to another one, and records its generations.
-
-    Attributes:
-        inner: The backend under test.
-        recorded: Its generations, in the order of the responses.
-        requests: Generations and scores that were requested so far.
-        sent: How often each value of each sampling parameter was sent, by name.
-        on_request: Called before each of them.
-        gate: Held by each of them while it is in progress.
-    """
-
-    def __init__(self, inner: Backend) -> None:
-        self.inner = inner
-        self.name = inner.name
-        self.recorded: list[Recorded] = []
-        self.requests = 0
-        self.sent: dict[str, Counter[str]] = {name: Counter() for name in SamplingParams.model_fields}
-        self.on_request: Callable[[], None] = lambda: None
-        self.gate: AbstractAsyncContextManager[Any] = nullcontext()
-
-    async def connect(self) -> EngineInfo:
-        """See `Backend.connect`."""
-        return await self.inner.connect()
-
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
-        """See `Backend.generate`."""
-        self._count()
-        sampling = request.sampling.model_dump(mode="json", exclude_defaults=True)
-        set_place(sampling=sampling, streamed=on_chunk is not None, request_id=request.request_id)
-        for name, value in sampling.items():
-            self.sent[name][_shown(name, value)] += 1
-        async with self.gate:
-            raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
-        self.recorded.append((request, raw))
-        return raw
-
-    async def score(self, token_ids: TokenIds, **adapter: Any) -> RawScores:
-        """See `Backend.score`."""
-        self._count()
-        async with self.gate:
-            return await self.inner.score(token_ids, **adapter)
-
-    async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
-        """See `ImageScorer`; only for a backend that is one."""
-        self._count()
-        async with self.gate:
-            return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
-
-    async def tokenize(self, text: str) -> Integers | None:
-        """See `Backend.tokenize`."""
-        return await self.inner.tokenize(text)
-
-    async def abort(self, request_id: str) -> None:
-        """See `Backend.abort`."""
-        await self.inner.abort(request_id)
-
-    async def aclose(self) -> None:
-        """See `Backend.aclose`."""
-        await self.inner.aclose()
-
-    def _count(self) -> None:
-        self.requests += 1
-        self.on_request()
-
-
-def _shown(name: str, value: Any) -> str:
-    """Return a value as the table of the report has it; of grammars, stop ids and biases only their kind or number."""
-    if name == "extra":
-        return ", ".join(sorted(value))
-    if name == "grammar":
-        return str(value["kind"])
-    return f"{len(value)} ids" if name == "stop_token_ids" else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
-    """Convert a raw response to what the oracle reads."""
-    output, prompt, images = _as_list(raw.output_ids), request.input_ids.tolist(), request.images
-    echo = prompt if images is None else expanded(request.input_ids, images.placeholder, images.lengths).tolist()
-    top = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
-    return WireGeneration(
-        request_id=raw.request_id or request.request_id,
-        prompt_ids=prompt,
-        images=[] if images is None else [image.data for image in images.images],
-        image_names=[] if images is None else [None] * len(images.images),
-        image_spans=None if images is None or raw.media is None else [(int(o), int(n)) for o, n in raw.media],
-        image_tokens=raw.image_tokens,
-        sampling=request.sampling.model_dump(mode="json"),
-        echoed_ids=echo if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME_ECHO else _ids(raw.echoed),
-        output_ids=output,
-        logprobs=_as_list(raw.logprobs),
-        logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),
-        finish=raw.finish,
-        stop=raw.stop,
-        cached_tokens=raw.cached_tokens,
-        versions=list(raw.versions) or None,
-        top_logprobs=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],
-        prompt_logprobs=[(int(token or 0), logprob) for token, logprob in raw.prompt_logprobs or ()],
-        routed_experts=_base64(raw.routed_experts),
-        sampling_masks=None if raw.sampling_mask is None else [_as_list(row) for row in raw.sampling_mask],
-    )
-
-
-def _as_list(values: Any) -> list[Any]:
-    """Convert a list or an array to a list of Python values."""
-    return list(values.tolist() if isinstance(values, np.ndarray) else values or ())
-
-
-def _ids(echoed: Any) -> list[int] | None:
-    if isinstance(echoed, bytes | msgspec.Raw):
-        ids: list[int] | None = json.loads(bytes(echoed))
-        return ids
-    return None if echoed is None else _as_list(echoed)
-
-
-def _base64(experts: Any) -> str | None:
-    if isinstance(experts, np.ndarray):
-        return base64.b64encode(np.ascontiguousarray(experts, "<i4").tobytes()).decode()
-    return str(experts) if experts is not None else None
-
-
-TOP = 20
-LEAST_TOP = 4
-TOKENS = 8
-"""Tokens whose likeliest alternatives show the grid."""
-GRIDS = {"bfloat16": 2.0**-6, "float16": 2.0**-10}
-"""Smallest step between logits of usual size, 4 to 32, in nats."""
-OFF_GRID = 2e-5
-"""How far from the grid a difference may be: float32 rounds the logprobs themselves."""
-LEAST_ON_GRID = 0.95
-LEAST_DIFFERENCES = 20
-"""With fewer differences other than 0, the dtype is unknown."""
-
-
-async def _measured_dtype(server: ConnectedServer, prompt: TokenIds) -> str:
-    limit = server.policy.info.capabilities.top_logprobs
-    k = TOP if limit is None else min(TOP, limit)
-    if k < LEAST_TOP or server.needs_top_k:
-        return UNKNOWN
-    sampling, outputs = (
-        server.sampling(max_new_tokens=TOKENS, temperature=1.0),
-        OptionalOutputs(top_logprobs=k),
-    )
-    request = TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=outputs)
-    try:
-        response = await generate(server.recorder, request)
-    except BackendError:  # the checks report it
-        return UNKNOWN
-    return dtype_of(response.columns["top_logprobs"].values)
-
-
-def dtype_of(top_logprobs: NDArray[Any]) -> str:
-    """Return the dtype of a server's logits, which no API reports, as logprobs of the likeliest tokens show it.
-
-    Logits in 16 bits lie on a coarse grid, and so do the differences of two tokens' logprobs at temperature 1.
-
-    Args:
-        top_logprobs: At temperature 1, shape (n, k), NaN where there are fewer.
-    """
-    rows = np.asarray(top_logprobs, np.float64)
-    apart = (rows - np.nanmax(rows, axis=1, keepdims=True))[np.isfinite(rows)] if rows.size else np.zeros(0)
-    apart = apart[apart < -OFF_GRID]
-    if len(apart) < LEAST_DIFFERENCES:
-        return UNKNOWN
-    for name, step in GRIDS.items():
-        off = np.abs(apart / step - np.rint(apart / step)) * step
-        if np.mean(off < OFF_GRID) >= LEAST_ON_GRID:
-            return name
-    return "float32"

@@ -15,7 +15,6 @@ import numpy as np
 
 from tito_conformance.checks import Tally, set_place
 from tito_conformance.fixed import compare_scores
-from tito_conformance.sampler import prompt_of
 from tito_conformance.semantics import LONG_PROMPTS, ROOM, long_prompt
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import EngineAdmin
@@ -60,7 +59,7 @@ async def update_weights(server: ConnectedServer, tally: Tally) -> int:
     answers = 0
     for tokens in (RELOADED_TOKENS, *LONGER):
         sampling = server.sampling(max_new_tokens=tokens, ignore_eos=True)
-        prompt = prompt_of(server, "Go on and on.")
+        prompt = server.prompt_of("Go on and on.")
         counter, answers = _ChunkCounter(), answers + 1
         set_place(turn=None, sampling={"max_new_tokens": tokens, "ignore_eos": True}, streamed=True)
         answer = asyncio.create_task(server.answer(prompt, sampling, on_chunk=counter))
@@ -180,7 +179,7 @@ async def check_pause(server: ConnectedServer, tally: Tally) -> None:
         return
     parameters = {"max_new_tokens": PAUSED_TOKENS, "temperature": 0.0, "ignore_eos": True}
     set_place(sampling=parameters, streamed=True)
-    prompt = prompt_of(server, "Wait for me.")
+    prompt = server.prompt_of("Wait for me.")
     early: list[int] = []
 
     def count(chunk: TokenChunk) -> None:
@@ -244,6 +243,7 @@ async def _load(server: ConnectedServer, folder: str) -> str:
     backend: Any = server.backend
     more = {"images_uncached": True} if server.policy.info.images.accepted else {}  # other backends may lack the option
     server.weight_updates += 1
+    server.unscored.clear()  # older weights sampled them
     version = f"tito-{server.weight_updates}"
     try:
         await backend.load_weights(folder, version, **more)

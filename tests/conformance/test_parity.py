@@ -225,7 +225,7 @@ def test_a_stream_that_ends_in_a_refusal_is_skipped_and_two_servers_begin_anew()
     outcome = suite.replay(one, QUICK, moves, against=other)
     assert outcome.sound, (str(outcome.broken), outcome.error)
     assert outcome.tally.not_applicable["ledgers"] == {GRAMMAR_REFUSED: 3}
-    for check in ("calls", "forced", "shaped"):
+    for check in ("calls", "constrained"):
         assert any(REFUSED in reason for reason in outcome.tally.not_applicable[check])
     assert outcome.tally.turns == 10
 

@@ -18,8 +18,9 @@ from support.scripted import tokenizer
 from tito_conformance import bets, sampler, suite
 from tito_conformance.bets import Places
 from tito_conformance.checks import BrokenLawError, Profile, Tally
+from tito_conformance.dtype import dtype_of
 from tito_conformance.sampler import Draw, left, tempered
-from tito_conformance.target import Target, dtype_of
+from tito_conformance.target import Target
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 """`make suite` takes every eighth defect, `make prove` and `make defects` all."""

@@ -23,9 +23,9 @@ def test_only_the_needed_moves_stay_in_order(moves: tuple[Move, ...], data: st.D
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
         tried.append(candidate)
         rest = iter([type(move) for move in candidate])
-        return BrokenLawError("echo", str(len(candidate))) if all(kind in rest for kind in kinds) else None
+        return BrokenLawError("answers", str(len(candidate))) if all(kind in rest for kind in kinds) else None
 
-    first = BrokenLawError("echo", "first")
+    first = BrokenLawError("answers", "first")
     *_, (broken, found) = [(first, moves), *shrink_moves(first, moves, play, tries=1000)]
     assert found == tuple(kind() for kind in kinds), "each with default values"
     assert moves not in tried
@@ -36,9 +36,9 @@ def test_a_conversation_that_breaks_another_check_is_not_smaller() -> None:
     moves = (Ask(text="one"), Cut(), Edit())
 
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
-        return BrokenLawError("output", "other")
+        return BrokenLawError("prompt", "other")
 
-    assert not list(shrink_moves(BrokenLawError("echo", "first"), moves, play))
+    assert not list(shrink_moves(BrokenLawError("answers", "first"), moves, play))
 
 
 def test_the_number_of_tries_is_limited() -> None:
@@ -48,7 +48,7 @@ def test_the_number_of_tries_is_limited() -> None:
         tried.append(candidate)
         return None
 
-    list(shrink_moves(BrokenLawError("echo", "first"), tuple(Force(text=str(n)) for n in range(40)), play))
+    list(shrink_moves(BrokenLawError("answers", "first"), tuple(Force(text=str(n)) for n in range(40)), play))
     assert len(tried) == MAX_TRIES
 
 
@@ -57,16 +57,16 @@ def test_a_conversation_that_breaks_the_check_by_chance_is_not_smaller() -> None
 
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
         played.append(candidate)
-        return BrokenLawError("echo", "chance") if played.count(candidate) == 1 else None
+        return BrokenLawError("answers", "chance") if played.count(candidate) == 1 else None
 
-    assert not list(shrink_moves(BrokenLawError("echo", "first"), (Ask(text="one"), Cut(), Edit()), play))
+    assert not list(shrink_moves(BrokenLawError("answers", "first"), (Ask(text="one"), Cut(), Edit()), play))
 
 
 def test_moves_that_race_the_clock_are_left_out_where_the_others_break_it_too() -> None:
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
-        return BrokenLawError("echo", "any turn")
+        return BrokenLawError("answers", "any turn")
 
     moves = (Cancel(), Ask(text="one"))
-    *_, (_, found) = shrink_moves(BrokenLawError("echo", "first"), moves, play)
+    *_, (_, found) = shrink_moves(BrokenLawError("answers", "first"), moves, play)
     assert found == (Ask(),)
     assert Failure(ValueError(), moves[1:]).size() < Failure(ValueError(), moves[:1]).size()

@@ -19,10 +19,10 @@ def test_a_place_names_what_applies_only() -> None:
     where = Where(3, 5, 77, {"temperature": 0.5, "seed": None}, streamed=True)
     assert str(where) == "turn 3, output token 5, id 77, sampled with {'temperature': 0.5}, streamed"
     assert str(Where()) == ""
-    broken = BrokenLawError("echo", "it differs.", where)
-    assert (broken.where, broken.check.name) == (where, "echo")
+    broken = BrokenLawError("answers", "it differs.", where)
+    assert (broken.where, broken.check.name) == (where, "answers")
     assert broken.problem == f"{where}: it differs."
-    assert BrokenLawError("echo", "it differs.").problem == "it differs."
+    assert BrokenLawError("answers", "it differs.").problem == "it differs."
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_refused_response_among_others_has_its_own_place(name: str, moves: lis
 @pytest.mark.parametrize("profile", ["quick", pytest.param("production", marks=pytest.mark.suite)])
 def test_a_finding_has_the_bodies_of_its_own_request(profile: str) -> None:
     """Also after the search for a smaller conversation, which the profile for others' servers leaves out."""
-    defect = next(defect for defect, _ in all_defects() if defect.name == "text-halved")
+    defect = next(defect for defect, _ in all_defects() if defect.name == "cached-whole")
     found = [
         suite.run(target_of("sglang", defect, varied=True), PROFILES[profile], shrink=shrink)
         for shrink in (False, True)

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
 from support.scripted import tokenizer
-from tito_conformance.target import Exchange, Target, WireLog, connect
+from tito_conformance.log import Exchange, WireLog
+from tito_conformance.target import Target, connect
 from tito_conformance.testing import Fault, HashPolicy, ScriptedServer, always
 from tito_core.backend import EngineConnectionError
 from tito_core.backend.generate import generate
@@ -69,7 +70,8 @@ async def test_a_server_behind_a_unix_socket_is_logged(tmp_path: Path) -> None:
     try:
         connected = await connect(Target("sglang", f"unix://{tmp_path}/engine.sock", tokenizer()))
         assert connected.log is not None
-        assert "/v1/models" in [one.path for one in connected.log.exchanges]
+        await generate(connected.policy.backend, request_of())
+        assert [one.path for one in connected.log.exchanges] == ["/generate"]
         await connected.policy.backend.aclose()
     finally:
         await runner.cleanup()

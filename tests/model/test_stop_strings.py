@@ -53,10 +53,11 @@ async def test_a_reported_stop_string_must_be_in_the_text() -> None:
     def claims(stop: str) -> FaultPolicy:
         return always(Fault(edit=lambda answer: answer["choices"][0].update(stop_reason=stop)))
 
-    model = counting(fault=claims("nowhere"), sampling={"stop": ("two", "nowhere")})
-    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*'nowhere' ended the output, but its text is 'one"):
-        await ended(model)
-    assert len(model.ledger) == 0
+    for stop in ("nowhere", "\n\n"):  # the second holds nothing but blanks, and is no less absent
+        model = counting(fault=claims(stop), sampling={"stop": ("two", stop)})
+        with pytest.raises(ProtocolViolationError, match=r"Law 4: .* ended the output, but its text is 'one"):
+            await ended(model)
+        assert len(model.ledger) == 0
     model = counting(fault=claims("one,  two"), sampling={"stop": ("two", "one,  two")})
     assert await ended(model) == "stop_sequence"
 

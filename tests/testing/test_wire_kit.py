@@ -13,7 +13,8 @@ import pytest
 
 from support.distributions import write_distribution
 from support.scripted import BACKENDS
-from tito_conformance.target import ConnectedServer, Exchange, Target, WireLog
+from tito_conformance.log import Exchange, WireLog
+from tito_conformance.target import ConnectedServer, Target
 from tito_conformance.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
 from tito_conformance.wire import generations
 

@@ -151,8 +151,9 @@ def with_stop(policy: PolicyParts, request: TokenRequest, response: TokenRespons
     """Return a response with the stop that ended it, where the server did not report one (vLLM up to 0.31).
 
     It is the stop string that the text completes first. Without any, it is the last token id, a stop that only the
-    server's model configuration names. A reported stop string must be in the text of the sampled ids. Blanks are not
-    compared, because servers decode the last tokens alone, where some tokenizers drop them; nor are patterns.
+    server's model configuration names. A reported stop string must be in the text of the sampled ids. Blanks
+    beside others are not compared, because servers decode the last tokens alone, where some tokenizers drop them; nor
+    are patterns.
 
     Raises:
         ProtocolViolationError: It is not (law 4).
@@ -163,7 +164,9 @@ def with_stop(policy: PolicyParts, request: TokenRequest, response: TokenRespons
     text = str(policy.tokenizer.decode(response.output_ids.tolist()))
     if stop is not None:
         known = len(policy.tokenizer)  # the server may show any text for an id without a token
-        if "".join(stop.split()) in "".join(text.split()) or int(response.output_ids.max()) >= known:
+        bare = "".join(stop.split())
+        holds = bare in "".join(text.split()) if bare else stop in text or not text.strip()
+        if holds or int(response.output_ids.max()) >= known:
             return response
         raise ProtocolViolationError(
             f"Law 4: {policy.backend.name} reported that the stop string {stop!r} ended the output, but its text is "

@@ -1,0 +1,268 @@
+"""What was sent to a server and answered: a log of its wire, below the backend, and a recorder above it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from tito_conformance.checks import NOTHING, Answered, set_place
+from tito_conformance.wire import WireGeneration
+from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
+from tito_core.backend.id_text import SAME_ECHO, Pieces
+from tito_core.backend.images import PromptImages, expanded
+from tito_core.backend.protocol import (
+    Backend,
+    EngineInfo,
+    ImageScorer,
+    Integers,
+    OnChunk,
+    RawResponse,
+    RawScores,
+    TokenRequest,
+)
+from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.columns import TokenIds
+
+TransportFactory = Callable[[], HttpTransport]
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One HTTP request, and as much of its response as arrived.
+
+    Attributes:
+        method: Of the request.
+        path: Of its URL, without the query.
+        headers: Of the request, names in lower case, without the API key.
+        sent: The request's body.
+        status: The response's status; None if no response arrived.
+        got: The response's body, as far as it was read.
+        whole: Whether the response arrived completely.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    sent: bytes
+    status: int | None = None
+    got: bytearray = field(default_factory=bytearray)
+    whole: bool = False
+
+
+class WireLog:
+    """The exchanges of one run, in the order in which they started.
+
+    Args:
+        inner: Makes the transport of the requests; aiohttp's pool by default, as users have it.
+
+    Attributes:
+        exchanges: Those of the checks that are in progress.
+        failed: How many requests of the whole run got no answer or one that a client retries, by what came instead.
+    """
+
+    def __init__(self, inner: TransportFactory = ConnectionPool) -> None:
+        self.exchanges: list[Exchange] = []
+        self.failed: Counter[str] = Counter()
+        self._inner = inner
+
+    def transport(self) -> HttpTransport:
+        """Return a transport that logs its exchanges: the `http_transport` of a backend."""
+        return _LoggingTransport(self._inner(), self)
+
+
+class _LoggingTransport:
+    def __init__(self, inner: HttpTransport, log: WireLog) -> None:
+        self._inner = inner
+        self._log = log
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
+        logged = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
+        sent = body if isinstance(body, bytes) else b"".join(body)
+        exchange = Exchange(method, urlsplit(url).path, logged, sent)
+        self._log.exchanges.append(exchange)
+        try:
+            reply = await self._inner.send(method, url, headers, body)
+        except Exception as error:
+            self._log.failed[type(error).__name__] += 1
+            raise
+        exchange.status = reply.status
+        if reply.status == 429 or reply.status >= 500:
+            self._log.failed[f"status {reply.status}"] += 1
+        return msgspec.structs.replace(reply, raw=_logged(reply.raw, exchange))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _logged(raw: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
+    async for piece in raw:
+        exchange.got += piece
+        yield piece
+    exchange.whole = True
+
+
+class Recorder:
+    """A backend that forwards everything to another one, counts what is sent, and notes what it must be compared with.
+
+    Attributes:
+        inner: The backend under test.
+        raw: Its generations in the order of the responses, where no log of the wire can be read; else None.
+        answers: Every answer of the run by request id: its kind, and against what each of its columns was compared.
+        requests: Generations and scores that were requested so far.
+        sent: How often each value of each sampling parameter was sent, by name.
+        on_request: Called before each of them.
+        gate: Held by each of them while it is in progress.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.raw: list[WireGeneration] | None = None
+        self.answers: dict[str, Answered] = {}
+        self.requests = 0
+        self.sent: dict[str, Counter[str]] = {name: Counter() for name in SamplingParams.model_fields}
+        self.on_request: Callable[[], None] = lambda: None
+        self.gate: AbstractAsyncContextManager[Any] = nullcontext()
+
+    async def connect(self) -> EngineInfo:
+        """See `Backend.connect`."""
+        return await self.inner.connect()
+
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """See `Backend.generate`."""
+        self._count()
+        sampling = request.sampling.model_dump(mode="json", exclude_defaults=True)
+        set_place(sampling=sampling, streamed=on_chunk is not None, request_id=request.request_id)
+        for name, value in sampling.items():
+            self.sent[name][_shown(name, value)] += 1
+        async with self.gate:
+            raw = await (self.inner.generate(request) if on_chunk is None else self.inner.generate(request, on_chunk))
+        self.answers[raw.request_id or request.request_id] = _answered(request, raw, streamed=on_chunk is not None)
+        if self.raw is not None:
+            self.raw.append(_generation(request, raw))
+        return raw
+
+    async def score(self, token_ids: TokenIds, **adapter: Any) -> RawScores:
+        """See `Backend.score`."""
+        self._count()
+        async with self.gate:
+            return await self.inner.score(token_ids, **adapter)
+
+    async def score_with_images(self, token_ids: TokenIds, images: PromptImages, **adapter: Any) -> RawScores:
+        """See `ImageScorer`; only for a backend that is one."""
+        self._count()
+        async with self.gate:
+            return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
+
+    async def tokenize(self, text: str) -> Integers | None:
+        """See `Backend.tokenize`."""
+        return await self.inner.tokenize(text)
+
+    async def abort(self, request_id: str) -> None:
+        """See `Backend.abort`."""
+        await self.inner.abort(request_id)
+
+    async def aclose(self) -> None:
+        """See `Backend.aclose`."""
+        await self.inner.aclose()
+
+    def _count(self) -> None:
+        self.requests += 1
+        self.on_request()
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a value as the table of the report has it; of grammars, stop ids and biases only their kind or number."""
+    if name == "extra":
+        return ", ".join(sorted(value))
+    if name == "grammar":
+        return str(value["kind"])
+    return f"{len(value)} ids" if name == "stop_token_ids" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _answered(request: TokenRequest, raw: RawResponse, *, streamed: bool) -> Answered:
+    """Return an answer's kind, and for each column that it has the law that the client checks, or nothing."""
+    sampling, outputs = request.sampling, request.optional_outputs
+    moved = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.extra)
+    kinds = {
+        "aborted": raw.finish == "abort",
+        "under a grammar": sampling.grammar is not None,
+        "penalties, bias": moved or sampling.repetition_penalty != 1.0,
+        "greedy": sampling.temperature == 0,
+        "truncated": sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0,
+        "temperature 1": sampling.temperature == 1.0,
+    }
+    kind = next((name for name, applies in kinds.items() if applies), "other temperatures")
+    law = {
+        "versions": any(version is not None for _, _, version in raw.versions),
+        "cached": raw.cached_tokens is not None,
+        "top": bool(outputs.top_logprobs),
+        "prompt scores": outputs.prompt_logprobs,
+        "experts": bool(outputs.routed_experts),
+        "kept": outputs.sampling_mask,
+    }
+    return Answered(
+        kind + ", streamed" * streamed,
+        {
+            "prompt": NOTHING if raw.echoed is None else "echo",
+            "ids": NOTHING,
+            "logprobs": "law",
+            "end": "law",
+            **{name: "law" for name, has in law.items() if has},
+        },
+    )
+
+
+def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
+    """Convert a raw response to what the oracle reads."""
+    output, prompt, images = _as_list(raw.output_ids), request.input_ids.tolist(), request.images
+    echo = prompt if images is None else expanded(request.input_ids, images.placeholder, images.lengths).tolist()
+    top = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
+    return WireGeneration(
+        request_id=raw.request_id or request.request_id,
+        prompt_ids=prompt,
+        images=[] if images is None else [image.data for image in images.images],
+        image_names=[] if images is None else [None] * len(images.images),
+        image_spans=None if images is None or raw.media is None else [(int(o), int(n)) for o, n in raw.media],
+        image_tokens=raw.image_tokens,
+        sampling=request.sampling.model_dump(mode="json"),
+        echoed_ids=echo if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME_ECHO else _ids(raw.echoed),
+        output_ids=output,
+        logprobs=_as_list(raw.logprobs),
+        logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),
+        finish=raw.finish,
+        stop=raw.stop,
+        cached_tokens=raw.cached_tokens,
+        versions=list(raw.versions) or None,
+        top_logprobs=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],
+        prompt_logprobs=[(int(token or 0), logprob) for token, logprob in raw.prompt_logprobs or ()],
+        routed_experts=_base64(raw.routed_experts),
+        sampling_masks=None if raw.sampling_mask is None else [_as_list(row) for row in raw.sampling_mask],
+    )
+
+
+def _as_list(values: Any) -> list[Any]:
+    """Convert a list or an array to a list of Python values."""
+    return list(values.tolist() if isinstance(values, np.ndarray) else values or ())
+
+
+def _ids(echoed: Any) -> list[int] | None:
+    if isinstance(echoed, bytes | msgspec.Raw):
+        ids: list[int] | None = json.loads(bytes(echoed))
+        return ids
+    return None if echoed is None else _as_list(echoed)
+
+
+def _base64(experts: Any) -> str | None:
+    if isinstance(experts, np.ndarray):
+        return base64.b64encode(np.ascontiguousarray(experts, "<i4").tobytes()).decode()
+    return str(experts) if experts is not None else None
