@@ -278,7 +278,7 @@ ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
     **{f"top_p {p:g}": (_nucleus(p), DOUBT) for p in (0.5, 0.8, 0.9, 0.95)},
     **{f"min_p {p:g}": (_at_least(p), DOUBT) for p in (0.3, 0.1, 0.05, 0.02)},
     "all but the least likely token that is left": (_without_last, DOUBT),
-    **{f"ends of turn {math.exp(n):.2g} times as likely": (_ends(n), 0.0) for n in (-1.5, 1.0, 3.0)},
+    **{f"ends of turn {math.exp(n):.2g} times as likely": (_ends(n), 0.0) for n in (-1.5, -0.7, 1.0, 3.0)},
     **{
         f"tokens of the same answer {math.exp(n):.2g} times as likely": (_repeated(n, 1), 0.0)
         for n in (-2.0, -1.0, -0.3, 0.3, 1.0, 2.0)

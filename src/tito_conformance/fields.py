@@ -56,8 +56,12 @@ SEEDED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.713, "top_k": 5, "top_p": 0.953},
 )
 """Parameters that a seed is crossed with."""
-SEEDS = (0, 11, 2**31 - 1)
-"""Zero counts as no seed where it is tested as a condition."""
+SEEDS = (0, 11, 2**31 - 1, 2**32 - 5)
+"""Zero counts as no seed where it is tested as a condition; others lose what a signed integer of 32 bits lacks."""
+SURE, FORCING = 50.0, 100.0
+"""Nats of bias that make a token the likeliest one wherever it is not listed, and those that are sent."""
+FOREIGN = "\N{LATIN SMALL LETTER E WITH ACUTE}\N{EM DASH}\N{CJK UNIFIED IDEOGRAPH-4E2D}"
+"""Letters of more than one byte, of which one that is a token is forced, and is a stop string."""
 REPETITION = (0.087, 1.887)
 """Strong penalties: the first makes a token come again and again, the second seldom."""
 
@@ -70,7 +74,7 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
         tally.require("semantics", True, "")
     prompts = [server.prompt_of(text) for text in PROMPTS[:repeats]]
     await check_causality(server, tally, prompts[0])
-    await check_prefixes(server, tally, [prompts[0], prompts[-1][len(prompts[-1]) // 2 :]])
+    await check_prefixes(server, tally, [prompts[0], prompts[-1][len(prompts[-1]) // 2 :], prompts[0][:1]])
     limit = server.policy.info.max_model_len
     if repeats > 1 and (limit is None or limit > LONG_PROMPTS[0] + MAX_TOKENS):
         prompts[1] = long_prompt(server, LONG_PROMPTS[0])
@@ -110,19 +114,23 @@ class Plain:
         ends: Ids that end a turn.
         decode: Decodes ids.
         near: Tokens this close may be exchanged, in nats.
+        foreign: A token whose text is not ASCII, with the text; empty if there is none.
     """
 
     draw: Draw
     ends: frozenset[int]
     decode: Callable[[Sequence[int]], str]
     near: float
+    foreign: Sequence[tuple[int, str]] = ()
 
     @classmethod
     def of(cls, server: ConnectedServer, answer: TokenResponse) -> Plain:
         """Return the plain answer of a server."""
         near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
         draw = draw_of(answer) if "top_ids" in answer.columns and top_of(server) >= LEAST_TOP else _bare(answer)
-        return cls(draw, frozenset(server.policy.stop_token_ids), server.decode, near)
+        encoded = [(server.policy.tokenizer.encode(each, add_special_tokens=False), each) for each in FOREIGN]
+        foreign = [(ids[0], text) for ids, text in encoded if len(ids) == 1 and server.decode(ids) == text]
+        return cls(draw, frozenset(server.policy.stop_token_ids), server.decode, near, foreign[:1])
 
     @property
     def ids(self) -> list[int]:
@@ -133,6 +141,9 @@ class Plain:
     def scores(self, at: int, moves: Mapping[int, float], barred: frozenset[int]) -> list[tuple[float, int]]:
         """Return what tokens score in a place, best first; id -1 stands for all that are not listed."""
         listed = row(self.draw, at)
+        forced = [(move, token) for token, move in moves.items() if move > SURE and token not in barred]
+        if forced and max(forced)[1] not in listed:
+            return [max(forced), (0.0, -1)]
         if not listed:
             known = not barred and not moves
             return [(0.0, self.ids[at])] if known else [(0.0, -1)]
@@ -162,7 +173,8 @@ class Plain:
             if best in stops:
                 return Expected(found, Finish.STOP, ties)
             if any(stop in self.decode(found) for stop in sampling.get("stop", ())):
-                return Expected(found, Finish.STOP, ties)
+                early = len(found) <= least  # vLLM looks for no stop string in the first tokens
+                return Expected(found, None if early else Finish.STOP, ties)
             if best != own:
                 return Expected(found, None, ties)
         return Expected(found, Finish.LENGTH if len(found) == most else None, ties)
@@ -180,9 +192,10 @@ class Expected:
 def alone(plain: Plain, random: np.random.Generator, vocabulary: int) -> Iterator[dict[str, Any]]:
     """Yield one parameter at a time, with a value that changes the plain answer as little more as it must."""
     ids, near = plain.ids, plain.near
-    places = []
+    places, ends = [], []
     for at in range(1, len(ids)):
         (top, first), *others = plain.scores(at, {}, frozenset())
+        ends += [(top - value, token) for value, token in others if token in plain.ends]
         if others and others[0][1] != -1 and near < top - others[0][0] < 8:
             places.append((top - others[0][0], first, others[0][1]))
     if places:
@@ -190,6 +203,13 @@ def alone(plain: Plain, random: np.random.Generator, vocabulary: int) -> Iterato
             value = round(gap + 3 * near, 3)
             yield {"extra": {"logit_bias": {str(second): value}}}
             yield {"extra": {"logit_bias": {str(second): 0.001, str(first): -value}}}
+    for gap, end in sorted(ends)[:1]:  # a bias that just ends the turn there, and one that just does not
+        yield {"extra": {"logit_bias": {str(end): round(gap + 3 * near, 3)}}}
+        yield {"extra": {"logit_bias": {str(end): round(gap - 3 * near, 3)}}}
+    for end in sorted(plain.ends)[:1]:  # the first token ends it
+        yield {"extra": {"logit_bias": {str(end): FORCING}}}
+    for token, text in plain.foreign:
+        yield {"extra": {"logit_bias": {str(token): FORCING}}, "stop": (ABSENT, text)}
     for name, signs in itertools.product(("presence_penalty", "frequency_penalty"), (1, -1)):
         for value in (0.213, 0.513, 0.987, 1.487, 1.987):
             changed = plain.expected({name: signs * value})

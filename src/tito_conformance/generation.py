@@ -108,7 +108,7 @@ def calls(draw: st.DrawFn) -> Call:
     bodies = []
     for _ in range(draw(st.integers(1, 3))):
         name = draw(st.sampled_from([*(tool["name"] for tool in TOOLS), "nowhere"]))
-        arguments = draw(st.sampled_from([{"a": 1, "b": 22}, {"word": " tree \n"}, {"a": [None, "}"]}, {}]))
+        arguments = draw(st.sampled_from([{"a": 2**53 + 1, "b": -22}, {"word": " tree \n"}, {"a": [None, "}"]}, {}]))
         body = json.dumps({"name": name, "arguments": arguments})
         at = draw(st.integers(0, len(body) - 1))
         bodies.append(draw(st.sampled_from([body, body, body[:at] + body[at + 1 :], f"{body[:-2]},}}}}", body[:at]])))

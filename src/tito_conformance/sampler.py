@@ -33,11 +33,13 @@ LEAST_TOP = 4
 """Likeliest tokens with which samples can be judged."""
 SAMPLES = 8
 """Samples of each prompt."""
-TOKENS = 32
+TOKENS = 48
 """Tokens of each sample."""
 AT_ONCE = 2
 """Samples of one prompt and question that are in progress at a time. All prompts and questions are sampled at once, so
 that a server that mixes up the parameters of a batch shows it."""
+HOT, COLD = 1.2, 0.3
+"""Temperatures beyond which several questions are judged together: a clamped or rounded one shows in all of them."""
 MASS_SLACK = 1e-3
 """How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_UNCERTAIN = 40.0
@@ -86,8 +88,11 @@ PENALISED = (
 )
 """Negative penalties make a sampled token likely to come again."""
 RESTRICTED = (
+    Question("temperature 0.053", {"temperature": 0.053}),
+    Question("temperature 0.153", {"temperature": 0.153}),
     Question("temperature 0.513", {"temperature": 0.513}),
-    Question("temperature 1.487", {"temperature": 1.487}),
+    Question("temperature 1.987, top_k 4", {"temperature": 1.987, "top_k": 4}),
+    Question("temperature 1.987", {"temperature": 1.987}),
     Question("top_k 2", {"temperature": 1.0, "top_k": 2}),
     Question("top_p 0.513", {"temperature": 1.0, "top_p": 0.513}),
     Question("min_p 0.287", {"temperature": 1.0, "min_p": 0.287}),
@@ -221,6 +226,7 @@ class Draw:
         top_logprobs: float64, shape (n, k), -inf where there are fewer.
         mass: Total probability of all tokens that the server listed, shape (n,).
         streamed: Whether the answer was streamed.
+        edge: Logprob that no token without a finite one exceeds, shape (n,); None if unknown.
     """
 
     ids: NDArray[np.int64]
@@ -229,6 +235,12 @@ class Draw:
     top_logprobs: Floats
     mass: Floats
     streamed: bool = False
+    edge: Floats | None = None
+
+    def listed(self, logs: Floats) -> Bools:
+        """Return which sampled tokens have a finite logarithm among those of the likeliest tokens, shape (n,)."""
+        found: Bools = ((self.top_ids == self.ids[:, None]) & np.isfinite(logs)).any(axis=1)
+        return found
 
     def moved(self, logs: Floats, penalties: Question) -> Floats:
         """Return the logarithms with penalties on the tokens before each place."""
@@ -239,7 +251,14 @@ class Draw:
         return found
 
     def places(
-        self, logs: Floats, name: str, more: Sequence[str], ends: Sequence[int], *, alone: bool = False
+        self,
+        logs: Floats,
+        name: str,
+        more: Sequence[str],
+        ends: Sequence[int],
+        *,
+        alone: bool = False,
+        heat: float = 1.0,
     ) -> Places:
         """Return the answer as places to bet on.
 
@@ -250,9 +269,9 @@ class Draw:
             ends: Ids that end a turn.
             alone: Whether to judge among the listed tokens alone. Places in which another token was sampled are left
                 out then, and so are all others that say nothing.
+            heat: The temperature: those of several questions that are far from 1 are judged together, too.
         """
-        own = (self.top_ids == self.ids[:, None]) & np.isfinite(logs)
-        listed = own.any(axis=1)
+        own, listed = (self.top_ids == self.ids[:, None]) & np.isfinite(logs), self.listed(logs)
         n, stated = len(self.ids), np.exp(logs)
         seen, counts = np.zeros(logs.shape), Counter[int]()
         for at, token in enumerate(self.ids.tolist()):
@@ -266,6 +285,8 @@ class Draw:
         whole, first = np.ones(n, bool), np.arange(n) == 0
         subsets = {f"At {name}": whole, "All samples": whole, "First tokens of answers": first}
         subsets |= {f"At {name}, {each}": whole for each in more}
+        far = {f"Temperatures above {HOT:g}": heat > HOT, f"Temperatures below {COLD:g}": heat < COLD}
+        subsets |= {name: whole for name, holds in far.items() if holds}
         return Places(
             stated[keep],
             np.where(listed, own.argmax(axis=1), -1)[keep],
@@ -289,7 +310,7 @@ def draw_of(response: TokenResponse, *, streamed: bool = False) -> Draw:
     edge = logs[:, -2:-1]
     logs = np.where(logs > edge, logs, -math.inf)
     ids = response.output_ids.astype(np.int64)
-    return Draw(ids, response.logprobs.astype(np.float64), top_ids.astype(np.int64), logs, mass, streamed)
+    return Draw(ids, response.logprobs.astype(np.float64), top_ids.astype(np.int64), logs, mass, streamed, edge[:, 0])
 
 
 async def _draws(
@@ -308,7 +329,8 @@ async def _draws(
 
     async def one(number: int) -> Draw:
         seeded = question.seeded if free else number % 4 in (1, 2)
-        seed = number % 4 + middle + (number // 4 << 20)  # some differ in low bits alone, some in high ones
+        # Some differ in low bits alone, some in the highest one of 32: PyTorch's generator for CPUs has no more.
+        seed = number % 4 + middle + (number // 4 % 2 << 31) + (number // 8 << 20)
         own = sampling.model_copy(update={"seed": seed}) if seeded else sampling
         streamed = streams and number % (2 if free else 4) == 1
         async with limit:
@@ -365,19 +387,36 @@ async def _restricted(
         return _empty()
     ends = list(server.policy.stop_token_ids)
     vocabulary = info.vocab_size or len(server.policy.tokenizer)
-    parts = [_empty()]
+    parts, tails = [_empty()], []
+    whole = bool(info.processed_logprobs) and not question.cuts and (penalised or not question.offsets([0]))
     for draw in (draw for group in groups for draw in group):
         logs = draw.top_logprobs if penalised else draw.moved(draw.top_logprobs, question)
-        weights = tempered(logs, 1.0 if info.processed_logprobs else question.temperature, vocabulary)
+        weights = tempered(logs, 1.0 if info.processed_logprobs else question.temperature, vocabulary, draw.edge)
         logs = weights.logs
+        if not question.cuts and not info.processed_logprobs and question.temperature > 1:
+            tails.append((~draw.listed(logs), weights.least / (weights.listed + weights.least)))
         if question.cuts and not info.truncated_logprobs:
             near = 2 * server.tolerance_nats
             may, must = left(question.sampling, weights, near)
             _inside(tally, question, draw, may)
             certain = (may == must).all(axis=1, keepdims=True)  # near-ties at the edge may fall either way
             logs = np.where(may & certain, logs, -math.inf)
-        parts.append(draw.places(logs, question.name, (), ends, alone=True))
+        parts.append(draw.places(logs, question.name, (), ends, alone=not whole, heat=question.temperature))
+    _require_tail(tally, question, tails)
     return joined(parts)
+
+
+def _require_tail(tally: Tally, question: Question, tails: Sequence[tuple[Bools, Floats]]) -> None:
+    """Bet that tokens beyond the listed ones come half as often as they must at least, at a high temperature."""
+    if tails:
+        beyond, least = (np.concatenate(each) for each in zip(*tails, strict=True))
+        logs = np.where(beyond, math.log(0.5), np.log((1 - 0.5 * least) / (1 - least)))
+        problem = (
+            f"at {question.name}, {int(beyond.sum())} of {len(beyond)} sampled tokens are beyond the likeliest, and at "
+            f"least {float(least.sum()):.0f} were expected: a lower temperature, or a truncation that was not asked."
+        )
+        won = float(np.max(np.cumsum(logs), initial=0.0))
+        tally.require("sampler", won < -math.log(FALSE_ALARM), problem, 0, Where(sampling=question.sampling))
 
 
 def _inside(tally: Tally, question: Question, draw: Draw, may: Bools) -> None:
@@ -403,28 +442,29 @@ class Weights:
         logs: Logarithms of the tokens' weights, shape (n, k), -inf where there are fewer.
         listed: Weight of all listed tokens, shape (n,).
         unlisted: Largest possible weight of all others, shape (n,).
+        least: Smallest possible weight of all others, shape (n,).
     """
 
     logs: Floats
     listed: Floats
     unlisted: Floats
+    least: Floats
 
 
-def tempered(logprobs: Floats, temperature: float, vocabulary: int) -> Weights:
+def tempered(logprobs: Floats, temperature: float, vocabulary: int, edge: Floats | None = None) -> Weights:
     """Return the weights of tokens at a temperature, from their logprobs at temperature 1, shape (n, k).
 
     The weight of N tokens of total probability q is at most N^(1-1/T) q^(1/T) (a power mean), and for T < 1, where no
-    token is more likely than the last listed one, p, at most q p^(1/T-1).
+    token is more likely than `edge` or the last listed one, p, at most q p^(1/T-1). For T > 1 that is the least.
     """
     logs = logprobs / temperature
     rest = np.clip(1 - np.exp(logprobs).sum(axis=1), 0.0, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        if temperature >= 1:
-            most = vocabulary ** (1 - 1 / temperature) * rest ** (1 / temperature)
-        else:
-            least = np.where(np.isfinite(logprobs), logprobs, 0).min(axis=1, initial=0.0)
-            most = rest * np.exp(least * (1 / temperature - 1))
-    return Weights(logs, np.exp(logs).sum(axis=1), np.nan_to_num(most))
+        spread = vocabulary ** (1 - 1 / temperature) * rest ** (1 / temperature)
+        last = np.where(np.isfinite(logprobs), logprobs, 0).min(axis=1, initial=0.0) if edge is None else edge
+        even = rest * np.exp(last * (1 / temperature - 1))
+        most, least = (spread, even) if temperature >= 1 else (even, spread)
+    return Weights(logs, np.exp(logs).sum(axis=1), np.nan_to_num(most), np.nan_to_num(least))
 
 
 def left(

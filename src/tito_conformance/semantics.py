@@ -68,6 +68,10 @@ GREEDY_TOKENS = 80
 EVERY = 8
 """Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
 GREEDY = Question("temperature 0", {"temperature": 0.0})
+PENALISED_COLDER = Question(
+    "temperature 0.713, presence_penalty -1.987", {"temperature": 0.713, "presence_penalty": -1.987}
+)
+"""Logprobs at the temperature of the request have the penalties at this temperature, too."""
 
 
 async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
@@ -79,8 +83,10 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
     if top_of(server) < LEAST_TOP or server.needs_top_k:
         return None
     prompts = [server.prompt_of(text) for text in QUESTIONS[:2]]
-    outcomes = [await _penalised(server, tally, question, prompts[0]) for question in PENALISED]
+    asked = (*PENALISED, PENALISED_COLDER) if server.policy.info.processed_logprobs else PENALISED
+    outcomes = [await _penalised(server, tally, question, prompts[0]) for question in asked]
     penalised = next((each for each in outcomes if each is not None), None)
+    await check_occurrences(server, tally, prompts[0])
     for number, prompt in enumerate(prompts):
         streamed = number == 1 and can_stream(server.backend)
         plain = await _ask_if_accepted(server, tally, "sampler", GREEDY, prompt, GREEDY_TOKENS, streamed=streamed)
@@ -101,6 +107,36 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
         else:
             _require_likeliest(server, tally, question, draw, penalised=penalised)
     return penalised
+
+
+async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
+    """Let a bias repeat one token until its frequency penalty outweighs that: each occurrence must count."""
+    token = int(prompt[0])
+    prefixes = [np.concatenate([prompt, np.full(count, token, np.int32)]) for count in range(MOST_OCCURRENCES + 1)]
+    rows = [row(each) for each in await together(ask(server, each, {"temperature": 1.0}) for each in prefixes)]
+    own = (await score(server.policy.backend, [*prefixes[-1].tolist(), token]))[len(prompt) :]
+    others = [max((value for each, value in found.items() if each != token), default=math.nan) for found in rows]
+    # What the bias must be for the token to come once more after so many occurrences.
+    needed = [other - mine + at * FREQUENCY for at, (other, mine) in enumerate(zip(others, own.tolist(), strict=True))]
+    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
+    for count in range(LEAST_OCCURRENCES, MOST_OCCURRENCES + 1):
+        if needed[count] - max(needed[:count]) > 4 * near:
+            bias = round((needed[count] + max(needed[:count])) / 2, 3)
+            sampling = {"frequency_penalty": FREQUENCY, "extra": {"logit_bias": {str(token): bias}}}
+            question = Question(
+                f"frequency_penalty {FREQUENCY:g} and a bias of {bias:g}", {**GREEDY.sampling, **sampling}
+            )
+            draw = await _ask_if_accepted(server, tally, "obeyed", question, prompt, count + 1)
+            if draw is not None:
+                came = int(np.argmin([*(draw.ids == token), False]))
+                problem = f"token {token} came {came} times before another one, not {count} times."
+                tally.require("obeyed", came == count, problem, 1, Where(sampling=question.sampling))
+            return
+
+
+FREQUENCY = 1.987
+LEAST_OCCURRENCES, MOST_OCCURRENCES = 4, 8
+"""How often a token comes before its frequency penalty ends that."""
 
 
 async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
@@ -233,6 +269,7 @@ async def _distances(
 ) -> tuple[list[float], list[float]]:
     """Return how far logprobs lie from those that penalties should make of the plain ones, and from the plain ones."""
     output = draw.ids.tolist()
+    heat = (question.temperature or 1.0) if server.policy.info.processed_logprobs else 1.0
 
     async def distances(at: int) -> tuple[float, float] | None:
         prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
@@ -241,7 +278,7 @@ async def _distances(
         moves = {token: offsets.get(token, 0.0) for token in reported if token in raw}
         if len(set(moves.values())) < 2:
             return None
-        plain = [reported[token] - raw[token] for token in moves]
+        plain = [heat * reported[token] - raw[token] for token in moves]
         moved = [value - offset for value, offset in zip(plain, moves.values(), strict=True)]
         return max(moved) - min(moved), max(plain) - min(plain)
 

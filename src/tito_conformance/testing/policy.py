@@ -135,6 +135,8 @@ class HashPolicy:
         candidates = dict(self._candidates(context, eos))
         apart = {token for token in offsets if token not in candidates and self._index[token] >= 0}
         candidates |= dict.fromkeys(apart, self._tail_logit)
+        forced = {token for token, offset in offsets.items() if offset > 0 and self._index[token] < 0}
+        candidates |= {token: _OUTSIDE for token in forced - candidates.keys() if not self._is_eos[token]}
         moved = [(token, logit + offsets.get(token, 0.0)) for token, logit in candidates.items()]
         pairs = sorted(moved, key=lambda pair: (-pair[1], pair[0]))
         if request.temperature == 0:
