@@ -163,6 +163,11 @@ NOWHERE = Where()
 _PLACE: ContextVar[Where] = ContextVar("place", default=NOWHERE)
 
 
+def place() -> Where:
+    """Return where this task is."""
+    return _PLACE.get()
+
+
 def set_place(**changes: Any) -> None:
     """Set where this task is from now on: fields of `Where`. Without any, it is nowhere.
 

@@ -258,6 +258,8 @@ async def _check_batch(
         if other is not None:
             place = Where(sampling=sampling, streamed=_streams(server, order), request_id=other.request_id)
             _require_expected(tally, plain, sampling, other, place)
+            server.compared("ids", "plain answer", other.request_id)
+            server.compared("end", "plain answer", other.request_id)
     on, *repetitive = found[len(cases) :]
     if on is not None:
         count = len(on.output_ids)
@@ -353,6 +355,7 @@ async def _check_seeds(server: ConnectedServer, tally: Tally, prompt: TokenIds) 
         for number, (first, second) in enumerate(zip(whole, again[::-1], strict=True)):
             if first is not None and second is not None:
                 ids, others = first.output_ids.tolist(), second.output_ids.tolist()
+                server.compared("ids", "equal request", first.request_id, second.request_id)
                 if ids != others:
                     found.append((number, f"{ids} whole, {others} streamed" if streams else f"{ids}, then {others}"))
         return found

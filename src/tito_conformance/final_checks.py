@@ -177,6 +177,7 @@ async def _check_scores(player: Player) -> None:
             f"the logprob of a prompt token differs by {worst:.4g} nats from the server's score, over {tolerance:g}."
         )
         tally.require("scored", worst <= tolerance, problem, len(result.prompt_differences))
+        server.compared("prompt scores", "score", *(turn.draft.engine.request_id for turn in ledger))
     if result.not_comparable:
         reason = "Sampled at a temperature, under penalties or a grammar, or on a path with a sampled placeholder."
         if server.live_version is not None:
@@ -211,6 +212,7 @@ async def _check_second_read(
         problem = f"token {missing[0] if len(missing) else 0} of a path has no experts."
         tally.require("routed", by_turn.shape == at_once.shape and not len(missing), problem)
         _check_rows(by_turn[rows], at_once[rows], server, tally)
+        server.compared("experts", "second read", *(turn.draft.engine.request_id for turn in trajectory.path))
 
 
 def _check_rows(by_turn: NDArray[np.int64], at_once: NDArray[np.int64], server: ConnectedServer, tally: Tally) -> None:

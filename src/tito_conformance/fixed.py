@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_conformance.checks import NOWHERE, Tally, Where, set_place
+from tito_conformance.checks import NOWHERE, Tally, Where, place, set_place
 from tito_conformance.oracle import offsets
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_conformance.testing.pictures import picture, same_pixels
@@ -50,16 +50,17 @@ async def check_prefixes(server: ConnectedServer, tally: Tally, prompts: Sequenc
     if not k or not semantics_of(info, sampling).comparable_with_scoring():
         return
     answers = [await server.answer(each, sampling, outputs=OptionalOutputs(top_logprobs=k)) for each in prompts]
+    server.compared("top", "score", *(each.request_id for each in answers))
     before: dict[int, Logprobs] = {}
-    for place in range(k):
+    for rank in range(k):
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            token, logprob = (int(answer.columns["top_ids"].values[0][place]), answer.columns["top_logprobs"].values[0])
+            token, logprob = (int(answer.columns["top_ids"].values[0][rank]), answer.columns["top_logprobs"].values[0])
             if token == -1:
                 continue
             scores = await score(backend, [*prompt.tolist(), token])
-            apart = abs(float(scores[-1] - logprob[place]))
+            apart = abs(float(scores[-1] - logprob[rank]))
             problem = (
-                f"top token {token} has logprob {logprob[place]:.4g}, {apart:.4g} nats from the server's own score."
+                f"top token {token} has logprob {logprob[rank]:.4g}, {apart:.4g} nats from the server's own score."
             )
             tally.require("top", apart <= tolerance, problem)
             same_prefix(tally, before.setdefault(number, scores), scores, len(prompt), tolerance)
@@ -105,10 +106,15 @@ def require_scores(
     tolerance, off = server.tolerance_nats, np.abs(signed)
     wrong, at = np.flatnonzero(~(off <= tolerance)).tolist(), int(np.argmax(off))
     offset = list(range(len(own)) if places is None else places)
+    scores, shifts = own - signed, ""
+    for side, one, other in (("after", own[:-1], scores[1:]), ("before", own[1:], scores[:-1])):
+        if len(own) > 2 and bool(np.all(np.abs(one - other) <= tolerance)):
+            shifts = f" They are shifted by one: each is the score of the token {side} it."
     problem = (
         f"{when}the logprob differs by {off[at]:.4g} nats from the server's own score, more than {tolerance:g}, at "
-        f"{offsets([offset[each] for each in wrong], len(own))}."
+        f"{offsets([offset[each] for each in wrong], len(own))}.{shifts}"
     )
+    server.compared("logprobs", "score", where.within(place()).request_id)
     differences = tuple((offset[each], float(own[each] - signed[each]), float(own[each])) for each in wrong)
     tally.scored_nats = max(tally.scored_nats, float(off[at]))
     tally.require(check, not wrong, problem, len(own), replace(where, position=offset[at], differences=differences))
@@ -315,10 +321,10 @@ async def check_pictures(server: ConnectedServer, tally: Tally) -> None:
         ("C, B", (third, other), False),
     ):
         found = await _scores(server, prompt, images, lengths)
-        for place, own, values, same in zip(PLACES, first, found, (same_between, False), strict=True):
+        for between, own, values, same in zip(PLACES, first, found, (same_between, False), strict=True):
             apart = float(np.max(np.abs(own - values)))
             problem = (
-                f"the scores of the tokens {place} two pictures are {apart:.4g} nats apart for the pictures A, B and "
+                f"the scores of the tokens {between} two pictures are {apart:.4g} nats apart for the pictures A, B and "
                 f"{names}, but should be {'equal' if same else 'different'}."
             )
             tally.require("looked", (apart <= server.tolerance_nats) == same, problem)

@@ -252,6 +252,7 @@ class Player:
             right = all(span.version in (named, None) for span in spans)
             reported = sum(span.version is not None for span in spans)
             self.tally.require("versions", right, problem, reported, self.where(turn.index))
+            self.server.compared("versions", "server", turn.draft.engine.request_id if reported else None)
 
     def _check_rendering(self, agent: SimulatedAgent, turn: Turn) -> None:
         """Compare a turn's delta with the template's own rendering of the whole history."""
@@ -542,6 +543,7 @@ class Player:
         if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
             self.tally.skip("constrained", "The answer was longer than the token limit.")
             return None
+        self.server.compared("ids", "schema", self.model.ledger[-1].draft.engine.request_id)
         return answer
 
     async def _sample_without(self, agent: SimulatedAgent, check: str, error: Exception) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tito_conformance.checks import CHECKS, LAWS
+from tito_conformance.checks import CHECKS, LAWS, NOTHING
 from tito_conformance.suite import Outcome
 from tito_conformance.target import ConnectedServer
 
@@ -104,6 +104,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "error": outcome.error,
         "sent": {name: dict(values.most_common()) for name, values in server.recorder.sent.items()},
         "failed_tries": failed_tries(outcome),
+        "compared": comparisons(outcome),
         "power": outcome.tally.power,
         "broken": None if outcome.broken is None else str(outcome.broken),
         "findings": [
@@ -112,6 +113,21 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "moves": json.loads(msgspec.json.encode(outcome.moves)),
         "checks": [asdict(row) for row in rows(outcome)],
     }
+
+
+def comparisons(outcome: Outcome) -> dict[str, dict[str, dict[str, int]]]:
+    """Return for each kind of answer and each column of it against what it was compared, and how often."""
+    found: dict[str, dict[str, Counter[str]]] = {}
+    for server in outcome.servers:
+        for answer in server.recorder.answers.values():
+            row = found.setdefault(answer.kind, {})
+            for column, source in answer.columns.items():
+                row.setdefault(column, Counter())[source] += 1
+    return {kind: {name: dict(found[kind][name].most_common()) for name in found[kind]} for kind in sorted(found)}
+
+
+COMPARED = ("prompt", "ids", "logprobs", "end", "text", "versions", "cached", "top", "prompt scores", "experts", "kept")
+"""Columns of an answer, in the order of the table."""
 
 
 def failed_tries(outcome: Outcome) -> dict[str, int]:
@@ -170,6 +186,7 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
             markup=False,
             highlight=False,
         )
+    _print_comparisons(comparisons(outcome), console)
     for title, head, lines in tables(outcome):
         table = Table(*head, title=title)
         for line in lines.items():
@@ -207,6 +224,21 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
 
+def _print_comparisons(found: dict[str, dict[str, dict[str, int]]], console: Console) -> None:
+    names = [name for name in COMPARED if any(name in row for row in found.values())]
+    table = Table("answers", *names, title=COMPARED_TITLE, show_lines=True)
+    for kind, row in found.items():
+        cells = [row.get(name, {}) for name in names]
+        lines = ("\n".join(f"{source} {count:,}" for source, count in cell.items()) for cell in cells)
+        styles = ("yellow" if NOTHING in cell else "" for cell in cells)
+        table.add_row(kind, *(Text(line, style) for line, style in zip(lines, styles, strict=True)))
+    if found:
+        console.print(table)
+
+
+COMPARED_TITLE = "Against what each column of the answers was compared, and how often"
+
+
 def tables(outcome: Outcome) -> list[tuple[str, tuple[str, str], dict[str, str]]]:
     """Return the further tables: title, heads, and lines."""
     failed = {what: f"{count:,}" for what, count in failed_tries(outcome).items()}
@@ -224,7 +256,7 @@ def measured(outcome: Outcome) -> dict[str, str]:
     words = {None: "unknown", True: "yes", False: "no"}
     count = tally.passed["rescored"] + tally.passed["long"]
     return {
-        "dtype of the logits": server.dtype,
+        "dtype of the logits": f"{server.dtype}: a tolerance of {server.tolerance_nats:g} nats",
         "at the temperature of the request": words[info.processed_logprobs],
         "over the tokens that a truncation leaves": words[info.truncated_logprobs],
         "largest difference from the server's own score": f"{tally.scored_nats:.2g} nats, of {count:,} tokens",
@@ -239,7 +271,8 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     written[0].write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     table = rows(outcome)
     title = headline(outcome.not_reached) if outcome.sound else "Not conformant" if outcome.broken else "Not finished"
-    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title, tables=tables(outcome))
+    more = {"columns": COMPARED, "compared_title": COMPARED_TITLE, "nothing": NOTHING, "tables": tables(outcome)}
+    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title, **more)
     written[1].write_text(page, encoding="utf-8")
     if outcome.moves:
         written.append(folder / "conversation.json")
@@ -285,6 +318,12 @@ logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.
 {% for row in rows %}<tr><td>{{ row.law }}<td>{{ row.check }}<td class="{{ row.verdict | replace(' ', '-') }}">
 {{ row.verdict }}<td>{{ row.passed }}<td>{{ row.what }}
 <td>{% for reason, count in row.left_out.items() %}{{ count }}: {{ reason }} {% endfor %}</tr>
+{% endfor %}</table>
+<h2>{{ compared_title }}</h2>
+<table><tr><th>answers{% for name in columns %}<th>{{ name }}{% endfor %}</tr>
+{% for kind, row in result.compared.items() %}<tr><td>{{ kind }}{% for name in columns %}
+<td{% if nothing in row.get(name, {}) %} class="not-applicable"{% endif %}>
+{% for source, count in row.get(name, {}).items() %}{{ source }} {{ count }}<br>{% endfor %}{% endfor %}</tr>
 {% endfor %}</table>
 {% for title, head, lines in tables %}{% if lines %}<h2>{{ title }}</h2>
 <table><tr><th>{{ head[0] }}<th>{{ head[1] }}</tr>

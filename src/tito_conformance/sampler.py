@@ -147,11 +147,13 @@ async def check(
     prompts = [server.prompt_of(question) for question in QUESTIONS]
     random = np.random.default_rng(server.target.seed)
     others = (*RESTRICTED, *drawn_questions(random), *PENALISED)
+    outside: list[tuple[str, Where]] = []
     async with task_group() as tasks:
         free_tasks = [tasks.create_task(_draws(server, tally, each, FREE, k, SAMPLES * repeats)) for each in prompts]
         seeded_tasks = [tasks.create_task(_draws(server, tally, each, SEEDED, k, SAMPLES)) for each in prompts]
         other_tasks = [
-            tasks.create_task(_restricted(server, tally, each, prompts, k, 2 * repeats, penalised)) for each in others
+            tasks.create_task(_restricted(server, tally, each, prompts, k, 2 * repeats, penalised, outside))
+            for each in others
         ]
     groups, seeded = ([task.result() for task in each] for each in (free_tasks, seeded_tasks))
     for group in (*groups, *seeded):
@@ -166,6 +168,8 @@ async def check(
     parts += [task.result() for task in other_tasks]
     vocabulary = server.policy.info.vocab_size or len(server.policy.tokenizer)
     judge(tally, joined(parts), vocabulary, (FREE, SEEDED, *others))
+    for problem, where in outside:  # after the bets, which tell another temperature from another truncation
+        tally.require("sampler", False, problem, 1, where)
 
 
 def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Question] = (FREE,)) -> None:
@@ -335,6 +339,12 @@ async def _draws(
         streamed = streams and number % (2 if free else 4) == 1
         async with limit:
             response = await server.answer(prompt, own, streamed=streamed, outputs=OptionalOutputs(top_logprobs=k))
+        missing = np.argwhere(response.columns["top_ids"].values == -1)
+        problem = f"output token {missing[0][0] if len(missing) else 0} has no logprob, or a sentinel, in its top list."
+        full = not len(missing) or (question.cuts and server.policy.info.truncated_logprobs)
+        tally.require("top", bool(full), problem, 0, Where(request_id=response.request_id))
+        server.compared("ids", "distribution", response.request_id)
+        server.compared("top", "samples", response.request_id)
         return draw_of(response, streamed=streamed)
 
     found = await together(one(number) for number in range(count))
@@ -364,11 +374,11 @@ async def _restricted(
     k: int,
     count: int,
     penalised: bool | None,
+    outside: list[tuple[str, Where]],
 ) -> Places:
     """Sample at a temperature, under a truncation or penalties, and return what is left of the listed tokens.
 
-    Raises:
-        BrokenLawError: A sampled token lies outside of the truncation.
+    Problems of sampled tokens that lie outside of the truncation are appended to `outside`.
     """
     info = server.policy.info
     unknown = {
@@ -398,7 +408,7 @@ async def _restricted(
         if question.cuts and not info.truncated_logprobs:
             near = 2 * server.tolerance_nats
             may, must = left(question.sampling, weights, near)
-            _inside(tally, question, draw, may)
+            outside += _outside(question, draw, may)
             certain = (may == must).all(axis=1, keepdims=True)  # near-ties at the edge may fall either way
             logs = np.where(may & certain, logs, -math.inf)
         parts.append(draw.places(logs, question.name, (), ends, alone=not whole, heat=question.temperature))
@@ -419,8 +429,8 @@ def _require_tail(tally: Tally, question: Question, tails: Sequence[tuple[Bools,
         tally.require("sampler", won < -math.log(FALSE_ALARM), problem, 0, Where(sampling=question.sampling))
 
 
-def _inside(tally: Tally, question: Question, draw: Draw, may: Bools) -> None:
-    """Refuse a sampled token that a truncation leaves out; it need not be among the likeliest that are listed."""
+def _outside(question: Question, draw: Draw, may: Bools) -> Iterator[tuple[str, Where]]:
+    """Yield each sampled token that a truncation leaves out; it need not be among the likeliest that are listed."""
     listed = (draw.top_ids == draw.ids[:, None]) & np.isfinite(draw.top_logprobs)
     full = (may | ~np.isfinite(draw.top_logprobs)).all(axis=1)  # then unlisted tokens may be left, too
     inside = np.where(listed.any(axis=1), (listed & may).any(axis=1), full)
@@ -430,8 +440,7 @@ def _inside(tally: Tally, question: Question, draw: Draw, may: Bools) -> None:
             f"the token has the logprob {draw.logprobs[at]:.4g}, and {question.name} leaves it out; the likeliest "
             f"tokens there are {likeliest}."
         )
-        where = Where(None, int(at), int(draw.ids[at]), question.sampling, draw.streamed)
-        tally.require("sampler", False, problem, 1, where)
+        yield problem, Where(None, int(at), int(draw.ids[at]), question.sampling, draw.streamed)
 
 
 @dataclass(frozen=True)

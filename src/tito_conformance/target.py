@@ -325,7 +325,7 @@ class ConnectedServer:
         """Note against what a column of some answers was compared; a second source is more than a law."""
         for each in request_ids:
             columns = self.recorder.answers[each].columns if each in self.recorder.answers else {}
-            if columns.get(column) in (None, NOTHING, "law"):
+            if columns.get(column, NOTHING if column == "text" else None) in (NOTHING, "law"):
                 columns[column] = source
 
     def bodies(self, request_id: str | None) -> dict[str, Any]:

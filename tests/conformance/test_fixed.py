@@ -80,7 +80,7 @@ def test_an_answer_that_ends_early_is_another_one() -> None:
 
 
 def test_a_score_differs_where_it_is_off_or_no_number() -> None:
-    tally, connected = Tally(), SimpleNamespace(tolerance_nats=0.1)
+    tally, connected = Tally(), cast(Any, SimpleNamespace(tolerance_nats=0.1, compared=lambda *_: None))
     own = np.array([-1.0, -2.0, -3.0], np.float32)
     fixed.require_scores(connected, tally, "rescored", own, np.array([0.0, 0.05, -0.09]))
     assert (tally.passed["rescored"], tally.scored_nats) == (3, 0.09)

@@ -136,6 +136,10 @@ class ColumnValidation(msgspec.Struct, frozen=True):
             if wrong.any():
                 at = int(np.argmax(wrong))
                 problem = sentence.format(float(self.logprobs[at]))
+                listed = np.where(same, values, -np.inf).max(axis=1, initial=-np.inf)
+                for side, one, other in (("before", chosen[1:, 0], listed[:-1]), ("after", chosen[:-1, 0], listed[1:])):
+                    if len(one) > 1 and np.allclose(one, other, rtol=0, atol=ROUNDING):
+                        problem += f" (all are shifted by one: each is that of the token {side} it)"
                 pairs = list(zip(top[at].tolist(), values[at].tolist(), strict=True))
                 raise self.reader.violation(f"Law 4: output id {int(self.ids[at])} at offset {at} {problem}: {pairs}.")
 
