@@ -139,30 +139,6 @@ def by_rank(places: Places) -> str:
     return f"Sampled tokens, and how many were expected: {', '.join(counts)}, {ended} ends of turn ({ends:.0f})."
 
 
-def power(places: Places, log_bar: float) -> dict[str, str]:
-    """Return for each kind of defect the smallest one that samples like these would very probably have shown.
-
-    A defect's tokens are not drawn here: the expected growth of each bet under it is known, and its deviation.
-    """
-    mass = places.stated.sum(axis=1, keepdims=True)
-    mass = np.where(mass > 0, mass, 1)
-    found: dict[str, str] = {}
-    for kind, (like, tilts) in TILTS.items():
-        bets = [np.log(np.maximum(_ratios(places, *bet), 1e-9)) for name, bet in ALTERNATIVES.items() if like in name]
-        for shown, weigh, share in tilts:
-            weights = weigh(places)
-            total = weights.sum(axis=1, keepdims=True)
-            tilted = np.where(total > 0, weights / np.where(total > 0, total, 1), 0) * mass
-            drawn = (1 - share) * places.stated + share * tilted
-            for logs in bets:
-                means = (drawn * logs).sum(axis=1)
-                spread = math.sqrt(float(((drawn * logs**2).sum(axis=1) - means**2).clip(0).sum()))
-                if float(means.sum()) - 2 * spread > log_bar:
-                    found.setdefault(kind, shown)
-        found.setdefault(kind, "none of those tried")
-    return found
-
-
 def _ratios(places: Places, weigh: Weigh, doubt: float) -> Floats:
     """Return what a bet multiplies its fortune by, for each listed token, shape (n, k)."""
     weights, mass = weigh(places), places.stated.sum(axis=1, keepdims=True)
@@ -290,34 +266,6 @@ ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
     **{f"any listed token in {share:.0%} of all places": (_even, 1 - share) for share in (0.02, 0.1, 0.5)},
 }
 """Alternatives among the listed tokens: weights, and the share of the bet that stays on the stated distribution."""
-Tilt = tuple[str, Weigh, float]
-"""A defect in words, the weights that it gives tokens, and in what share of all places it does so."""
-TILTS: Mapping[str, tuple[str, tuple[Tilt, ...]]] = {
-    "a higher temperature": (
-        "temperature",
-        tuple((f"{t:g} times", _tempered(t), 1.0) for t in (1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)),
-    ),
-    "a lower temperature": (
-        "temperature",
-        tuple((f"{t:g} times", _tempered(t), 1.0) for t in (0.97, 0.95, 0.92, 0.9, 0.85, 0.8, 0.7, 0.5)),
-    ),
-    "greedy tokens": (
-        "the likeliest token",
-        tuple((f"{share:.0%} of all", _likeliest(1), share) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
-    ),
-    "a top_k": ("top_k", tuple((f"top_k {k}", _likeliest(k), 1.0) for k in (16, 12, 8, 6, 4, 3, 2))),
-    "a top_p": ("top_p", tuple((f"top_p {p:g}", _nucleus(p), 1.0) for p in (0.99, 0.98, 0.95, 0.9, 0.8, 0.5))),
-    "a min_p": ("min_p", tuple((f"min_p {p:g}", _at_least(p), 1.0) for p in (0.01, 0.02, 0.05, 0.1, 0.3))),
-    "more ends of turn": (
-        "ends of turn",
-        tuple((f"{n:g} times", _ends(math.log(n)), 1.0) for n in (1.2, 1.5, 2.0, 3.0, 5.0)),
-    ),
-    "fewer ends of turn": (
-        "ends of turn",
-        tuple((f"{n:g} times", _ends(math.log(n)), 1.0) for n in (0.8, 0.65, 0.5, 0.3, 0.1)),
-    ),
-}
-"""Defects by kind, each with a part of the names of the bets on it, the smallest first."""
 LEAST_LOST = 8.0
 """Expected number of tokens that makes their absence remarkable."""
 OF_THE_REST = (0.1, 0.5, 2.0, 5.0)

@@ -256,7 +256,6 @@ class Tally:
         apart_nats: Largest difference between two servers' logprobs of one token, in nats.
         scored_nats: Largest difference between a reported logprob and the server's own score, in nats.
         notes: Sentences for the report's reader, such as near-ties.
-        power: The smallest defect of the sampler that the run would have seen, by kind; empty if it was not judged.
     """
 
     passed: Counter[str] = field(default_factory=Counter)
@@ -266,7 +265,6 @@ class Tally:
     apart_nats: float = 0.0
     scored_nats: float = 0.0
     notes: list[str] = field(default_factory=list)
-    power: dict[str, str] = field(default_factory=dict)
 
     def require(self, check: str, condition: bool, problem: str, cases: int = 1, where: Where = NOWHERE) -> None:
         """Count a check as passed, or raise.

@@ -20,7 +20,7 @@ from tito_conformance.bets import FALSE_ALARM
 from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
 from tito_conformance.oracle import offsets
-from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, top_of
+from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, drawn, top_of
 from tito_conformance.semantics import LONG_PROMPTS, long_prompt, row
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
@@ -38,6 +38,8 @@ TRIES = 4
 Even, as the order is reversed for the second answers: none may come after the same number of others twice."""
 PAIRS = 6
 """Pairs of parameters that are drawn for each prompt."""
+GREEDY_TOKENS = 80
+"""Tokens of a greedy answer: enough that some occur several times."""
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 LIKE_GREEDY: tuple[dict[str, Any], ...] = (
     {"temperature": 1.487, "top_k": 1},
@@ -84,6 +86,31 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
         if number == 0:
             await _check_seeds(server, tally, prompt)
             await _check_state(server, tally, prompt, plain)
+
+
+async def check_greedy(server: ConnectedServer, tally: Tally, penalised: bool | None) -> None:
+    """Require that each token of long greedy answers is the likeliest one, also under penalties.
+
+    Args:
+        server: The server.
+        tally: Counts the checks.
+        penalised: Whether reported logprobs include penalties; None if unknown.
+    """
+    if top_of(server) < LEAST_TOP or server.needs_top_k:
+        return
+    for number, text in enumerate(QUESTIONS[:2]):
+        prompt, random = server.prompt_of(text), np.random.default_rng([server.target.seed, number])
+        penalties = {f"{name}_penalty": drawn(random, 0.2, 0.9) for name in ("presence", "frequency")}
+        for sampling in ({}, penalties) if penalised is not None else ({},):
+            asked = {**GREEDY, "max_new_tokens": GREEDY_TOKENS, **sampling}
+            answer = await _one(server, tally, prompt, asked, number, likeliest=True)
+            if answer is not None:
+                place = Where(sampling=asked, streamed=_streams(server, number), request_id=answer.request_id)
+                moves = asked if not penalised else {"max_new_tokens": GREEDY_TOKENS}
+                _require_expected(tally, Plain.of(server, answer), moves, answer, place)
+                server.compared("ids", "likeliest", answer.request_id)
+                # Half of the answer goes into the prompt, whose tokens must not count.
+                prompt = np.concatenate([prompt, answer.output_ids[: len(answer.output_ids) // 2]])
 
 
 async def _ask(
@@ -281,11 +308,17 @@ def _streams(server: ConnectedServer, number: int) -> bool:
 
 
 async def _one(
-    server: ConnectedServer, tally: Tally, prompt: TokenIds, sampling: Mapping[str, Any], number: int
+    server: ConnectedServer,
+    tally: Tally,
+    prompt: TokenIds,
+    sampling: Mapping[str, Any],
+    number: int,
+    *,
+    likeliest: bool = False,
 ) -> TokenResponse | None:
     """Return an answer, streamed for odd numbers; None if the server refuses the parameters."""
     try:
-        return await _ask(server, prompt, sampling, streamed=_streams(server, number))
+        return await _ask(server, prompt, sampling, streamed=_streams(server, number), likeliest=likeliest)
     except BadRequestError as error:
         names = ", ".join(name for name in sampling if name != "temperature")
         tally.skip("obeyed", f"{names}: {str(error).partition(chr(10))[0]}")

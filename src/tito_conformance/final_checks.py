@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from strands_tito.inspect.verify import rescore
 from tito_conformance import oracle
 from tito_conformance.bets import center
-from tito_conformance.checks import COLUMN_CHECKS, NOTHING, NOWHERE, Tally, Where, set_place
+from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
 from tito_conformance.fixed import require_scores
 from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
@@ -33,7 +33,6 @@ REPORTED: Mapping[str, Callable[[WireGeneration], bool]] = {
 """Whether an answer reports what a check is about; if not, only the ledger's None was compared."""
 NOT_REPORTED = "The answer does not report it."
 UNREPORTED = "The backend declares that its server does not report it."
-UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 LEAST_FOR_BIAS = 8
 """Tokens of an answer below which their mean difference says little."""
 ANSWER_BIAS = 0.3
@@ -100,38 +99,14 @@ def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
         tally.require(check, True, "", count)
         if count < len(turns):
             tally.skip(check, NOT_REPORTED, len(turns) - count)
-    _check_text(player, generations, turns)
-    _check_stop_strings(player, generations, turns)
-    request_ids = {turn.request_id for turn in turns}
-    lost = [each.request_id for each in generations if each.request_id not in request_ids]
-    problem = f"{len(lost)} answers are in no turn ({lost[:3]}), but only {player.abandoned} were cancelled."
-    tally.require("lost", len(lost) <= player.abandoned, problem)
-
-
-def _check_text(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
-    tokenizer, tally = player.server.policy.tokenizer, player.tally
-    with_text = [each for each in generations if each.text is not None]
-    if not with_text:
-        tally.skip("text", "The server returns no text with the ids.", len(turns))
-        return
-    known = [each for each in with_text if None not in tokenizer.convert_ids_to_tokens(each.output_ids)]
-    if len(known) < len(with_text):  # a model may have more embedding rows than its tokenizer has tokens
-        tally.skip("text", UNKNOWN_ID, len(with_text) - len(known))
-    index_of = {turn.request_id: turn.index for turn in turns}
-    strips = player.server.strips
-    for check, problem, request_id in oracle.check_text(known, player.server.decode, strips=strips):
-        tally.require(check, False, problem, where=_where(player, index_of.get(request_id)))
-    tally.require("text", True, "", len(known))
-    player.server.compared("text", NOTHING, *(each.request_id for each in with_text))
-    player.server.compared("text", "decoded ids", *(each.request_id for each in known))
-
-
-def _check_stop_strings(player: Player, generations: list[WireGeneration], turns: list[OracleTurn]) -> None:
-    policy = player.server.policy
     index_of = {turn.request_id: turn.index for turn in turns}
     for each in generations:
-        for check, problem, *_ in oracle.check_stop_strings(each, player.server.decode, policy.stop_token_ids):
-            player.tally.require(check, False, problem, where=_where(player, index_of.get(each.request_id)))
+        server.compare_text(each, _where(player, index_of.get(each.request_id)))
+    if all(each.text is None for each in generations):
+        tally.skip("text", "The server returns no text with the ids.", len(turns))
+    lost = [each.request_id for each in generations if each.request_id not in index_of]
+    problem = f"{len(lost)} answers are in no turn ({lost[:3]}), but only {player.abandoned} were cancelled."
+    tally.require("lost", len(lost) <= player.abandoned, problem)
 
 
 def _where(player: Player, index: int | None) -> Where:

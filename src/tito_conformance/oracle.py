@@ -177,27 +177,17 @@ def check_trajectories(
             yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each.", index
 
 
-def check_text(
-    generations: Sequence[WireGeneration], decode: Callable[[list[int]], str], *, strips: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Compare the text that a server reports with its decoded ids. Yield the check, the problem, and the request.
+def check_text(answer: WireGeneration, decode: Callable[[list[int]], str], *, strips: bool) -> Iterator[Problem]:
+    """Compare the text that a server reports with its decoded ids.
 
     `strips` says whether the tokenizer takes a first blank off a text, so that a server may or may not report it.
     """
-    for generation in generations:
-        if generation.text is None:
-            continue
-        text, decoded = generation.text, decode(generation.output_ids)
-        # An aborted answer may end before its last tokens were decoded.
-        cut = generation.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))
-        if not cut and _shown(text, strips) not in {
-            _shown(each, strips) for each in _texts(generation, decoded, decode)
-        }:
-            yield (
-                "text",
-                f"the ids decode to {decoded[-60:]!r}, the response's text is {text[-60:]!r}.",
-                generation.request_id,
-            )
+    text, decoded = answer.text, decode(answer.output_ids)
+    # An aborted answer may end before its last tokens were decoded.
+    if text is None or (answer.finish == "abort" and decoded.startswith(text.rstrip(INCOMPLETE))):
+        return
+    if _shown(text, strips) not in {_shown(each, strips) for each in _texts(answer, decoded, decode)}:
+        yield "text", f"the ids decode to {decoded[-60:]!r}, the response's text is {text[-60:]!r}."
 
 
 @dataclass
@@ -292,9 +282,6 @@ def compare_request(
     end: tuple[str, int | str | None],
     answer: WireGeneration,
     stop_ids: Sequence[int],
-    decode: Callable[[list[int]], str] | None,
-    *,
-    strips: bool,
 ) -> Iterator[Problem]:
     """Compare a request of the suite's own, and the answer that the client gave it, with the wire.
 
@@ -306,8 +293,6 @@ def compare_request(
         end: Why it ended, and the stop.
         answer: The generation on the wire.
         stop_ids: Ids that end a turn of the model.
-        decode: Decodes ids; None if the answer has one that is not in the tokenizer.
-        strips: See `check_text`.
     """
     limit = requested["max_new_tokens"]
     sent = next((answer.sampling[name] for name in LIMITS if answer.sampling.get(name) is not None), limit)
@@ -323,9 +308,6 @@ def compare_request(
     for place, row in enumerate(answer.top_logprobs or ()):
         if len(twice := [token for token, _ in row]) > len(set(twice)):
             yield "top", f"output token {place} lists a token twice among its likeliest ones: {row}.", place
-    if decode is not None:
-        yield from check_stop_strings(answer, decode, stop_ids)
-        yield from ((check, problem) for check, problem, _ in check_text([answer], decode, strips=strips))
 
 
 def check_stop_strings(

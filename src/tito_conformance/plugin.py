@@ -1,73 +1,44 @@
-"""A pytest plugin: `pytest --pyargs tito_conformance --tito-backend=... --tito-base-url=...`."""
+"""A pytest plugin that runs `tito conformance` once: `pytest --pyargs tito_conformance --tito-backend=...`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tito_conformance.suite import Outcome
+VALUES = (
+    *("backend", "base-url", "tokenizer", "profile", "seed", "report", "model", "parser", "tolerance", "dtype"),
+    *("experts", "weights", "adapter", "against-backend", "against-url", "require", "not-require", "replay"),
+)
+"""Options of the command that take a value, here with the prefix `tito-`. They are as the command reads them."""
+FLAGS = ("seeds", "keep-going")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that name the server and the size of the run."""
-    group = parser.getgroup("tito", "conformance of a server")
-    group.addoption("--tito-backend", help="name of an installed backend")
-    group.addoption("--tito-base-url", help="address of the server")
-    group.addoption("--tito-tokenizer", help="name or folder of the model's tokenizer")
-    group.addoption("--tito-parser", default="auto", help="tool-call format (default: auto)")
-    profiles = ["quick", "standard", "deep", "production"]
-    group.addoption("--tito-profile", default="standard", choices=profiles, help="size of the run (default: standard)")
-    group.addoption("--tito-seed", default=0, type=int, help="seed of the random conversations (default: 0)")
-    group.addoption("--tito-against-backend", help="backend of a second server with the same weights")
-    group.addoption("--tito-against-url", help="address of a second server to compare with")
-    group.addoption(
-        "--tito-tolerance",
-        default=None,
-        type=float,
-        help="largest difference between a logprob and a score, in nats (default: by the dtype)",
-    )
-    group.addoption("--tito-dtype", default="auto", help="dtype of the server's logits (default: measured)")
-    group.addoption("--tito-require", action="append", default=[], help="name of a check that must run, too")
-    group.addoption("--tito-not-require", action="append", default=[], help="name of a check that need not run")
+    """Add the options of the command."""
+    group = parser.getgroup("tito", "conformance of a server: the options of `tito conformance`, see its --help")
+    for name in VALUES:
+        group.addoption(f"--tito-{name}", action="append", default=[])
+    for name in FLAGS:
+        group.addoption(f"--tito-{name}", action="store_true")
 
 
 @pytest.fixture(scope="session")
-def tito_required(request: pytest.FixtureRequest) -> frozenset[str]:
-    """The checks that must run; none where two servers are compared, as with `tito conformance`."""
-    from tito_conformance.checks import CHECKS, REQUIRED
-
-    more, fewer = (request.config.getoption(f"--tito-{name}") for name in ("require", "not-require"))
-    if unknown := sorted({*more, *fewer} - CHECKS.keys()):
-        pytest.fail(f"Unknown check {unknown[0]!r}. Available: {', '.join(CHECKS)}.", pytrace=False)
-    if request.config.getoption("--tito-against-url"):
-        return frozenset(more)
-    return frozenset({*REQUIRED, *more} - set(fewer))
-
-
-@pytest.fixture(scope="session")
-def tito_outcome(request: pytest.FixtureRequest) -> Outcome:
-    """The result of one run of the suite on the server that the options name."""
-    from tito_conformance import suite
-    from tito_conformance.checks import PROFILES
-    from tito_conformance.target import Target
-
-    options = {name: request.config.getoption(f"--tito-{name}") for name in ("backend", "base-url", "tokenizer")}
-    missing = [f"--tito-{name}" for name, value in options.items() if not value]
-    if missing:
-        pytest.fail(f"No server to test. Pass {', '.join(missing)}.", pytrace=False)
-    target = Target(
-        options["backend"],
-        options["base-url"],
-        options["tokenizer"],
-        request.config.getoption("--tito-parser"),
-        tolerance_nats=request.config.getoption("--tito-tolerance"),
-        dtype=request.config.getoption("--tito-dtype"),
-        seed=request.config.getoption("--tito-seed"),
-    )
-    url = request.config.getoption("--tito-against-url")
-    backend = request.config.getoption("--tito-against-backend") or target.backend
-    against = replace(target, backend=backend, base_url=url) if url else None
-    return suite.run(target, PROFILES[request.config.getoption("--tito-profile")], against=against)
+def tito_report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of one run of the command, as `conformance.json` has it."""
+    given = {name: request.config.getoption(f"--tito-{name}") for name in VALUES}
+    folder = (given.pop("report") or [tmp_path_factory.mktemp("conformance")])[-1]
+    command = [part for name, values in given.items() for value in values for part in (f"--{name}", value)]
+    command += [f"--{name}" for name in FLAGS if request.config.getoption(f"--tito-{name}")]
+    tito = "from strands_tito.cli import main; main()"
+    run = [sys.executable, "-c", tito, "conformance", *command, "--report", str(folder)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    try:
+        with open(f"{folder}/conformance.json", encoding="utf-8") as file:
+            report: dict[str, Any] = json.load(file)
+            return report
+    except FileNotFoundError:
+        pytest.fail(f"No run: exit status {done.returncode}.\n{done.stdout}{done.stderr}", pytrace=False)

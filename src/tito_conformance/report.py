@@ -105,7 +105,6 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "sent": {name: dict(values.most_common()) for name, values in server.recorder.sent.items()},
         "failed_tries": failed_tries(outcome),
         "compared": comparisons(outcome),
-        "power": outcome.tally.power,
         "broken": None if outcome.broken is None else str(outcome.broken),
         "findings": [
             {"finding": str(each), "where": asdict(each.where), "bodies": each.bodies} for each in outcome.findings
@@ -126,7 +125,7 @@ def comparisons(outcome: Outcome) -> dict[str, dict[str, dict[str, int]]]:
     return {kind: {name: dict(found[kind][name].most_common()) for name in found[kind]} for kind in sorted(found)}
 
 
-COMPARED = ("prompt", "ids", "logprobs", "end", "text", "versions", "cached", "top", "prompt scores", "experts", "kept")
+COLUMNS = ("prompt", "ids", "logprobs", "end", "text", "versions", "cached", "top", "prompt scores", "experts", "kept")
 """Columns of an answer, in the order of the table."""
 
 
@@ -135,19 +134,7 @@ def failed_tries(outcome: Outcome) -> dict[str, int]:
     return dict(sum((each.log.failed for each in outcome.servers if each.log is not None), Counter()))
 
 
-def sent_values(outcome: Outcome) -> dict[str, str]:
-    """Return the values of each sampling parameter that were sent, the most frequent ones first."""
-    found = {}
-    for name, values in outcome.server.recorder.sent.items():
-        shown = ", ".join(f"{value} x{count}" for value, count in values.most_common(MOST_VALUES))
-        more = f" and {len(values) - MOST_VALUES} others" if len(values) > MOST_VALUES else ""
-        found[name] = f"{shown}{more}" or "only the default"
-    return found
-
-
-MOST_VALUES = 8
-"""Values of a sampling parameter that the tables show; `conformance.json` has all."""
-_COLOUR = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim"}
+COLOURS = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim", NOTHING: "yellow"}
 
 
 MAX_NOTES = 5
@@ -162,14 +149,13 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console: The console to print to.
         replay: The command that plays the conversation of a finding again.
     """
-    table = Table("law", "check", "", "cases", "not checked, and reason", title="Conformance")
-    law = ""
-    for row in rows(outcome):
-        left = "; ".join(f"{count}: {reason}" for reason, count in row.left_out.items())
-        verdict = f"[{_COLOUR[row.verdict]}]{row.verdict}[/]"
-        table.add_row(row.law if row.law != law else "", row.check, verdict, f"{row.passed:,}", Text(left))
-        law = row.law
-    console.print(table)
+    for title, heads, lines in tables(outcome):
+        shown = Table(*(head for head in heads if head != WHAT), title=title, show_lines=title == COMPARED)
+        for line in lines:
+            cells = [cell for head, cell in zip(heads, line, strict=True) if head != WHAT]
+            shown.add_row(*(Text(text, COLOURS.get(mark, "")) for text, mark in cells))
+        if lines:
+            console.print(shown)
     info = outcome.server.policy.info
     console.print(
         f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
@@ -186,13 +172,6 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
             markup=False,
             highlight=False,
         )
-    _print_comparisons(comparisons(outcome), console)
-    for title, head, lines in tables(outcome):
-        table = Table(*head, title=title)
-        for line in lines.items():
-            table.add_row(*map(Text, line))
-        if lines:
-            console.print(table)
     for note in outcome.tally.notes[:MAX_NOTES]:
         console.print(note, style="yellow", markup=False, highlight=False)
     if len(outcome.tally.notes) > MAX_NOTES:
@@ -224,30 +203,33 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
 
-def _print_comparisons(found: dict[str, dict[str, dict[str, int]]], console: Console) -> None:
-    names = [name for name in COMPARED if any(name in row for row in found.values())]
-    table = Table("answers", *names, title=COMPARED_TITLE, show_lines=True)
-    for kind, row in found.items():
-        cells = [row.get(name, {}) for name in names]
-        lines = ("\n".join(f"{source} {count:,}" for source, count in cell.items()) for cell in cells)
-        styles = ("yellow" if NOTHING in cell else "" for cell in cells)
-        table.add_row(kind, *(Text(line, style) for line, style in zip(lines, styles, strict=True)))
-    if found:
-        console.print(table)
-
-
-COMPARED_TITLE = "Against what each column of the answers was compared, and how often"
-
-
-def tables(outcome: Outcome) -> list[tuple[str, tuple[str, str], dict[str, str]]]:
-    """Return the further tables: title, heads, and lines."""
-    failed = {what: f"{count:,}" for what, count in failed_tries(outcome).items()}
+def tables(outcome: Outcome) -> list[tuple[str, tuple[str, ...], list[list[tuple[str, str]]]]]:
+    """Return all tables: title, heads, and lines of cells, each a text and what it marks: a verdict, or nothing."""
+    checks = []
+    for row in rows(outcome):
+        left = "; ".join(f"{count}: {reason}" for reason, count in row.left_out.items())
+        cells = (row.law, row.check, row.verdict, f"{row.passed:,}", row.what, left)
+        checks.append([(text, row.verdict if text == row.verdict else "") for text in cells])
+    found = comparisons(outcome)
+    names = [name for name in COLUMNS if any(name in row for row in found.values())]
+    compared = [[(kind, ""), *(_sources(row.get(name, {})) for name in names)] for kind, row in found.items()]
+    values = [[(name, ""), (value, "")] for name, value in measured(outcome).items()]
+    failed = [[(what, ""), (f"{count:,}", "")] for what, count in failed_tries(outcome).items()]
     return [
-        ("Logprobs of this server", ("what was measured", "value"), measured(outcome)),
-        ("Sampling parameters that were sent", ("parameter", "values, and how often"), sent_values(outcome)),
-        ("The sampler would have shown", ("a defect of this kind", "of at least this size"), outcome.tally.power),
+        ("Conformance", ("law", "check", "", "cases", WHAT, "not checked, and reason"), checks),
+        (COMPARED, ("answers", *names), compared),
+        ("Logprobs of this server", ("what was measured", "value"), values),
         ("Tries that got no answer", ("what came instead", "how often"), failed),
     ]
+
+
+COMPARED = "Against what each column of the answers was compared, and how often"
+WHAT = "what is checked"
+"""A column that only the page has room for."""
+
+
+def _sources(counts: dict[str, int]) -> tuple[str, str]:
+    return "\n".join(f"{source} {count:,}" for source, count in counts.items()), NOTHING if NOTHING in counts else ""
 
 
 def measured(outcome: Outcome) -> dict[str, str]:
@@ -271,8 +253,7 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     written[0].write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     table = rows(outcome)
     title = headline(outcome.not_reached) if outcome.sound else "Not conformant" if outcome.broken else "Not finished"
-    more = {"columns": COMPARED, "compared_title": COMPARED_TITLE, "nothing": NOTHING, "tables": tables(outcome)}
-    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table), title=title, **more)
+    page = _PAGE.render(result=result, left=did_not_apply(table), title=title, tables=tables(outcome))
     written[1].write_text(page, encoding="utf-8")
     if outcome.moves:
         written.append(folder / "conversation.json")
@@ -297,7 +278,8 @@ _PAGE = jinja2.Environment(autoescape=True).from_string(
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .3rem .6rem; vertical-align: top }
 tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b00020; font-weight: bold }
-.not-applicable, .not-reached { color: #8a6d00 } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
+.not-applicable, .not-reached, .nothing { color: #8a6d00 }
+td { white-space: pre-line } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
 </style>
 <h1>{{ title }}</h1>
 {% if result.required_not_reached %}<p>Required, but not checked: {{ result.required_not_reached | join(", ") }}.</p>
@@ -314,20 +296,10 @@ logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.
 {% if result.error %}<pre class="broken">{{ result.error }}</pre>{% endif %}
 {% if result.moves %}<h2>A conversation that breaks the law</h2>
 <pre>{{ result.moves | tojson(indent=1) }}</pre>{% endif %}
-<table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and reason</tr>
-{% for row in rows %}<tr><td>{{ row.law }}<td>{{ row.check }}<td class="{{ row.verdict | replace(' ', '-') }}">
-{{ row.verdict }}<td>{{ row.passed }}<td>{{ row.what }}
-<td>{% for reason, count in row.left_out.items() %}{{ count }}: {{ reason }} {% endfor %}</tr>
-{% endfor %}</table>
-<h2>{{ compared_title }}</h2>
-<table><tr><th>answers{% for name in columns %}<th>{{ name }}{% endfor %}</tr>
-{% for kind, row in result.compared.items() %}<tr><td>{{ kind }}{% for name in columns %}
-<td{% if nothing in row.get(name, {}) %} class="not-applicable"{% endif %}>
-{% for source, count in row.get(name, {}).items() %}{{ source }} {{ count }}<br>{% endfor %}{% endfor %}</tr>
-{% endfor %}</table>
-{% for title, head, lines in tables %}{% if lines %}<h2>{{ title }}</h2>
-<table><tr><th>{{ head[0] }}<th>{{ head[1] }}</tr>
-{% for name, value in lines.items() %}<tr><td>{{ name }}<td>{{ value }}</tr>
+{% for title, heads, lines in tables %}{% if lines %}<h2>{{ title }}</h2>
+<table><tr>{% for head in heads %}<th>{{ head }}{% endfor %}</tr>
+{% for line in lines %}<tr>{% for text, mark in line %}<td class="{{ mark | replace(" ", "-") }}">{{ text }}
+{%- endfor %}</tr>
 {% endfor %}</table>{% endif %}{% endfor %}
 <h2>Server and client</h2>
 <pre>{{ {"server": result.server, "against": result.against,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, by_rank, joined, power, richest
+from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, by_rank, joined, richest
 from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
@@ -175,7 +175,6 @@ async def check(
 def judge(tally: Tally, places: Places, vocabulary: int, questions: Sequence[Question] = (FREE,)) -> None:
     """Let every bet run on all samples, and count each question that says something."""
     win = richest(places, vocabulary)
-    tally.power = power(places.only("All samples"), win.log_bar)
     problem = (
         f"{win.subset}: {win.count} sampled tokens do not follow the distribution that the server states. A bet on "
         f"{win.alternative} won {shown(win.log_fortune)} to 1, where chance gives {shown(win.log_bar)} to 1 to any bet "

@@ -1,9 +1,7 @@
 """What reported logprobs mean under penalties and after long prompts.
 
 Only differences of two likely tokens' logprobs are compared, so no normaliser is needed: a penalty moves the tokens
-that the answer holds. `sampler` judges logprobs at other temperatures and under truncations. A greedy answer needs no
-statistics: each of its tokens must be the likeliest of those that the server lists, after penalties on the tokens
-before it.
+that the answer holds. `sampler` judges logprobs at other temperatures and under truncations.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ from tito_conformance.sampler import (
     Draw,
     Question,
     draw_of,
-    drawn,
     top_of,
 )
-from tito_conformance.target import ConnectedServer, can_stream
+from tito_conformance.target import ConnectedServer
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.generate import score
@@ -63,10 +60,6 @@ LEAST_FOR_BIAS = 100
 """Tokens below which a mean difference says little."""
 PENALISED_TOKENS = 24
 """Tokens of an answer that tells whether logprobs include penalties."""
-GREEDY_TOKENS = 80
-"""Tokens of a greedy answer: enough that some occur several times."""
-EVERY = 8
-"""Every so many of them are compared with logprobs without penalties, where reported ones include penalties."""
 GREEDY = Question("temperature 0", {"temperature": 0.0})
 PENALISED_COLDER = Question(
     "temperature 0.713, presence_penalty -1.987", {"temperature": 0.713, "presence_penalty": -1.987}
@@ -82,30 +75,11 @@ async def check_penalties(server: ConnectedServer, tally: Tally) -> bool | None:
     """
     if top_of(server) < LEAST_TOP or server.needs_top_k:
         return None
-    prompts = [server.prompt_of(text) for text in QUESTIONS[:2]]
+    prompt = server.prompt_of(QUESTIONS[0])
     asked = (*PENALISED, PENALISED_COLDER) if server.policy.info.processed_logprobs else PENALISED
-    outcomes = [await _penalised(server, tally, question, prompts[0]) for question in asked]
+    outcomes = [await _penalised(server, tally, question, prompt) for question in asked]
     penalised = next((each for each in outcomes if each is not None), None)
-    await check_occurrences(server, tally, prompts[0])
-    for number, prompt in enumerate(prompts):
-        streamed = number == 1 and can_stream(server.backend)
-        plain = await _ask_if_accepted(server, tally, "sampler", GREEDY, prompt, GREEDY_TOKENS, streamed=streamed)
-        if plain is None:
-            continue
-        _require_likeliest(server, tally, GREEDY, plain, penalised=True)
-        # Half of the answer goes into the prompt, whose tokens must not count.
-        longer = np.concatenate([prompt, plain.ids[: len(plain.ids) // 2]]).astype(np.int32)
-        question = _drawn_penalties(server, number)
-        draw = await _ask_if_accepted(server, tally, "sampler", question, longer, GREEDY_TOKENS, streamed=streamed)
-        if draw is None:
-            continue
-        if penalised is not False and server.policy.info.processed_logprobs is not None:
-            found = await _compare_penalties(server, tally, question, longer, draw, range(EVERY, len(draw.ids), EVERY))
-            penalised = found if penalised is None else penalised
-        if penalised is None:
-            tally.skip("sampler", "It was not measured whether logprobs include penalties.")
-        else:
-            _require_likeliest(server, tally, question, draw, penalised=penalised)
+    await check_occurrences(server, tally, prompt)
     return penalised
 
 
@@ -227,13 +201,6 @@ def row(draw: Draw, at: int = 0) -> dict[int, float]:
     return {token: value for token, value in pairs if value > -math.inf}
 
 
-def _drawn_penalties(server: ConnectedServer, number: int) -> Question:
-    random = np.random.default_rng([server.target.seed, number])
-    presence, frequency = (drawn(random, 0.2, 0.9) for _ in range(2))
-    sampling = {"temperature": 0.0, "presence_penalty": presence, "frequency_penalty": frequency}
-    return Question(f"temperature 0, presence_penalty {presence:g}, frequency_penalty {frequency:g}", sampling)
-
-
 async def _penalised(server: ConnectedServer, tally: Tally, question: Question, prompt: TokenIds) -> bool | None:
     """Return whether reported logprobs include penalties, after a comparison with those without."""
     if server.policy.info.processed_logprobs is None:
@@ -285,32 +252,6 @@ async def _distances(
     found = await together(distances(at) for at in places if at < len(output))
     pairs = [each for each in found if each is not None]
     return [one for one, _ in pairs], [other for _, other in pairs]
-
-
-def _require_likeliest(
-    server: ConnectedServer, tally: Tally, question: Question, draw: Draw, *, penalised: bool
-) -> None:
-    """Require that each token of a greedy answer is the likeliest one.
-
-    Args:
-        server: The server.
-        tally: Counts the checks.
-        question: The parameters.
-        draw: The answer.
-        penalised: Whether its logprobs include the penalties.
-    """
-    logs = draw.top_logprobs if penalised else draw.moved(draw.top_logprobs, question)
-    own = draw.top_ids == draw.ids[:, None]
-    unlisted = np.where(np.isfinite(draw.top_logprobs), draw.top_logprobs, math.inf).min(axis=1)
-    chosen = np.where(own.any(axis=1), np.where(own, logs, -math.inf).max(axis=1), unlisted)
-    chosen = np.where(np.isfinite(chosen), chosen, unlisted)  # listed, but among those that `draw_of` leaves out
-    behind = logs.max(axis=1) - chosen
-    near = max(NEAR_TIE_NATS, 2 * server.tolerance_nats)
-    worst = int(np.argmax(behind))
-    likelier = int(draw.top_ids[worst][int(np.argmax(logs[worst]))])
-    problem = f"the token was chosen, but token {likelier} is {behind[worst]:.3g} nats likelier at {question.name}."
-    place = Where(None, worst, int(draw.ids[worst]), question.sampling, draw.streamed)
-    tally.require("sampler", bool(behind[worst] <= near), problem, len(draw.ids), place)
 
 
 async def _long_draw(server: ConnectedServer, prompt: TokenIds, k: int) -> Draw:

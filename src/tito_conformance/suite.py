@@ -306,6 +306,7 @@ def _last_checks(outcome: Outcome) -> list[Checks]:
 
     async def penalties() -> None:
         penalised.append(await semantics.check_penalties(server, tally))
+        await fields.check_greedy(server, tally, penalised[0])
 
     def samples() -> Coroutine[Any, Any, None]:
         known = penalised[0] if penalised else None

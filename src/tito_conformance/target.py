@@ -16,7 +16,7 @@ from tito_conformance.agents import TOOLS
 from tito_conformance.checks import NOTHING, BrokenLawError, Tally, Where, refusing
 from tito_conformance.dtype import TOLERANCES, UNKNOWN, dtype_of
 from tito_conformance.log import Exchange, Recorder, TransportFactory, WireLog
-from tito_conformance.oracle import compare_request
+from tito_conformance.oracle import check_stop_strings, check_text, compare_request
 from tito_conformance.testing import find_wire, installed_wires
 from tito_conformance.testing.wire import WireKit
 from tito_conformance.wire import WireGeneration, generations
@@ -41,6 +41,7 @@ NOT_TOKEN_EXACT = (
     "plain OpenAI-compatible server, it lacks what token-exact rollouts need: ids, logprobs, the prompt as read, and "
     "the request's own name in each answer."
 )
+UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
 FINITE_TOP_K = 20
 """`top_k` on a server that refuses requests without a finite one."""
 
@@ -293,7 +294,6 @@ class ConnectedServer:
 
     def _compare(self, request: TokenRequest, response: TokenResponse, answer: WireGeneration, where: Where) -> None:
         """Compare a request of the suite's own, and what the client made of its answer, with the wire."""
-        known = None not in self.policy.tokenizer.convert_ids_to_tokens(answer.output_ids)
         problems = compare_request(
             request.input_ids.tolist(),
             request.sampling.model_dump(mode="json"),
@@ -302,15 +302,23 @@ class ConnectedServer:
             (str(response.finish), response.stop),
             answer,
             self.policy.stop_token_ids,
-            self.decode if known else None,
-            strips=self.strips,
         )
         for check, problem, *position in problems:
             self.tally.require(check, False, problem, where=replace(where, position=(*position, None)[0]))
         self.tally.require("requested", True, "")
+        self.compare_text(answer, where)
+
+    def compare_text(self, answer: WireGeneration, where: Where) -> None:
+        """Compare the text of an answer with its ids, and its end with the stop strings."""
+        if None in self.policy.tokenizer.convert_ids_to_tokens(answer.output_ids):
+            self.tally.skip("text", UNKNOWN_ID, int(answer.text is not None))
+            return
+        ends = check_stop_strings(answer, self.decode, self.policy.stop_token_ids)
+        for check, problem, *_ in (*ends, *check_text(answer, self.decode, strips=self.strips)):
+            self.tally.require(check, False, problem, where=where)
         if answer.text is not None:
-            self.compared("text", "decoded ids" if known else NOTHING, response.request_id)
-            self.tally.require("text", True, "", int(known))
+            self.compared("text", "decoded ids", answer.request_id)
+            self.tally.require("text", True, "")
 
     def generations(self) -> list[WireGeneration]:
         """Return the generations since the log was cleared: from the wire if it can be read, else from the backend."""

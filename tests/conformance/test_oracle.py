@@ -169,14 +169,14 @@ def test_only_the_stop_and_an_incomplete_character_may_lack(
 ) -> None:
     sampling: dict[str, Any] = {"stop": list(stop)}
     answer = WireGeneration("r", [], sampling, output_ids=ids, finish=finish, text=text)
-    found = list(check_text([answer], lambda ids: "".join(LETTERS[each] for each in ids), strips=False))
+    found = list(check_text(answer, lambda ids: "".join(LETTERS[each] for each in ids), strips=False))
     assert (found == []) is sound
 
 
 @pytest.mark.parametrize(("text", "strips", "sound"), [(" a", False, True), ("a", False, False), ("a", True, True)])
 def test_a_first_blank_may_lack_only_where_the_tokenizer_strips_it(text: str, strips: bool, sound: bool) -> None:
     answer = WireGeneration("r", [], {}, output_ids=[1], finish="length", text=text)
-    assert (not list(check_text([answer], lambda ids: " a", strips=strips))) is sound
+    assert (not list(check_text(answer, lambda ids: " a", strips=strips))) is sound
 
 
 @dataclass

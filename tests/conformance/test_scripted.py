@@ -24,10 +24,9 @@ from conformance.defects.weights import WEIGHTS
 from support.scripted import tokenizer
 from tito_conformance import suite
 from tito_conformance.checks import CHECKS, PARITY_CHECKS, PROFILES, WEIGHT_CHECKS, BrokenLawError, Profile, Tally
-from tito_conformance.final_checks import UNKNOWN_ID
 from tito_conformance.report import rows
 from tito_conformance.servers import SingleServer
-from tito_conformance.target import Target, connect
+from tito_conformance.target import UNKNOWN_ID, Target, connect
 from tito_conformance.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 from tito_conformance.testing.moves import Ask, Cut, Move, StopAt
 from tito_core.chat.ending import Opened
