@@ -155,12 +155,7 @@ def center(signed: NDArray[Any]) -> float:
 
 
 def log_ratios(places: Places, vocabulary: int) -> Iterator[tuple[str, Floats]]:
-    """Yield each alternative with the logarithm of its probability by the stated one, for each sampled token.
-
-    Args:
-        places: The sampled tokens.
-        vocabulary: Number of tokens.
-    """
+    """Yield each alternative with the logarithm of its probability by the stated one, for each sampled token."""
     n = len(places)
     listed = places.chosen >= 0
     at = (np.arange(n), np.maximum(places.chosen, 0))

@@ -314,14 +314,7 @@ class Profile:
         return playing + REQUESTS_OF_A_REPEAT * self.repeats + OTHER_REQUESTS + WEIGHT_REQUESTS * weights + more
 
     def describe(self, tokens: int, *, weights: bool = False, both: bool = False, adapters: int = 0) -> str:
-        """Return a sentence that says how much will be sent.
-
-        Args:
-            tokens: Limit of an ordinary answer, in tokens.
-            weights: Whether the server's weights will change.
-            both: Whether two servers are compared.
-            adapters: Number of LoRA adapters.
-        """
+        """Return a sentence that says how much will be sent, with answers of so many tokens."""
         requests = self.most_requests(weights=weights, both=both, adapters=adapters)
         longest = "" if both else ", and a few long prompts of up to 4,096 tokens"
         return (
@@ -335,10 +328,10 @@ class Profile:
 
 REQUESTS_OF_A_MOVE = 2
 """Generations and scores of a move: the mean is 1.3, so no run of dozens of moves has more."""
-REQUESTS_OF_A_REPEAT = 170
+REQUESTS_OF_A_REPEAT = 200
 """Of a fixed prompt in all its ways, and of the samples that are judged."""
-OTHER_REQUESTS = 176
-"""Of the connection and of the checks that no profile repeats. Answers that end early need fewer."""
+OTHER_REQUESTS = 230
+"""Of the connection, of the checks that no profile repeats, and of the scores of each stage."""
 WEIGHT_REQUESTS = 40
 """Of weight updates between fixed prompts."""
 PRODUCTION = "production"

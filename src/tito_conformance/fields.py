@@ -20,9 +20,9 @@ from tito_conformance.bets import FALSE_ALARM
 from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.fixed import ABSENT, NEAR_TIE_NATS, check_causality, check_prefixes
 from tito_conformance.oracle import offsets
-from tito_conformance.sampler import LEAST_TOP, QUESTIONS, Draw, Question, draw_of, drawn, top_of
+from tito_conformance.sampler import QUESTIONS, Draw, Question, draw_of, drawn, top_of
 from tito_conformance.semantics import LONG_PROMPTS, long_prompt, row
-from tito_conformance.target import ConnectedServer, can_stream
+from tito_conformance.target import LEAST_TOP, ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.protocol import TokenResponse
@@ -91,10 +91,7 @@ async def check(server: ConnectedServer, tally: Tally, repeats: int) -> None:
 async def check_greedy(server: ConnectedServer, tally: Tally, penalised: bool | None) -> None:
     """Require that each token of long greedy answers is the likeliest one, also under penalties.
 
-    Args:
-        server: The server.
-        tally: Counts the checks.
-        penalised: Whether reported logprobs include penalties; None if unknown.
+    `penalised` says whether reported logprobs include penalties; None if unknown.
     """
     if top_of(server) < LEAST_TOP or server.needs_top_k:
         return

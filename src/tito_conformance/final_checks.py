@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from strands_tito.inspect.verify import rescore
 from tito_conformance import oracle
-from tito_conformance.bets import center
 from tito_conformance.checks import COLUMN_CHECKS, NOWHERE, Tally, Where, set_place
-from tito_conformance.fixed import require_scores
+from tito_conformance.fixed import require_scores, require_unbiased
 from tito_conformance.oracle import OracleImage, OracleTrajectory, OracleTurn
 from tito_conformance.player import Player
 from tito_conformance.target import ConnectedServer
@@ -56,7 +55,9 @@ async def close(player: Player) -> None:
         turns = _oracle_turns(ledger, player.optional_outputs)
         _check_responses(player, turns)
         problems = oracle.check_trajectories(turns, list(_oracle_trajectories(ledger)))
-        _require_all(player, ("mask",), problems, len(turns))
+        for check, problem, index in problems:
+            tally.require(check, False, problem, where=player.where(index))
+        tally.require("mask", True, "", len(turns))
         _check_control_tokens(player)
         await _check_scores(player)
         if player.optional_outputs.routed_experts:
@@ -68,14 +69,6 @@ def control_strings(tokenizer: Any) -> tuple[str, ...]:
     """Return the tokenizer's control strings that random messages spell."""
     special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     return tuple(special[:64])
-
-
-def _require_all(player: Player, checks: Iterable[str], problems: Iterable[tuple[str, str, int]], cases: int) -> None:
-    """Raise the first problem of a turn, or count all checks as passed."""
-    for check, problem, index in problems:
-        player.tally.require(check, False, problem, where=player.where(index))
-    for check in checks:
-        player.tally.require(check, True, "", cases)
 
 
 def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
@@ -137,15 +130,11 @@ async def _check_scores(player: Player) -> None:
     for index, positions, signed in result.by_turn:
         if not len(signed):
             continue
-        middle, at = center(signed), int(positions[int(np.argmax(np.abs(signed)))])
+        at = int(positions[int(np.argmax(np.abs(signed)))])
         own, where = ledger[index].draft.logprobs[positions], player.where(index, at)
         require_scores(server, tally, "rescored", own, signed, where, places=positions.tolist())
-        problem = (
-            f"the logprobs of {len(signed)} tokens are {middle:+.4g} nats from the server's own scores in the mean or "
-            f"median, more than {ANSWER_BIAS * tolerance:.2g}: noise has no direction."
-        )
-        biased = len(signed) >= LEAST_FOR_BIAS and abs(middle) > ANSWER_BIAS * tolerance
-        tally.require("rescored", not biased, problem, 0, player.where(index))
+        if len(signed) >= LEAST_FOR_BIAS:
+            require_unbiased(server, tally, signed, ANSWER_BIAS, player.where(index))
     if len(result.prompt_differences):
         worst = float(np.max(result.prompt_differences))
         problem = (

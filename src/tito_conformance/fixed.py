@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_conformance.checks import NOWHERE, Tally, Where, place, set_place
+from tito_conformance.bets import center
+from tito_conformance.checks import NOWHERE, Tally, Where, place, set_place, together
 from tito_conformance.oracle import offsets
 from tito_conformance.target import ConnectedServer, can_stream
 from tito_conformance.testing.pictures import picture, same_pixels
@@ -23,7 +24,7 @@ from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
-from tito_core.ledger import Finish
+from tito_core.ledger import Adapter, Finish
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Image
 
@@ -89,17 +90,9 @@ def require_scores(
     when: str = "",
     places: Sequence[int] | None = None,
 ) -> None:
-    """Require that reported logprobs are the server's own scores of the same tokens.
+    """Require that reported logprobs are the server's own scores of the same tokens; `signed` is their difference.
 
-    Args:
-        server: The server.
-        tally: Counts the checks.
-        check: Name of the check.
-        own: The reported logprobs.
-        signed: The same minus the scores.
-        where: The place of a finding, but for the token.
-        when: Begins the sentence.
-        places: Offsets of the tokens in the output; all of it by default.
+    `when` begins the sentence of a finding, and `places` are the tokens' offsets in the output, if not all.
     """
     if not len(own):
         return
@@ -118,6 +111,16 @@ def require_scores(
     differences = tuple((offset[each], float(own[each] - signed[each]), float(own[each])) for each in wrong)
     tally.scored_nats = max(tally.scored_nats, float(off[at]))
     tally.require(check, not wrong, problem, len(own), replace(where, position=offset[at], differences=differences))
+
+
+def require_unbiased(server: ConnectedServer, tally: Tally, signed: NDArray[Any], share: float, where: Where) -> None:
+    """Require that differences of logprobs and scores have no direction: neither their mean nor their median."""
+    middle, bound = center(signed), share * server.tolerance_nats
+    problem = (
+        f"{len(signed)} sampled tokens' logprobs are {middle:+.4g} nats from the server's own scores in the mean or "
+        f"median, more than {bound:.2g}: noise has no direction."
+    )
+    tally.require("rescored", abs(middle) <= bound, problem, 0, where)
 
 
 async def compare_scores(
@@ -300,6 +303,34 @@ async def _abort_all_but_one(
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
+async def check_adapters(server: ConnectedServer, tally: Tally) -> None:
+    """Sample one prompt with the model alone and with each adapter at once, and score each answer by all of them."""
+    adapters: list[Adapter | None] = [None, *map(Adapter, server.target.adapters)]
+    prompt = server.prompt_of("Say something that only you would say.")
+    parameters = {"max_new_tokens": ADAPTED_TOKENS, "temperature": 1.0, "ignore_eos": True}
+    sampling, tolerance = server.sampling(**parameters), server.tolerance_nats
+    set_place(sampling=parameters)
+    if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
+        tally.skip("adapted", "The server's logprobs cannot be compared with its scores.")
+        return
+    answers = await together(server.answer(prompt, sampling, adapter=adapter) for adapter in adapters)
+    for adapter, answer in zip(adapters, answers, strict=True):
+        ids, name = np.concatenate([prompt, answer.output_ids]), adapter or "the model alone"
+        for other in adapters:
+            scores = (await score(server.policy.backend, ids, adapter=other))[len(prompt) :]
+            apart = float(np.max(np.abs(scores - answer.logprobs)))
+            problem = (
+                f"an answer of {name} differs by {apart:.4g} nats from its scores by {other or 'the model alone'}, "
+            )
+            if adapter == other:
+                tally.require("adapted", apart <= tolerance, f"{problem}more than {tolerance:g}.", len(scores))
+            else:
+                problem += f"not by more than {tolerance:g}: both have the same effect."
+                tally.require("adapted", apart > tolerance, problem)
+
+
+ADAPTED_TOKENS = 24
+"""Tokens of each answer with an adapter."""
 PICTURE_SEEDS = (101, 102, 103)
 """Pictures of one size, which no conversation shows."""
 PICTURE_SIZE = 64

@@ -213,14 +213,8 @@ def shrink_moves(
 ) -> Iterator[tuple[BrokenLawError, tuple[Move, ...]]]:
     """Search for smaller and smaller conversations that break the same check.
 
-    Args:
-        broken: The law that was broken.
-        moves: The conversation that breaks it.
-        play: Plays another conversation.
-        tries: Largest number of smaller conversations to try.
-
     Yields:
-        The broken law and the conversation, for each smaller one. The last one is the smallest.
+        The broken law and the conversation, for each smaller one, of at most `tries`. The last one is the smallest.
     """
     improved = True
     while improved:

@@ -21,9 +21,7 @@ from tito_core.backend.id_text import SAME_ECHO, Pieces
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (
     Backend,
-    EngineInfo,
     ImageScorer,
-    Integers,
     OnChunk,
     RawResponse,
     RawScores,
@@ -124,18 +122,14 @@ class Recorder:
     """
 
     def __init__(self, inner: Backend) -> None:
-        self.inner = inner
-        self.name = inner.name
+        self.inner, self.name = inner, inner.name
+        self.connect, self.tokenize, self.abort, self.aclose = inner.connect, inner.tokenize, inner.abort, inner.aclose
         self.raw: list[WireGeneration] | None = None
         self.answers: dict[str, Answered] = {}
         self.requests = 0
         self.sent: dict[str, Counter[str]] = {name: Counter() for name in SamplingParams.model_fields}
         self.on_request: Callable[[], None] = lambda: None
         self.gate: AbstractAsyncContextManager[Any] = nullcontext()
-
-    async def connect(self) -> EngineInfo:
-        """See `Backend.connect`."""
-        return await self.inner.connect()
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """See `Backend.generate`."""
@@ -162,18 +156,6 @@ class Recorder:
         self._count()
         async with self.gate:
             return await cast(ImageScorer, self.inner).score_with_images(token_ids, images, **adapter)
-
-    async def tokenize(self, text: str) -> Integers | None:
-        """See `Backend.tokenize`."""
-        return await self.inner.tokenize(text)
-
-    async def abort(self, request_id: str) -> None:
-        """See `Backend.abort`."""
-        await self.inner.abort(request_id)
-
-    async def aclose(self) -> None:
-        """See `Backend.aclose`."""
-        await self.inner.aclose()
 
     def _count(self) -> None:
         self.requests += 1

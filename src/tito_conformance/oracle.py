@@ -101,8 +101,8 @@ def compare(
     The index of the output token comes last, if the problem is about one.
 
     Args:
-        turns: The ledger's turns, in commit order.
-        generations: The generations on the wire.
+        turns: In commit order.
+        generations: Those on the wire.
         stop_ids: Ids that end a turn of the model.
         echoes: Whether the server echoes prompts.
     """
@@ -244,14 +244,7 @@ LIMITS = ("max_tokens", "max_new_tokens")
 def compare_sampling(
     requested: Mapping[str, Any], sent: Mapping[str, Any], recorded: Mapping[str, Any], limit: int
 ) -> Iterator[Problem]:
-    """Compare sampling parameters.
-
-    Args:
-        requested: Parameters of the agent, under our names.
-        sent: Parameters on the wire.
-        recorded: Parameters in the ledger.
-        limit: The recorded limit of new tokens.
-    """
+    """Compare the agent's sampling parameters with those on the wire and in the ledger, with its limit of tokens."""
     for name, default in DEFAULTS.items():
         value = requested.get(name, default)
         on_wire = next((sent[alias] for alias in ALIASES.get(name, (name,)) if sent.get(alias) is not None), default)
@@ -275,25 +268,10 @@ def compare_sampling(
 
 
 def compare_request(
-    prompt: Sequence[int],
-    requested: Mapping[str, Any],
-    output: Sequence[int],
-    logprobs: Sequence[float],
-    end: tuple[str, int | str | None],
-    answer: WireGeneration,
-    stop_ids: Sequence[int],
+    prompt: Sequence[int], requested: Mapping[str, Any], response: Any, answer: WireGeneration, stop_ids: Sequence[int]
 ) -> Iterator[Problem]:
-    """Compare a request of the suite's own, and the answer that the client gave it, with the wire.
-
-    Args:
-        prompt: Its ids, collapsed.
-        requested: Its parameters, under our names.
-        output: The ids of the client's answer.
-        logprobs: Their logprobs.
-        end: Why it ended, and the stop.
-        answer: The generation on the wire.
-        stop_ids: Ids that end a turn of the model.
-    """
+    """Compare a request of the suite's own, under our names, and the client's response with the wire."""
+    output, logprobs = response.output_ids.tolist(), response.logprobs.tolist()
     limit = requested["max_new_tokens"]
     sent = next((answer.sampling[name] for name in LIMITS if answer.sampling.get(name) is not None), limit)
     yield from compare_sampling(requested, answer.sampling, requested, sent)
@@ -304,7 +282,8 @@ def compare_request(
     ):
         if list(own) != list(wire):
             yield check, f"{what} and the wire's differ at {differing(own, wire)}.", _first_difference(own, wire)
-    yield from _compare_finish(*end, requested.get("grammar") is not None, answer, set(stop_ids))
+    constrained = requested.get("grammar") is not None
+    yield from _compare_finish(str(response.finish), response.stop, constrained, answer, set(stop_ids))
     for place, row in enumerate(answer.top_logprobs or ()):
         if len(twice := [token for token, _ in row]) > len(set(twice)):
             yield "top", f"output token {place} lists a token twice among its likeliest ones: {row}.", place
@@ -448,13 +427,7 @@ def collapsed(ids: Sequence[int], images: Sequence[OracleImage]) -> list[int]:
 
 
 def compare_images(ids: Sequence[int], images: Sequence[OracleImage], answer: WireGeneration) -> Iterator[Problem]:
-    """Compare the images of a path with those of the request and with the server's own report.
-
-    Args:
-        ids: The path, up to the end of the turn's prompt, expanded.
-        images: The images of the path, in order.
-        answer: The turn's generation.
-    """
+    """Compare the images of a path, expanded up to the end of its prompt, with the request's and the server's own."""
     sent = [None if data is None else sha256(data).hexdigest() for data in answer.images]
     digests = [image.sha256 for image in images]
     if len(sent) != len(digests):
@@ -498,14 +471,7 @@ _CHECKS = {
 def compare_columns(
     turn: OracleTurn, answer: WireGeneration, prompt: Sequence[int], path_length: int
 ) -> Iterator[Problem]:
-    """Compare a turn's optional columns with the wire.
-
-    Args:
-        turn: The turn.
-        answer: Its generation.
-        prompt: The path up to the end of the turn's prompt.
-        path_length: Tokens of the path before the turn's delta.
-    """
+    """Compare a turn's optional columns with the wire; `path_length` are the tokens before the turn's delta."""
     for name in turn.optional_outputs:
         if name not in turn.columns and answer.output_ids:
             yield _CHECKS[name], f"{name} was requested, but the turn does not have it."

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,17 +61,10 @@ def rows(outcome: Outcome) -> list[Row]:
 
 def _server(server: ConnectedServer) -> dict[str, Any]:
     info = server.policy.info
+    names = ("backend", "version", "model", "max_model_len", "vocab_size", "weight_version", "processed_logprobs")
     return {
-        "backend": info.backend,
-        "version": info.version,
-        "model": info.model,
-        "max_model_len": info.max_model_len,
-        "vocab_size": info.vocab_size,
-        "weight_version": info.weight_version,
+        **{name: getattr(info, name) for name in (*names, "truncated_logprobs", "raw_before_penalties")},
         "endpoints": list(info.endpoints),
-        "processed_logprobs": info.processed_logprobs,
-        "truncated_logprobs": info.truncated_logprobs,
-        "raw_before_penalties": info.raw_before_penalties,
         "capabilities": {**asdict(replace(info.capabilities, options={})), "options": dict(info.capabilities.options)},
     }
 
@@ -135,20 +129,13 @@ def failed_tries(outcome: Outcome) -> dict[str, int]:
 
 
 COLOURS = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim", NOTHING: "yellow"}
-
-
 MAX_NOTES = 5
 """Number of notes that the terminal shows."""
 
 
 def print_report(outcome: Outcome, console: Console, replay: str) -> None:
-    """Print the result as a table and a summary.
-
-    Args:
-        outcome: The result of the run.
-        console: The console to print to.
-        replay: The command that plays the conversation of a finding again.
-    """
+    """Print the result as tables and a summary; `replay` is the command that plays a finding's conversation again."""
+    say = partial(console.print, markup=False, highlight=False)
     for title, heads, lines in tables(outcome):
         shown = Table(*(head for head in heads if head != WHAT), title=title, show_lines=title == COMPARED)
         for line in lines:
@@ -157,37 +144,33 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         if lines:
             console.print(shown)
     info = outcome.server.policy.info
-    console.print(
+    say(
         f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
         f"{outcome.turns} turns, {outcome.requests} requests in {outcome.seconds:.0f} s, seed "
         f"{outcome.server.target.seed}.",
-        markup=False,
-        highlight=False,
     )
     if outcome.against is not None:
         other = outcome.against.policy.info
-        console.print(
+        say(
             f"Compared with {other.backend} {other.version or 'of unknown version'}, {other.model}: logprobs of equal "
             f"tokens differ by at most {outcome.tally.apart_nats:.2g} nats.",
-            markup=False,
-            highlight=False,
         )
     for note in outcome.tally.notes[:MAX_NOTES]:
-        console.print(note, style="yellow", markup=False, highlight=False)
+        say(note, style="yellow")
     if len(outcome.tally.notes) > MAX_NOTES:
         console.print(f"... and {len(outcome.tally.notes) - MAX_NOTES} more in the report's files.", style="yellow")
     if outcome.interrupted:
         console.print("Interrupted. Results so far:", style="yellow")
     if outcome.broken is not None:
         for finding in outcome.findings:
-            console.print(str(finding), style="bold red", markup=False, highlight=False)
+            say(str(finding), style="bold red")
         if outcome.moves:
             console.print("A conversation that breaks the law:", style="bold")
             for move in outcome.moves:
-                console.print(f"  {move}", markup=False, highlight=False)
+                say(f"  {move}")
             console.print(f"Play it again: {replay}", markup=False, highlight=False, soft_wrap=True)
     elif outcome.error is not None:
-        console.print(outcome.error, style="bold red", markup=False, highlight=False)
+        say(outcome.error, style="bold red")
     elif outcome.interrupted:
         console.print("No law was broken so far.", style="bold yellow")
     every, missing = rows(outcome), outcome.not_reached
@@ -200,7 +183,7 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         end = remedy if outcome.sound else ""  # a run that was cut short needs another
         console.print(f"Required, but not checked: {', '.join(missing)}.{end}", style=style, highlight=False)
     if outcome.sound and (names := did_not_apply(every)):
-        console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
+        say(f"Did not apply: {', '.join(names)}.", style="yellow")
 
 
 def tables(outcome: Outcome) -> list[tuple[str, tuple[str, ...], list[list[tuple[str, str]]]]]:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from tito_conformance.bets import FALSE_ALARM, Bools, Floats, Places, by_rank, joined, richest
 from tito_conformance.checks import Tally, Where, set_place, together
-from tito_conformance.target import ConnectedServer, can_stream
+from tito_conformance.oracle import MASS_SLACK
+from tito_conformance.target import LEAST_TOP, TOP, ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.protocol import TokenResponse
@@ -27,10 +28,6 @@ from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 
 QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")
-MOST_TOP = 20
-"""Most top logprobs that are requested: vLLM's default limit."""
-LEAST_TOP = 4
-"""Likeliest tokens with which samples can be judged."""
 SAMPLES = 8
 """Samples of each prompt."""
 TOKENS = 48
@@ -40,8 +37,6 @@ AT_ONCE = 2
 that a server that mixes up the parameters of a batch shows it."""
 HOT, COLD = 1.2, 0.3
 """Temperatures beyond which several questions are judged together: a clamped or rounded one shows in all of them."""
-MASS_SLACK = 1e-3
-"""How far probabilities may sum to more than 1, from float32 rounding."""
 LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to be judged."""
 KEPT_MASS_SLACK = 0.01
@@ -129,12 +124,8 @@ async def check(
 ) -> None:
     """Sample, and compare the samples with the distribution that the server reports.
 
-    Args:
-        server: The server.
-        tally: Counts the checks.
-        repeats: Scales the number of samples: `SAMPLES` of each prompt and repeat.
-        penalised: Whether reported logprobs include penalties; None if that was not measured.
-        long: Samples at temperature 1 after long prompts.
+    `penalised` says whether reported logprobs include penalties; None if that was not measured. `long` are samples at
+    temperature 1 after long prompts.
     """
     set_place()
     k = top_of(server)
@@ -215,7 +206,7 @@ def repeated(tally: Tally, draws: Sequence[Draw]) -> None:
 def top_of(server: ConnectedServer) -> int:
     """Return how many of the likeliest tokens to ask for."""
     limit = server.policy.info.capabilities.top_logprobs
-    return MOST_TOP if limit is None else min(MOST_TOP, limit)
+    return TOP if limit is None else min(TOP, limit)
 
 
 @dataclass(frozen=True)
@@ -263,12 +254,11 @@ class Draw:
         alone: bool = False,
         heat: float = 1.0,
     ) -> Places:
-        """Return the answer as places to bet on.
+        """Return the answer as places to bet on, in the subset `name` of all tokens and further ones.
 
         Args:
             logs: Logarithms of weights of the likeliest tokens, shape (n, k).
-            name: Subset of all tokens.
-            more: Further such subsets.
+            name, more: Subsets.
             ends: Ids that end a turn.
             alone: Whether to judge among the listed tokens alone. Places in which another token was sampled are left
                 out then, and so are all others that say nothing.

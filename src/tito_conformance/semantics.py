@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tito_conformance.bets import center
 from tito_conformance.checks import Tally, Where, set_place, together
-from tito_conformance.fixed import NEAR_TIE_NATS, SPARE, compare_scores, same_prefix
+from tito_conformance.fixed import NEAR_TIE_NATS, SPARE, compare_scores, require_unbiased, same_prefix
 from tito_conformance.sampler import (
-    LEAST_TOP,
     PENALISED,
     QUESTIONS,
     Draw,
@@ -25,7 +23,7 @@ from tito_conformance.sampler import (
     draw_of,
     top_of,
 )
-from tito_conformance.target import ConnectedServer
+from tito_conformance.target import LEAST_TOP, ConnectedServer
 from tito_core.backend import OptionalOutputs
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.generate import score
@@ -60,7 +58,6 @@ LEAST_FOR_BIAS = 100
 """Tokens below which a mean difference says little."""
 PENALISED_TOKENS = 24
 """Tokens of an answer that tells whether logprobs include penalties."""
-GREEDY = Question("temperature 0", {"temperature": 0.0})
 PENALISED_COLDER = Question(
     "temperature 0.713, presence_penalty -1.987", {"temperature": 0.713, "presence_penalty": -1.987}
 )
@@ -87,7 +84,7 @@ async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: Token
     """Let a bias repeat one token until its frequency penalty outweighs that: each occurrence must count."""
     token = int(prompt[0])
     prefixes = [np.concatenate([prompt, np.full(count, token, np.int32)]) for count in range(MOST_OCCURRENCES + 1)]
-    rows = [row(each) for each in await together(ask(server, each, {"temperature": 1.0}) for each in prefixes)]
+    rows = [row(each) for each in await together(_ask(server, each, {"temperature": 1.0}) for each in prefixes)]
     own = (await score(server.policy.backend, [*prefixes[-1].tolist(), token]))[len(prompt) :]
     others = [max((value for each, value in found.items() if each != token), default=math.nan) for found in rows]
     # What the bias must be for the token to come once more after so many occurrences.
@@ -96,10 +93,8 @@ async def check_occurrences(server: ConnectedServer, tally: Tally, prompt: Token
     for count in range(LEAST_OCCURRENCES, MOST_OCCURRENCES + 1):
         if needed[count] - max(needed[:count]) > 4 * near:
             bias = round((needed[count] + max(needed[:count])) / 2, 3)
-            sampling = {"frequency_penalty": FREQUENCY, "extra": {"logit_bias": {str(token): bias}}}
-            question = Question(
-                f"frequency_penalty {FREQUENCY:g} and a bias of {bias:g}", {**GREEDY.sampling, **sampling}
-            )
+            sampling = {"temperature": 0.0, "frequency_penalty": FREQUENCY, "extra": {"logit_bias": {str(token): bias}}}
+            question = Question(f"frequency_penalty {FREQUENCY:g} and a bias of {bias:g}", sampling)
             draw = await _ask_if_accepted(server, tally, "obeyed", question, prompt, count + 1)
             if draw is not None:
                 came = int(np.argmin([*(draw.ids == token), False]))
@@ -138,13 +133,8 @@ async def check_lengths(server: ConnectedServer, tally: Tally) -> list[Draw]:
         same_prefix(tally, alone, scored[0], len(alone), server.tolerance_nats)
     signed = np.concatenate([np.zeros(0), *(each for _, each in found)])
     if len(signed) >= LEAST_FOR_BIAS:
-        middle, bound = center(signed), BIAS_SHARE * server.tolerance_nats
-        problem = (
-            f"{len(signed)} sampled tokens' logprobs are {middle:+.4g} nats from the server's own scores in the mean "
-            f"or median, more than {bound:.2g}: noise has no direction."
-        )
         where = Where(sampling={"temperature": 1.0}, streamed=False)
-        tally.require("rescored", abs(middle) <= bound, problem, len(signed), where)
+        require_unbiased(server, tally, signed, BIAS_SHARE, where)
     k = top_of(server)
     if k < LEAST_TOP or server.needs_top_k:
         return []
@@ -168,28 +158,18 @@ def long_prompt(server: ConnectedServer, length: int) -> TokenIds:
     return np.concatenate([ids[: length - QUESTION_TOKENS], ids[-QUESTION_TOKENS:]])
 
 
-async def ask(
-    server: ConnectedServer, prompt: TokenIds, sampling: Mapping[str, Any], tokens: int = 1, *, streamed: bool = False
-) -> Draw:
+async def _ask(server: ConnectedServer, prompt: TokenIds, sampling: Mapping[str, Any], tokens: int = 1) -> Draw:
     """Return one answer with the likeliest tokens of each place."""
-    outputs = OptionalOutputs(top_logprobs=top_of(server))
     params = server.sampling(max_new_tokens=tokens, **sampling)
-    return draw_of(await server.answer(prompt, params, streamed=streamed, outputs=outputs), streamed=streamed)
+    return draw_of(await server.answer(prompt, params, outputs=OptionalOutputs(top_logprobs=top_of(server))))
 
 
 async def _ask_if_accepted(
-    server: ConnectedServer,
-    tally: Tally,
-    check: str,
-    question: Question,
-    prompt: TokenIds,
-    tokens: int = 1,
-    *,
-    streamed: bool = False,
+    server: ConnectedServer, tally: Tally, check: str, question: Question, prompt: TokenIds, tokens: int
 ) -> Draw | None:
     """Return one answer; None, with the check counted as skipped, if the server refuses the parameters."""
     try:
-        return await ask(server, prompt, question.sampling, tokens, streamed=streamed)
+        return await _ask(server, prompt, question.sampling, tokens)
     except BadRequestError as error:
         tally.skip(check, f"{question.name}: {str(error).partition(chr(10))[0]}")
         return None
@@ -240,7 +220,7 @@ async def _distances(
 
     async def distances(at: int) -> tuple[float, float] | None:
         prefix = np.concatenate([prompt, draw.ids[:at]]).astype(np.int32)
-        raw = row(await ask(server, prefix, {"temperature": 1.0}))
+        raw = row(await _ask(server, prefix, {"temperature": 1.0}))
         offsets, reported = question.offsets(output[:at]), row(draw, at)
         moves = {token: offsets.get(token, 0.0) for token in reported if token in raw}
         if len(set(moves.values())) < 2:

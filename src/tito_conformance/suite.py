@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tito_conformance import adapters, fields, fixed, sampler, semantics, weights
+from tito_conformance import fields, fixed, sampler, semantics, weights
 from tito_conformance.checks import (
     IMAGE_CHECKS,
     PARITY_CHECKS,
@@ -286,7 +286,7 @@ def _first_checks(outcome: Outcome) -> list[Checks]:
     if images:
         steps.append(lambda: fixed.check_pictures(server, tally))
     if server.target.adapters:
-        steps.append(lambda: adapters.check(server, tally))
+        steps.append(lambda: fixed.check_adapters(server, tally))
     if server.target.weights:
         steps += [lambda: weights.check_pause(server, tally), lambda: weights.update_weights(server, tally)]
         if images:

@@ -154,8 +154,8 @@ async def _measured_dtype(server: ConnectedServer) -> str:
 
 GREETINGS = ("Hi", "Tell me a story.", "Count to ten.", "Name a colour.", "Write about rain.", "What is 17 * 3?")
 """Questions of the measurements: the first one, and more of them where answers end too early."""
-TOP = 20
-LEAST_TOP = 4
+TOP, LEAST_TOP = 20, 4
+"""Top logprobs that are requested, vLLM's default limit, and those with which samples can be judged."""
 DTYPE_TOKENS = 8
 """Tokens whose likeliest alternatives show the grid."""
 MOVED = {"top_p": 0.913, "top_k": 50, "min_p": 0.013, "presence_penalty": 0.313, "seed": 1}
@@ -258,17 +258,9 @@ class ConnectedServer:
         request_id: str = "",
         adapter: Adapter | None = None,
     ) -> TokenResponse:
-        """Sample a completion of a prompt, and compare request and answer with the wire.
+        """Sample a completion of a prompt (collapsed if it has images), and compare request and answer with the wire.
 
-        Args:
-            prompt: Its ids, collapsed if it has images.
-            sampling: All parameters.
-            on_chunk: Receives the chunks of a stream.
-            streamed: Whether to stream without it.
-            outputs: Optional outputs.
-            images: The prompt's images.
-            request_id: A new one if empty.
-            adapter: The LoRA adapter that samples.
+        It is streamed with `on_chunk` or `streamed`; an empty `request_id` stands for a new one.
 
         Raises:
             BackendError: See `tito_core.backend.generate`.
@@ -294,15 +286,9 @@ class ConnectedServer:
 
     def _compare(self, request: TokenRequest, response: TokenResponse, answer: WireGeneration, where: Where) -> None:
         """Compare a request of the suite's own, and what the client made of its answer, with the wire."""
-        problems = compare_request(
-            request.input_ids.tolist(),
-            request.sampling.model_dump(mode="json"),
-            response.output_ids.tolist(),
-            response.logprobs.tolist(),
-            (str(response.finish), response.stop),
-            answer,
-            self.policy.stop_token_ids,
-        )
+        sent = request.sampling.model_dump(mode="json")
+        prompt, stops = request.input_ids.tolist(), self.policy.stop_token_ids
+        problems = compare_request(prompt, sent, response, answer, stops)
         for check, problem, *position in problems:
             self.tally.require(check, False, problem, where=replace(where, position=(*position, None)[0]))
         self.tally.require("requested", True, "")

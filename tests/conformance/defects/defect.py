@@ -10,8 +10,7 @@ from typing import Any
 
 from conformance.defects.scripted_policy import ConformancePolicy
 from conformance.defects.views import EXPERTS, VIEWS, View
-from tito_conformance.adapters import ADAPTED_TOKENS
-from tito_conformance.fixed import ABORTED_TOKENS
+from tito_conformance.fixed import ABORTED_TOKENS, ADAPTED_TOKENS
 from tito_conformance.log import TransportFactory
 from tito_conformance.testing import (
     Fault,
