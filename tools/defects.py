@@ -169,7 +169,7 @@ def page(
         "Does the [conformance suite](../docs/conformance.md) notice an error? Each defect here is the only error of a "
         "[scripted engine](../docs/testing.md) or of the client. The suite runs on it once for each wire (HTTP API of "
         "an engine) that can have the defect, with `--profile standard --seeds`. All are of kinds that we thought of; "
-        "[another author's](../docs/conformance.md#how-good-the-suite-is) were not all caught.",
+        "[another author's](suite.md) were not all caught.",
         "",
         f"Commit `{commit}`: {len(by_name)} defects in {len(found)} runs, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "

@@ -13,9 +13,11 @@ from conformance.defects.stranger_hooks import (
     on_request,
     on_view,
     params_of,
+    rescored,
     streamed,
     with_params,
 )
+from conformance.defects.uncompared import UNCOMPARED
 from tito_conformance.fixed import MAX_TOP
 from tito_conformance.testing import Completion, ScriptedEngine, ScriptedRequest
 from tito_core.backend import generate
@@ -122,6 +124,18 @@ def _at_a_boundary(size: int) -> Callable[[list[float], list[float]], list[float
     return lambda scores, _: [each - 0.3 * ((at + 1) % size == 0) for at, each in enumerate(scores)]
 
 
+class FirstIsZero(Scoring):
+    """A policy whose prompt scores begin with 0; what it reports of sampled tokens is right."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, lambda scores, _: [0.0, *scores[1:]])
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        found = super().__call__(request)
+        right = request.scoring or request.grammar is not None
+        return found if right else rescored(self._inner, request, found.output_ids, found)
+
+
 def _rounded(original: Any) -> Any:
     def sendable(request: Any, *arguments: Any, **options: Any) -> Any:
         sent = original(request, *arguments, **options)
@@ -132,6 +146,16 @@ def _rounded(original: Any) -> Any:
         )
 
     return sendable
+
+
+def _in_53_bits(calls: tuple[Any, ...]) -> tuple[Any, ...]:
+    def rounded(arguments: Any) -> Any:
+        return {name: int(float(value)) if isinstance(value, int) else value for name, value in arguments.items()}
+
+    return tuple(
+        replace(call, arguments=rounded(call.arguments), arguments_text=None) if call.status.runs else call
+        for call in calls
+    )
 
 
 def _stripped(calls: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -163,7 +187,12 @@ REQUESTS: tuple[Defect, ...] = (
            wrap=lambda script: Scoring(script, _at_a_boundary(2048))),
     Defect("client-rounds-temperatures-of-samples", 4, "The temperature is rounded where likely tokens are requested.",
            client=_patched(generate, "sendable", _rounded), wires=ABORTING),
+    Defect("first-score-zero", 4, "The first score of every prompt is 0.",
+           wrap=FirstIsZero),
+    Defect("client-rounds-integers", 9, "Integers above 2^53 in arguments are rounded.",
+           client=_patched(answer, "parse", _calls(_in_53_bits)), wires=ABORTING),
     Defect("client-strips-arguments", 9, "Blanks around the strings of arguments are lost.",
            client=_patched(answer, "parse", _calls(_stripped)), wires=ABORTING),
+    *UNCOMPARED,
 )  # fmt: skip
 """Defects that the suite did not see before its requests had every parameter."""
