@@ -1,9 +1,10 @@
 """Plant every defect, run the suite on each, and write evidence/defects.md: what catches each, and after how long.
 
-    python tools/defects.py [--seeds 3] [--jobs 8] [--sample 60] [--only NAME ...]
+    python tools/defects.py [--seeds 3] [--jobs 8] [--sample 60] [--only NAME ...] [--strangers]
 
-It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only or
---sample nothing is written. An interrupted run resumes if the code has not changed. The engines are scripted, so no
+It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only, --sample or
+--strangers nothing is written. With --strangers it plants another author's, who had not seen what the suite checks: each on
+one of its wires with the quick profile, in rotation, and it prints what caught each. An interrupted run resumes if the code has not changed. The engines are scripted, so no
 model is needed.
 """
 
@@ -31,6 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from conformance.defects import all_defects
 from conformance.defects.defect import SERVERS, SOUND, SOUND_WITH_IMAGES, Defect
+from conformance.defects.stranger_backends import BACKENDS, try_backend
+from conformance.defects.stranger_clients import CLIENTS
+from conformance.defects.stranger_proxied import PROXIES, try_proxy
+from conformance.defects.stranger_servers import SERVERS_DEFECTS
 from conformance.defects.trial import Verdict, try_defect, try_sound_pair
 from tito_conformance.checks import LAWS, PROFILES
 from tito_engines import models
@@ -70,12 +75,17 @@ SOUNDS: dict[str, Callable[[str, int], Verdict]] = {
 """Runs without a defect."""
 
 
+STRANGERS = {each.name: each for each in (*SERVERS_DEFECTS, *CLIENTS, *BACKENDS, *PROXIES)}
+"""Another author's defects, by name; their wires include `toy`, a third-party backend, and proxies."""
+
+
 def main() -> int:
     """Run all cases; return 1 if a defect escaped or an alarm was false."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs without a defect, of each kind")
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
     parser.add_argument("--sample", type=int, help="plant this many, drawn anew for each commit")
+    parser.add_argument("--strangers", action="store_true", help="plant another author's in place of ours")
     parser.add_argument("--jobs", type=int, default=JOBS, help="processes")
     arguments = parser.parse_args()
     console, started, commit = Console(), time.monotonic(), commit_of_code()
@@ -84,9 +94,13 @@ def main() -> int:
     planted = [
         (each.name, wire, 0) for each, wire in all_defects() if not arguments.only or each.name in arguments.only
     ]
+    if arguments.strangers:
+        names = arguments.only or STRANGERS
+        planted = [(name, STRANGERS[name].wires[n % len(STRANGERS[name].wires)], 0) for n, name in enumerate(names)]
     if arguments.sample:
         planted = random.Random(commit).sample(planted, min(arguments.sample, len(planted)))
-    seeds = range(0 if arguments.only else arguments.seeds)
+    partial = bool(arguments.only or arguments.sample or arguments.strangers)
+    seeds = range(0 if arguments.only or arguments.strangers else arguments.seeds)
     runs = [(name, wire, seed) for name in SOUNDS for seed in seeds for wire in SERVERS]
     with get_context("spawn").Pool(arguments.jobs, maxtasksperchild=RUNS_OF_A_PROCESS) as pool:
         for what, cases in (("defects", planted), ("sound", runs)):
@@ -95,6 +109,10 @@ def main() -> int:
                 known.add(case, verdict)
     found, sound = ([known.verdicts[case] for case in cases] for cases in (planted, runs))
     escaped = [verdict for verdict in found if verdict.caught_by is None or not verdict.expected]
+    hard = {name for name, each in STRANGERS.items() if each.hard} if arguments.strangers else set[str]()
+    for verdict in found if arguments.strangers else ():
+        mark = " (hard)" if verdict.defect in hard else ""
+        console.print(f"{verdict.defect}{mark} on {verdict.wire}: {verdict.caught_by}", markup=False, highlight=False)
     alarms = [verdict for verdict in sound if verdict.caught_by is not None]
     for verdict in (*escaped, *alarms):
         console.print(f"{verdict.defect} on {verdict.wire}: {verdict.caught_by} {verdict.problem}", markup=False)
@@ -103,7 +121,7 @@ def main() -> int:
         f"defect; {time.monotonic() - started:.0f} s",
         highlight=False,
     )
-    if not arguments.only and not arguments.sample:
+    if not partial:
         PAGE.write_text(page(found, sound, alarms, commit, Counter(name for name, _, _ in runs)), encoding="utf-8")
     return 1 if escaped or alarms else 0
 
@@ -136,6 +154,13 @@ def judged(case: Case) -> tuple[Case, Verdict]:
     name, wire, seed = case
     if name in SOUNDS:
         return case, SOUNDS[name](wire, seed)
+    if name in STRANGERS:
+        planted, quick = STRANGERS[name], PROFILES["quick"]
+        if wire == "toy":
+            return case, try_backend(planted, tokenizer(), end(), quick)
+        if wire.startswith("proxy"):
+            return case, try_proxy(planted, wire, tokenizer(), end(), quick)
+        return case, try_defect(planted, wire, tokenizer(), end(), quick)
     defect = next(each for each, _ in all_defects() if each.name == name)
     return case, try_defect(defect, wire, tokenizer(), end(), PROFILE, seed)
 

@@ -1,4 +1,4 @@
-"""Some defects of another author, who had not seen the suite; `tools/strangers.py` runs all."""
+"""Some defects of another author, who had not seen the suite; `tools/defects.py --strangers` runs all."""
 
 from __future__ import annotations
 
