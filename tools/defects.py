@@ -2,10 +2,10 @@
 
     python tools/defects.py [--seeds 3] [--jobs 8] [--sample 60] [--only NAME ...] [--strangers]
 
-It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only, --sample or
---strangers nothing is written. With --strangers it plants another author's, who had not seen what the suite checks: each on
-one of its wires with the quick profile, in rotation, and it prints what caught each. An interrupted run resumes if the code has not changed. The engines are scripted, so no
-model is needed.
+It exits with 1 if a defect escapes or the suite reports a problem of an engine without a defect. With --only, --sample
+or --strangers nothing is written. With --strangers it plants another author's, who had not seen what the suite checks:
+each on one of its wires with the quick profile, and it prints what caught each. An interrupted run resumes if the code
+has not changed. The engines are scripted, so no model is needed.
 """
 
 from __future__ import annotations
