@@ -11,7 +11,7 @@ from conformance.defects.defect import SERVERS, SOUND, Defect
 from conformance.defects.trial import target_of, try_defect
 from conformance.test_scripted import SHORT, end
 from support.scripted import tokenizer
-from tito_conformance import adapters
+from tito_conformance import fixed
 from tito_conformance.checks import Tally
 from tito_conformance.target import connect
 
@@ -21,8 +21,8 @@ async def test_answers_of_a_sound_server_are_those_of_their_adapters(wire: str) 
     defect = replace(SOUND, adapters=NAMES)
     server = await connect(target_of(wire, defect, varied=True, adapters=NAMES))
     tally = Tally()
-    await adapters.check(server, tally)
-    assert tally.passed["adapted"] == 3 * adapters.ADAPTED_TOKENS + 6
+    await fixed.check_adapters(server, tally)
+    assert tally.passed["adapted"] == 3 * fixed.ADAPTED_TOKENS + 6
     assert not tally.failed["adapted"]
 
 
