@@ -58,6 +58,16 @@ def test_sampling_masks_of_different_widths_are_joined() -> None:
         assert joined(parts).columns["sampling_mask"].values.tolist() == rows
 
 
+def test_experts_that_begin_after_a_gap_are_joined_with_nothing_before_it() -> None:
+    """As where the second part was retracted for new weights, which computed the rows before again."""
+    rows = np.arange(13).reshape(13, 1, 1)
+    first = part([1, 2, 3, 4], columns={"routed_experts": Column.of(0, rows[:8])})
+    for start, begins in ((7, 0), (8, 0), (9, 9), (10, 10), (13, 13)):
+        second = part([5, 6, 7, 8, 9], columns={"routed_experts": Column.of(start, rows[start:])})
+        column = joined([first, second]).columns["routed_experts"]
+        assert (column.start, column.values.tolist()) == (begins, rows[begins:].tolist())
+
+
 def test_likely_tokens_of_different_widths_are_joined() -> None:
     """No filler can be taken for a token or a logprob."""
     wide = {"top_ids": Column.of(0, np.array([[5, 6]])), "top_logprobs": Column.of(0, np.array([[-1.0, -2.0]]))}

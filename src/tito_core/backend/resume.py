@@ -181,13 +181,17 @@ def _versions(spans: Sequence[tuple[TokenResponse, int, int]]) -> tuple[VersionS
 
 
 def _columns(parts: Sequence[TokenResponse]) -> Mapping[str, Column]:
-    """Append to each column the rows of the next part that it lacks; parts overlap in the last routed token."""
+    """Append to each column the rows of the next part that it lacks; parts overlap in the last routed token.
+
+    Where rows between them are blank (see `RawResponse.recomputed`), those before are too: a column has no gap.
+    """
     columns = dict(parts[0].columns)
     for part in parts[1:]:
         for name, more in part.columns.items():
             if (before := columns.get(name)) is not None:
-                rest = more.values[before.start + before.rows - more.start :]
-                columns[name] = Column.of(before.start, _stacked(before.values, rest))
+                known = before.start + before.rows - more.start
+                values = more.values if known < 0 else _stacked(before.values, more.values[known:])
+                columns[name] = Column.of(more.start if known < 0 else before.start, values)
     return columns or NO_COLUMNS
 
 
