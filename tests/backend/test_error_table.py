@@ -222,7 +222,7 @@ def test_other_limits_are_no_full_context(words: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_redirect_is_an_error_and_not_followed(kind: Kind) -> None:
+async def test_a_redirect_is_a_fault_and_never_followed(kind: Kind) -> None:
     paths = []
 
     def handler(request: Received) -> WireResponse:
@@ -231,4 +231,13 @@ async def test_a_redirect_is_an_error_and_not_followed(kind: Kind) -> None:
 
     with pytest.raises(DamagedAnswerError, match=r"redirect .*https://elsewhere/v1.*own addr"):
         await answering(kind, handler).connect()
-    assert paths == ["/v1/models"] * 4
+    assert paths == ["/v1/models"] * 4, "one may be of a gateway that starts up"
+
+
+@pytest.mark.parametrize("word", ["no ", "ü", "漢", "😀"])
+async def test_a_long_refusal_that_is_read_to_its_limit_is_whole(word: str) -> None:
+    """A server may quote the request. Characters may take four bytes, and the limit counts bytes."""
+    body = json.dumps({"message": word * 300_000}, ensure_ascii=False)
+    backend = answering("sglang", served(400, body, {"content-type": "application/json"}))
+    with pytest.raises(BadRequestError, match="this request is not retried"):
+        await generate(backend, request_of())

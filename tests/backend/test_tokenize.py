@@ -94,6 +94,8 @@ async def test_any_refusal_is_none_and_not_retried(kind: Kind, response: WireRes
     "passing",
     [
         *map(http_response, (503, 502, 500, 302)),
+        *(http_response(status, json={"path": "/tokenize"}) for status in (500, 502, 520)),
+        http_response(502, text="no tokenizer"),
         NO_ANSWER,
         http_response(200, text="<html>", headers={"content-type": "text/html"}),
         http_response(200, json={"ids": [1]}),

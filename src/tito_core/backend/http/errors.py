@@ -351,7 +351,7 @@ def _is_cut(body: str, headers: Mapping[str, str]) -> bool:
     try:
         msgspec.json.decode(body)
     except UNREADABLE:
-        return "json" in headers.get("content-type", "") and 0 < len(body) < ERROR_BYTES
+        return "json" in headers.get("content-type", "") and 0 < len(body.encode()) < ERROR_BYTES
     return False
 
 
