@@ -297,6 +297,8 @@ def optional_request_fields(request: TokenRequest, route: Route = DIRECT) -> dic
     optional_outputs = request.optional_outputs
     scored = optional_outputs.prompt_logprobs or (request.echo and not route.echoes)
     fields: dict[str, Any] = {"logprob_start_len": request.first_scored - 1 if scored else -1}
+    if optional_outputs.prompt_logprobs:
+        fields["token_ids_logprob"] = request.input_ids[-1:].tolist()  # see `check_own`
     if optional_outputs.top_logprobs:
         fields["top_logprobs_num"] = optional_outputs.top_logprobs
     if optional_outputs.routed_experts:
@@ -331,8 +333,10 @@ def reported(
     echoed: list[int] | msgspec.Raw = answer.prompt_token_ids
     if meta.input_token_logprobs and (request.optional_outputs.prompt_logprobs or not route.echoes):
         scored = scored_prompt(meta, request.input_ids, vocab_size)
-        prompt = scored[1:] if request.optional_outputs.prompt_logprobs else None
-        if not route.echoes:
+        if request.optional_outputs.prompt_logprobs:
+            check_own(meta, scored)
+            prompt = scored[1:]
+        if not route.echoes and echoed == NOTHING:  # a router may begin to pass the echo on
             echoed, echoed_from = [token for token, _ in scored], request.first_scored - 1
     return {
         "finish": None if reason is None else reason.type,
@@ -401,7 +405,7 @@ def check_own(meta: MetaInfo, scored: list[tuple[int, float | None]]) -> None:
         if score is not None and again is not None and abs(score - again) > SAME:
             raise ProtocolViolationError(
                 f"Law 4: the score of id {token} at offset {offset} is {score}, and among the given ids {again}: the "
-                "scores are another request's, as SGLang mixes them up when it retracts a request. Score again, with "
+                "scores are another request's, as SGLang mixes them up when it retracts a request. Run it again, with "
                 "fewer requests at once or more key-value memory (--mem-fraction-static).",
                 backend="sglang",
                 request_id=meta.id,

@@ -6,7 +6,7 @@ What the real ones drop is in `tests/routers`; here one drops those fields befor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ ROUTER = (*SMG, "return_prompt_token_ids", "cache_salt", "mm_content_hashes", "r
 Edit = Callable[[dict[str, Any]], None]
 
 
-def behind(engine: ScriptedEngine, dropped: tuple[str, ...], edit: Edit = lambda body: None) -> SGLangBackend:
+def behind(engine: ScriptedEngine, dropped: Collection[str], edit: Edit = lambda body: None) -> SGLangBackend:
     """Return a backend behind a router, which answers for itself, or with 404, what is no generation."""
 
     async def route(request: Received) -> WireResponse:
@@ -48,7 +48,7 @@ def behind(engine: ScriptedEngine, dropped: tuple[str, ...], edit: Edit = lambda
     return SGLangBackend("http://router", http_transport=in_process(Handler(route)), **instant())
 
 
-async def connect(engine: ScriptedEngine, dropped: tuple[str, ...], edit: Edit = lambda body: None) -> Policy:
+async def connect(engine: ScriptedEngine, dropped: Collection[str], edit: Edit = lambda body: None) -> Policy:
     return await Policy.connect_async(backend=behind(engine, dropped, edit), tokenizer=tokenizer())
 
 
@@ -84,6 +84,25 @@ async def test_where_the_echo_passes_it_proves_the_whole_prompt_and_costs_nothin
     turns = await three_turns((await connect(engine, SMG)).model())
     assert [turn.draft.engine.echoed_from for turn in turns] == [0, 0, 0]
     assert [request.body["logprob_start_len"] for request in engine.requests[-3:]] == [-1, -1, -1]
+
+
+async def test_a_router_that_begins_to_pass_the_echo_on_proves_the_whole_prompt() -> None:
+    changes, dropped = list[int](), list(ROUTER)
+
+    def edit(body: dict[str, Any]) -> None:
+        for change in changes:
+            body["input_ids"][0] = change
+
+    policy = await connect(engine_of("sglang", Says("One.", "Two.", "Three.")), dropped, edit)
+    dropped.remove("return_prompt_token_ids")
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    await agent.invoke_async("Hi")
+    await agent.invoke_async("And then?")
+    assert [turn.draft.engine.echoed_from for turn in model.ledger] == [0, 0]
+    changes.append(5)
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: prompt id \d+ at offset 0 was sent, but .* read 5"):
+        await agent.invoke_async("And now?")
 
 
 @pytest.mark.parametrize("at", [0, -1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from support.backends import Received, answering, http_response, request_of
 from tito_conformance.testing import WireResponse
 from tito_conformance.testing.sglang_requests import FIELDS
-from tito_core.backend import BadRequestError, OptionalOutputs, ProtocolViolationError, SamplingParams
-from tito_core.backend.generate import score
+from tito_core.backend import Backend, BadRequestError, OptionalOutputs, ProtocolViolationError, SamplingParams
+from tito_core.backend.generate import generate, score
 from tito_core.backend.http.streaming import StreamError
 from tito_sglang import wire
 from tito_sglang import wire as stream
@@ -152,22 +153,37 @@ async def test_scoring_samples_nothing() -> None:
     }
 
 
+async def of_a_turn(backend: Backend) -> list[float]:
+    """Return the prompt's logprobs that a turn gets."""
+    sent = replace(request_of([11, 12, 13], max_new_tokens=1), optional_outputs=OptionalOutputs(prompt_logprobs=True))
+    answer = await generate(backend, sent)
+    return [math.nan, *answer.columns["prompt_logprobs"].values.tolist()]
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.005, 0.02, 3.0])
-async def test_the_scores_of_another_request_beside_the_right_ids_are_refused(shift: float) -> None:
+@pytest.mark.parametrize("scores", [lambda backend: score(backend, [11, 12, 13]), of_a_turn], ids=["score", "turn"])
+async def test_the_scores_of_another_request_beside_the_right_ids_are_refused(scores: Any, shift: float) -> None:
     def handler(request: Received) -> WireResponse:
         if request.method == "GET":
             return http_response(200, json={"data": [{"id": "m"}]})
         entries = [[None, 11, None], [-1.0, 12, None], [-2.0 - shift, 13, None]]
         given = [None, [[-9.0, 13, None]], [[-2.0, 13, None]]]
-        meta = {"id": "r", "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
-        return http_response(200, json={"output_ids": [], "meta_info": {**meta, "input_token_ids_logprobs": given}})
+        body = json.loads(request.content)
+        assert body["token_ids_logprob"] == [13]
+        meta = {"id": body["rid"], "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
+        meta["input_token_ids_logprobs"] = given
+        if body["sampling_params"]["max_new_tokens"]:
+            meta |= {"finish_reason": {"type": "length"}, "completion_tokens": 1, "prompt_tokens": 3}
+            meta["output_token_logprobs"] = [[-1.0, 7, None]]
+        ids = [7] * meta["completion_tokens"]
+        return http_response(200, json={"output_ids": ids, "meta_info": meta, "prompt_token_ids": [11, 12, 13]})
 
-    scored = score(answering("sglang", handler), [11, 12, 13])
+    backend = answering("sglang", handler)
     if shift <= wire.SAME:
-        assert (await scored)[1:].tolist() == pytest.approx([-1.0, -2.0 - shift])
+        assert list(await scores(backend))[1:] == pytest.approx([-1.0, -2.0 - shift])
     else:
         with pytest.raises(ProtocolViolationError, match=r"id 13 at offset 2 .* another request's"):
-            await scored
+            await scores(backend)
 
 
 VISION = wire.ModelInfo(has_image_understanding=True, model_type="qwen2_5_vl")
