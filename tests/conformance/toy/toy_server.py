@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from conformance.defects.scripted_policy import ConformancePolicy
-from tito_conformance import sampler
+from tito_conformance import target
 from tito_conformance.testing import ScriptedRequest
 from tito_conformance.testing.script import reported_top, settle
 
@@ -29,7 +29,7 @@ class ToyServer:
         self._number = 0
 
     async def about(self, request: web.Request) -> web.Response:
-        about = {"model": "toy", "length": LENGTH, "vocabulary": len(self._tokenizer), "most_top": sampler.MOST_TOP}
+        about = {"model": "toy", "length": LENGTH, "vocabulary": len(self._tokenizer), "most_top": target.TOP}
         return web.json_response(about)
 
     async def sample(self, request: web.Request) -> web.Response:
