@@ -316,9 +316,10 @@ class Player:
         if closing:
             tag_ids = [renderer.encode(tag) for tag in opening]
             _check_still_open(before.output_ids.tolist(), tag_ids, f"{where} closes {part}", self.tally, place)
-        if part == "call":  # what the policy wrote of the blanks before the tag is not written again
+        if part != "reasoning":  # what the policy wrote of the blanks before the tag is not written again
             text, blanks = renderer.decode(before.output_ids.tolist()), len(closing) - len(closing.lstrip())
             closing = closing[next(n for n in range(blanks, -1, -1) if text.endswith(closing[:n])) :]
+            closing = closing or renderer.spelled_closing(text, delta)
         problem = f"{where} does not close {part} with {closing!r}."
         self.tally.require("rendering", delta.startswith(closing), problem, 1, place)
         return closing

@@ -7,6 +7,7 @@ the delta, and continues the answer before it, then the delta is the template's 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -99,6 +100,21 @@ class Renderer:
         last = max((control for control in self.controls if control in before), key=before.rfind, default="")
         first = min((control for control in self.controls if control in closing), key=closing.find)
         return last, first, closing
+
+    def spelled_closing(self, text: str, delta: str) -> str:
+        """Return the start of a delta that closes the call's tags which a text opened, where they are no tokens."""
+        shown, opened = self._render(_sample_call()) or "", list[str]()
+        for slash, name in re.findall(r"<(/?)([\w:.-]+)>", text):
+            if slash and name in opened:
+                del opened[len(opened) - 1 - opened[::-1].index(name) :]
+            elif not slash and f"</{name}>" in shown:
+                opened.append(name)
+        closers = [f"</{name}>" for name in reversed(opened)]
+        begun = (
+            next((n for n in range(len(closers[0]) - 1, 0, -1) if text.endswith(closers[0][:n])), 0) if opened else 0
+        )
+        found = re.match(r"\s*".join(["", *map(re.escape, ["".join(closers[:1])[begun:], *closers[1:]])]), delta)
+        return found[0] if found and opened else ""
 
     def _render(self, messages: Sequence[Any]) -> str | None:
         """Render template messages without a generation prompt. Return None if the template refuses them."""

@@ -368,7 +368,10 @@ def test_a_truncated_call_is_closed_where_its_tags_are_tokens() -> None:
     ],
 )
 def test_a_truncated_part_that_is_closed_wrongly_is_noticed(text: str, opened: Opened, tokens: int) -> None:
-    with mock.patch.object(request, "open_part", return_value=opened):
+    with (
+        mock.patch.object(request, "open_part", return_value=opened),
+        mock.patch.object(request, "_open_tags", return_value=None),
+    ):
         [broken] = play(text, [[Cut(tokens=tokens), Ask(text="Ho")]])
     assert isinstance(broken, BrokenLawError)
     assert broken.check.name == "rendering"
