@@ -494,7 +494,7 @@ class InFlightRequests:
 
     def __init__(self, abort_post: Callable[[str], BlockingPost]) -> None:
         self._abort_post = abort_post
-        self._running: dict[str, asyncio.AbstractEventLoop | None] = {}
+        self._running: dict[str, asyncio.AbstractEventLoop | None] = {}  # copied before it is read: threads share it
         _instances.add(self)
 
     def add(self, running: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -509,7 +509,7 @@ class InFlightRequests:
 
     def is_watched(self) -> bool:
         """Return whether a generation runs in an event loop."""
-        return any(loop is not None for loop in list(self._running.values()))
+        return any(loop is not None for loop in self._running.copy().values())
 
     def forget(self) -> None:
         """Drop all ids: they are another process's."""
@@ -526,11 +526,11 @@ class InFlightRequests:
 
     def abort_all(self, until: float) -> None:
         """Abort all running generations, until the time `until` of `time.monotonic`."""
-        self._abort(list(self._running), until)
+        self._abort(self._running.copy(), until)
 
     def abort_of_closed_loops(self, until: float) -> None:
         """Abort the generations whose event loop was closed: its tasks never run again, not even to be cancelled."""
-        left = [running for running, loop in list(self._running.items()) if loop is not None and loop.is_closed()]
+        left = [running for running, loop in self._running.copy().items() if loop is not None and loop.is_closed()]
         self._abort(left, until)
         for running in left:
             self.discard(running)
