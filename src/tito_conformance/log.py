@@ -17,6 +17,7 @@ import numpy as np
 from tito_conformance.checks import NOTHING, Answered, set_place
 from tito_conformance.wire import WireGeneration
 from tito_core.backend.http.client import ConnectionPool, HttpResponse, HttpTransport
+from tito_core.backend.http.watch import Watched
 from tito_core.backend.id_text import SAME_ECHO, Pieces
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import (
@@ -124,6 +125,8 @@ class Recorder:
     def __init__(self, inner: Backend) -> None:
         self.inner, self.name = inner, inner.name
         self.connect, self.tokenize, self.abort, self.aclose = inner.connect, inner.tokenize, inner.abort, inner.aclose
+        if isinstance(inner, Watched):
+            self.watch = inner.watch
         self.raw: list[WireGeneration] | None = None
         self.answers: dict[str, Answered] = {}
         self.requests = 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any, cast
 from unittest import mock
 
+import aiohttp
 import pytest
 
 from conformance.defects import all_defects
@@ -27,8 +28,16 @@ from tito_conformance.checks import CHECKS, PARITY_CHECKS, PROFILES, WEIGHT_CHEC
 from tito_conformance.report import rows
 from tito_conformance.servers import SingleServer
 from tito_conformance.target import UNKNOWN_ID, Target, connect
-from tito_conformance.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+from tito_conformance.testing import (
+    Completion,
+    HashPolicy,
+    InProcessTransport,
+    ScriptedEngine,
+    ScriptedRequest,
+    scripted_engine,
+)
 from tito_conformance.testing.moves import Ask, Cut, Move, StopAt
+from tito_core.backend.http.client import HttpResponse
 from tito_core.chat.ending import Opened
 from tito_core.turn import request
 
@@ -93,6 +102,42 @@ def test_weights_that_another_client_loads_break_no_law(wire: str, after: int) -
     assert outcome.error is not None
     assert outcome.error.startswith("ServerChangedError: ")
     assert "from 'default' to 'theirs'" in outcome.error
+
+
+class Reset(InProcessTransport):
+    """Loses the connection of a generation, and garbles an answer to the check that follows."""
+
+    def __init__(self, engine: ScriptedEngine, at: int, garbled: int) -> None:
+        super().__init__(engine)
+        self.left, self.garbled, self.checks = at, garbled, 0
+
+    async def send(self, method: str, url: str, headers: Any, body: Any) -> HttpResponse:
+        self.left -= method == "POST" and self.left > 0
+        if method == "POST" and self.left == 0 and not self.checks:
+            self.checks = 1
+            raise aiohttp.ServerDisconnectedError
+        response = await super().send(method, url, headers, body)
+        self.checks += method == "GET" and self.checks > 0
+        if self.checks - 1 != self.garbled:
+            return response
+        self.garbled = 0
+
+        async def cut() -> AsyncIterator[bytes]:
+            yield b'{"status"'
+
+        return HttpResponse(200, {"content-type": "application/json"}, cut(), response.aclose)
+
+
+@pytest.mark.suite
+@pytest.mark.parametrize(("wire", "garbled"), [("vllm", 1), ("sglang", 2)])
+def test_one_garbled_answer_after_a_lost_connection_is_no_other_server(wire: str, garbled: int) -> None:
+    target = target_of(wire, varied=True)
+    assert target.transport is not None
+    transport = Reset(cast(InProcessTransport, target.transport()).engine, 40, garbled)
+    outcome = suite.run(replace(target, transport=lambda: transport), PROFILES["production"])
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert transport.checks > garbled, "the server was checked again"
+    assert transport.garbled == 0
 
 
 @pytest.mark.suite
