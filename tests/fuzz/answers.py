@@ -179,7 +179,9 @@ class Answers:
             )
             return await self._turn(model, transport, engine, kind)
         finally:
-            require(all(0 <= wait <= 1 for wait in sleep.seconds), f"the client would sleep {sleep.seconds} s")
+            # A probe is sent again three times whatever the patience, at last after two seconds.
+            longest = 2 if transport.armed else 1
+            require(all(0 <= wait <= longest for wait in sleep.seconds), f"the client would sleep {sleep.seconds} s")
             await backend.aclose()
 
     async def _connect(self, backend: Any, transport: Changing) -> Outcome:
