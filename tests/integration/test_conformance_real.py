@@ -53,7 +53,7 @@ def conformance(kind: str, url: str, folder: Path, *more: str, name: str = "smol
 def test_every_law_that_applies_holds(kind: str, name: str, keeper: Keeper, tmp_path: Path) -> None:
     found = conformance(kind, keeper.served(kind, name).url, tmp_path, name=name)
     checks = found["checks"]
-    for name in ("prompt", "echo", "output", "logprobs", "rescored", "rendering", "parent", "mask", "versions", "top"):
+    for name in ("prompt", "answers", "logprobs", "rescored", "rendering", "parent", "mask", "versions", "top"):
         assert checks[name]["verdict"] == "holds", name
     # How long the answers at each temperature are is chance, and SGLang's score says nothing of temperatures but 1.
     assert 2 * checks["rescored"]["passed"] > sum(checks["rescored"]["left_out"].values())

@@ -68,7 +68,7 @@ def test_the_suite_passes_and_lists_what_does_not_apply(installed: str, model: s
         check["check"]: check["verdict"]
         for check in json.loads((tmp_path / "out" / "conformance.json").read_text())["checks"]
     }
-    names = ("prompt", "echo", "output", "logprobs", "usage", "finish", "rescored", "seeded", "lost", "semantics")
+    names = ("prompt", "answers", "logprobs", "finish", "rescored", "seeded", "lost", "semantics")
     assert {name: verdicts[name] for name in names} == dict.fromkeys(names, "holds")
 
 
