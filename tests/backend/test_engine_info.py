@@ -46,7 +46,7 @@ def test_each_field_is_checked(name: str, value: Any) -> None:
 )
 def test_each_capability_is_checked(name: str, value: Any) -> None:
     fields: dict[str, Any] = {name: value}
-    with pytest.raises(ProtocolViolationError, match="capabilities="):
+    with pytest.raises(ProtocolViolationError, match=rf"capabilities\.{name}="):
         EngineInfo("liar", "m", 100, "1", capabilities=Capabilities(**fields))
 
 
@@ -56,7 +56,7 @@ def test_each_capability_is_checked(name: str, value: Any) -> None:
 )
 def test_each_part_of_image_support_is_checked(name: str, value: Any) -> None:
     fields: dict[str, Any] = {"accepted": True, "most": 4, "remedy": "Start it with --so.", name: value}
-    with pytest.raises(ProtocolViolationError, match="images="):
+    with pytest.raises(ProtocolViolationError, match=rf"images\.{name}="):
         EngineInfo("liar", "m", 100, "1", images=ImageSupport(**fields))
 
 

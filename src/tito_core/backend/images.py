@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import b2a_base64
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ class ImageSupport:
     """
 
     accepted: bool = False
-    most: int | None = None
+    most: Annotated[int, msgspec.Meta(ge=0)] | None = None
     remedy: str = "Serve a model that takes images."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_type_hints, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -168,6 +168,7 @@ MOST_TOP_LOGPROBS = 1024
 """Bound on `top_logprobs`, to protect a server's memory. SGLang has none, and crashes past its vocabulary size."""
 _SALT_FORBIDDEN = frozenset("@/\\\0")
 Size = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class OptionalOutputs(TypedValues):
@@ -256,7 +257,7 @@ class Capabilities:
             that for a "grammar".
     """
 
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     prompt_logprobs: bool | None = None
     routed_experts: bool | None = None
     expert_shape: bool | None = None
@@ -333,7 +334,8 @@ class Capabilities:
         return None
 
 
-MAY_BE_UNREPORTED = frozenset({"response_id", "echoed", "prompt_tokens", "completion_tokens", "media"})
+MayBeUnreported: TypeAlias = Literal["response_id", "echoed", "prompt_tokens", "completion_tokens", "media"]
+MAY_BE_UNREPORTED: frozenset[MayBeUnreported] = frozenset(get_args(MayBeUnreported))
 """Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`. `media`: nor `image_tokens`."""
 
 
@@ -365,15 +367,15 @@ class EngineInfo:
 
     backend: str
     model: str
-    max_model_len: int | None
+    max_model_len: Count | None
     version: str | None
     weight_version: str | None = None
     processed_logprobs: bool | None = None
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
     endpoints: tuple[str, ...] = ()
     truncated_logprobs: bool | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
-    unreported: frozenset[str] = frozenset()
+    unreported: frozenset[MayBeUnreported] = frozenset()
     images: ImageSupport = NO_IMAGES
     raw_before_penalties: bool = False
     extra_fields: frozenset[str] | None = None
@@ -386,77 +388,36 @@ class EngineInfo:
         Raises:
             ProtocolViolationError: A field has a wrong type, or a size is not a positive whole number.
         """
-        backend = self.backend if is_text(self.backend) else ""
-        for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
-            if size is not None and (type(size) is not int or size < 1):
-                raise ProtocolViolationError(
-                    f"{backend} reports {name}={short_repr(size)}, which is not a positive number of tokens. Check how "
-                    "the server was started, and any proxy in front of it.",
-                    backend=backend,
-                )
-        for name, (allowed, is_allowed) in _ALLOWED.items():
-            value = getattr(self, name)
-            if not is_allowed(value):
-                raise ProtocolViolationError(
-                    f"The backend {backend!r} reports {name}={short_repr(value)}, which must be {allowed}: correct the "
-                    "EngineInfo that its connect() returns.",
-                    backend=backend,
-                )
+        _check_fields(self.backend, "", self)
+        _check_fields(self.backend, "capabilities.", self.capabilities)
+        _check_fields(self.backend, "images.", self.images)
         for name in ("version", "weight_version"):  # a server may echo the key; ledgers and reports hold these
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, hidden(value, own=True))
 
 
-def _are_capabilities(value: object) -> bool:
-    return (
-        isinstance(value, Capabilities)
-        and (value.top_logprobs is None or (type(value.top_logprobs) is int and value.top_logprobs >= 0))
-        and all(type(getattr(value, name)) in (bool, type(None)) for name in _FLAGS)
-        and type(value.lower_first) is type(value.adapters) is bool
-        and isinstance(value.options, Mapping)
-        and all(is_text(word) for pair in value.options.items() for word in pair)
-    )
+def _check_fields(backend: Any, prefix: str, reported: EngineInfo | Capabilities | ImageSupport) -> None:
+    """Hold the fields to their declared types.
+
+    Raises:
+        ProtocolViolationError: A field has another type, is out of its range, or no text that can be written.
+    """
+    for name, hint in get_type_hints(type(reported), include_extras=True).items():
+        value = getattr(reported, name)
+        try:
+            declared = msgspec.convert(value, hint)
+            msgspec.json.encode(declared, enc_hook=dict)
+            problem = None if declared == value else f"Expected {type(declared).__name__}, got {type(value).__name__}"
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            problem = str(error)
+        if problem is not None:
+            raise ProtocolViolationError(
+                f"The backend {short_repr(backend)} reports {prefix}{name}={short_repr(value)}: {problem}. Correct "
+                "what its connect() returns, or check how the server was started, and any proxy in front of it.",
+                backend=backend if is_text(backend) else "",
+            )
 
 
-def _is_image_support(value: object) -> bool:
-    return (
-        isinstance(value, ImageSupport)
-        and type(value.accepted) is bool
-        and (value.most is None or (type(value.most) is int and value.most >= 0))
-        and is_text(value.remedy)
-    )
-
-
-_FLAGS = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority", "grammar")
-_TEXT = ("a string that can be encoded as UTF-8", is_text)
-_TEXT_OR_NONE = ("a string that can be encoded as UTF-8, or None", lambda value: value is None or is_text(value))
-_MEASURED = ("True, False or None", lambda value: value is None or type(value) is bool)
-_ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "backend": _TEXT,
-    "model": _TEXT,
-    "version": _TEXT_OR_NONE,
-    "weight_version": _TEXT_OR_NONE,
-    "processed_logprobs": _MEASURED,
-    "truncated_logprobs": _MEASURED,
-    "endpoints": ("a tuple of paths", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
-    "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
-    "raw_before_penalties": ("True or False", lambda value: type(value) is bool),
-    "reports_versions": ("True or False", lambda value: type(value) is bool),
-    "answering_models": (
-        "a frozenset of names",
-        lambda value: isinstance(value, frozenset) and all(map(is_text, value)),
-    ),
-    "images": ("an ImageSupport, with a boolean, a count or None, and a sentence", _is_image_support),
-    "extra_fields": (
-        "a frozenset of names, or None",
-        lambda value: value is None or (isinstance(value, frozenset) and all(map(is_text, value))),
-    ),
-    "unreported": (
-        "a frozenset of names of MAY_BE_UNREPORTED",
-        lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,
-    ),
-}
-"""Allowed values of the fields of `EngineInfo`, except its sizes."""
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """The columns of a response without optional outputs; shared by all of them."""
 
