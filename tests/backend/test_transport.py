@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ from support.backends import (
 )
 from tito_conformance.testing import (
     Fault,
+    InProcessTransport,
     ScriptedRequest,
     ScriptedServer,
     WireResponse,
@@ -57,8 +58,10 @@ from tito_core.backend import (
 )
 from tito_core.backend.generate import generate, score
 from tito_core.backend.http.backend import HttpBackend
+from tito_core.backend.http.client import HttpResponse
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger.turn import Finish
+from tito_sglang.backend import SGLangBackend
 
 
 def served(kind: Kind, **options: Any) -> ScriptedServer:
@@ -339,6 +342,39 @@ async def test_a_second_cancellation_does_not_wait_for_a_hanging_abort() -> None
         await backend.aclose()
 
 
+async def test_aclose_waits_for_an_abort_that_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
+    """A second cancellation leaves the abort alone, whose connection `aclose` would close."""
+    events: list[str] = []
+    aborting, answer = asyncio.Event(), asyncio.Event()
+
+    class Transport(InProcessTransport):
+        async def send(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> HttpResponse:
+            if url.endswith("/abort_request"):
+                aborting.set()
+                await answer.wait()
+                events.append("aborted")
+            return await super().send(method, url, headers, body)
+
+        async def aclose(self) -> None:
+            events.append("closed")
+
+    engine = engine_of("sglang", fault=always(Fault(hang=True)))
+    backend = SGLangBackend("http://scripted", http_transport=lambda: Transport(engine))
+    task = asyncio.ensure_future(backend.generate(request_of()))
+    assert await soon(lambda: engine.running == 1)
+    task.cancel()
+    await aborting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    closing = asyncio.ensure_future(backend.aclose())
+    await asyncio.sleep(0)
+    answer.set()
+    await closing
+    assert events == ["aborted", "closed"]
+    assert caplog.text == ""
+
+
 async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> None:
     """Otherwise the request would be retried in a cancelled task."""
     async with served("sglang", fault=always(Fault(reset_after=30))) as server:
@@ -372,15 +408,20 @@ async def test_a_failed_abort_does_not_hide_the_error() -> None:
         await generate(backend, request_of())
 
 
-async def test_a_dropped_coroutine_is_closed_quietly() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_closed_coroutine_closes_its_connection(kind: Kind) -> None:
     """Closing may not await: an abort there would be `RuntimeError: coroutine ignored GeneratorExit`."""
-    engine = engine_of("vllm", fault=always(Fault(hang=True)))
-    backend = backend_of(engine)
-    await backend.connect()
-    running = generate(backend, request_of())
-    running.send(None)
-    running.close()
-    await asyncio.sleep(0)
+    async with served(kind, fault=always(Fault(hang=True))) as server:
+        backend = backend_to(server)
+        await backend.connect()
+        running = generate(backend, request_of())
+        waiting = asyncio.ensure_future(asyncio.wait_for(running, None))
+        assert await soon(lambda: server.engine.running == 1)
+        running.close()
+        assert await soon(lambda: server.engine.running == 0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await backend.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-import threading
 
 from support.backends import BACKENDS, request_of
 from tito_core.backend.generate import generate
@@ -14,63 +14,20 @@ KIND, URL, WAY = sys.argv[1:]
 BACKEND = BACKENDS[KIND](URL)
 
 
-async def working() -> asyncio.Task[object]:
-    """Start a generation, print a line, and wait for a line on stdin."""
+async def exits() -> None:
+    """Leave the event loop during a generation, after a line on stdin, as `WAY` says."""
     await BACKEND.connect()
-    task: asyncio.Task[object] = asyncio.ensure_future(generate(BACKEND, request_of(request_id="left")))
+    running = asyncio.ensure_future(generate(BACKEND, request_of(request_id="left")))
     print("started", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    return task
-
-
-def in_a_thread() -> None:
-    """End the main thread; the loop of a daemon thread just stops."""
-    ready = threading.Event()
-
-    async def forever() -> None:
-        task = await working()
-        ready.set()
-        await task
-
-    threading.Thread(target=lambda: asyncio.run(forever()), daemon=True).start()
-    ready.wait()
-
-
-def loop_dropped() -> None:
-    """Close a loop with the task in it."""
-    loop = asyncio.new_event_loop()
-    task = loop.run_until_complete(working())
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # a destroyed task is intended here
-    del task
-
-
-def loop_closed() -> None:
-    """Close a loop with the task in it, keep the task, and wait for another line on stdin."""
-    loop = asyncio.new_event_loop()
-    task = loop.run_until_complete(working())
-    loop.close()
-    sys.stdin.readline()
-    assert not task.done()
-    os._exit(0)  # without the aborts at exit
-
-
-async def exits() -> None:
-    """Call `sys.exit` in a coroutine."""
-    await working()
+    if WAY == "fork" and os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if WAY == "fork":  # it lives on with a copy of the connection, until a second line
+        print("forked", flush=True)
+        sys.stdin.readline()
+        os._exit(0)
+    assert not running.done()
     sys.exit(3)
 
 
-async def raises() -> None:
-    """Raise another error."""
-    await working()
-    raise RuntimeError("something else")
-
-
-if WAY == "thread":
-    in_a_thread()
-elif WAY in ("loop", "closed"):
-    {"loop": loop_dropped, "closed": loop_closed}[WAY]()
-else:
-    asyncio.run({"exit": exits, "error": raises}[WAY]())
+asyncio.run(exits())

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import logging
-import os
-import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar, Generic, TypeVar
 from zlib import crc32
@@ -28,14 +23,7 @@ from tito_core.backend.errors import (
     WeightsNotLoadedError,
     hidden,
 )
-from tito_core.backend.http.client import (
-    BlockingPost,
-    EngineHttp,
-    HttpRequest,
-    HttpTransportFactory,
-    LoopEndingError,
-    decoded,
-)
+from tito_core.backend.http.client import EngineHttp, HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.http.connection import CONNECT_TIMEOUT_S, Connection
 from tito_core.backend.http.errors import NOT_OFFERED
 from tito_core.backend.http.streaming import StreamAssembler, StreamReader
@@ -51,9 +39,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", RawResponse, RawScores)
 ABORT_WITHIN_S = 5.0
-"""Longest time for one abort, and for all aborts at the end of a loop or process, in seconds."""
-WATCH_S = 1.0
-"""Seconds between two looks for closed event loops."""
+"""Longest time for one abort, in seconds."""
 _LISTED_MODELS = 5
 """Names of served models that an error lists."""
 
@@ -110,8 +96,7 @@ class HttpBackend(ABC):
         if data_parallel_size is not None:
             at_least("data_parallel_size", data_parallel_size, 1, "a number of ranks, at least 1, or None")
         self._info: EngineInfo | None = None
-        http, abort_request = self.http, self.abort_request  # not the backend: see `ServerWatch`
-        self._in_flight = InFlightRequests(lambda running: http.blocking_post(abort_request(running)))
+        http = self.http  # not the backend: see `ServerWatch`
         self._tries: dict[str, str] = {}
         """The id of the try that runs now, by request id."""
         self._abort_tasks: set[asyncio.Task[None]] = set()
@@ -182,7 +167,7 @@ class HttpBackend(ABC):
     @staticmethod
     @abstractmethod
     def abort_request(request_id: str) -> HttpRequest:
-        """Return the request that stops a generation. Static, as it may be sent after the backend is deleted."""
+        """Return the request that stops a generation."""
 
     async def tokenize(self, text: str) -> TokenIds | None:
         """Encode text with the server's tokenizer; see `Backend.tokenize`.
@@ -314,8 +299,7 @@ class HttpBackend(ABC):
         request_id: str,
     ) -> DecodedResponse[T]:
         """Send one try, whose id is `running`; abort it if it is lost and may still run."""
-        started, loop = time.perf_counter(), asyncio.get_running_loop()
-        self._in_flight.add(running, loop)
+        started = time.perf_counter()
         try:
             if reader is not None:
                 value = await self.http.send_once(request, reader, request_id=request_id)
@@ -324,23 +308,16 @@ class HttpBackend(ABC):
                 if prompt is not None:
                     raw = prompt.without_echo(raw)
                 value = decoded(self.http, raw, kind, request_id)
-        except GeneratorExit:  # a closed coroutine cannot await, and its event loop may be gone
-            try:
-                self._abort_quietly(running, asyncio.get_running_loop())
-            except RuntimeError:
-                self._in_flight.abort_without_loop(running)
+        except GeneratorExit:  # what is closed cannot wait; its connection closes, which ends the request too
             raise
         except BaseException as lost:
             if _may_still_run(lost):
-                await asyncio.shield(self._abort_quietly(running, loop))  # a second cancellation is not delayed
-            else:
-                self._in_flight.discard(running)
+                await asyncio.shield(self._abort_quietly(running))  # a second cancellation is not delayed
             raise
-        self._in_flight.discard(running)
         unordered = reader is not None and reader.unordered
         return DecodedResponse(value, time.perf_counter() - started, running, unordered)
 
-    def _abort_quietly(self, running: str, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    def _abort_quietly(self, running: str) -> asyncio.Task[None]:
         """Start an abort as a task of its own, so that it completes even if its caller is cancelled."""
 
         # Failures are only logged: the caller must see the error that lost the generation.
@@ -348,15 +325,10 @@ class HttpBackend(ABC):
             try:
                 async with asyncio.timeout(ABORT_WITHIN_S):
                     await self.abort(running)
-            except (GeneratorExit, LoopEndingError) as ending:
-                self._in_flight.abort_without_loop(running)
-                if isinstance(ending, GeneratorExit):
-                    raise
             except Exception as error:
                 self._log_failed_abort(running, error)
-            self._in_flight.discard(running)
 
-        task = loop.create_task(stop())
+        task = asyncio.create_task(stop())
         self._abort_tasks.add(task)
         task.add_done_callback(self._abort_tasks.discard)
         return task
@@ -483,112 +455,3 @@ async def changing_weights(server: EngineAdmin, path: str, version: str, running
             body=error.body,
         ) from error
     await server.resume()
-
-
-class InFlightRequests:
-    """The ids of one backend's running generations. Threads and event loops may share it.
-
-    Args:
-        abort_post: Returns the request that aborts an id.
-    """
-
-    def __init__(self, abort_post: Callable[[str], BlockingPost]) -> None:
-        self._abort_post = abort_post
-        self._running: dict[str, asyncio.AbstractEventLoop | None] = {}  # copied before it is read: threads share it
-        _instances.add(self)
-
-    def add(self, running: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Register an id as running in an event loop. When the loop is closed, the generation is aborted."""
-        self._running[running] = loop
-        if loop is not None:
-            _watch_loops()
-
-    def discard(self, running: str) -> None:
-        """Remove an id that was answered, is known not to run, or was aborted."""
-        self._running.pop(running, None)
-
-    def is_watched(self) -> bool:
-        """Return whether a generation runs in an event loop."""
-        return any(loop is not None for loop in self._running.copy().values())
-
-    def forget(self) -> None:
-        """Drop all ids: they are another process's."""
-        self._running.clear()
-
-    def abort_without_loop(self, running: str) -> None:
-        """Abort a generation whose event loop is gone: in a thread if one can still be started, else blocking."""
-        self.discard(running)
-        post = self._abort_post(running)
-        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
-            threading.Thread(target=_post, args=(post, ABORT_WITHIN_S), name="tito-abort").start()
-            return
-        _post(post, ABORT_WITHIN_S)
-
-    def abort_all(self, until: float) -> None:
-        """Abort all running generations, until the time `until` of `time.monotonic`."""
-        self._abort(self._running.copy(), until)
-
-    def abort_of_closed_loops(self, until: float) -> None:
-        """Abort the generations whose event loop was closed: its tasks never run again, not even to be cancelled."""
-        left = [running for running, loop in self._running.copy().items() if loop is not None and loop.is_closed()]
-        self._abort(left, until)
-        for running in left:
-            self.discard(running)
-
-    def _abort(self, ids: Iterable[str], until: float) -> None:
-        for running in ids:
-            if (left := until - time.monotonic()) <= 0:
-                return
-            _post(self._abort_post(running), left)
-
-
-def _post(post: BlockingPost, timeout_s: float) -> None:
-    with contextlib.suppress(Exception):  # no caller is left to report a failure to
-        post.send(timeout_s)
-
-
-_instances: weakref.WeakSet[InFlightRequests] = weakref.WeakSet()
-_watching = threading.Lock()
-_watcher: threading.Thread | None = None
-
-
-def _watch_loops() -> None:
-    """Start the thread that looks for closed event loops, unless it runs."""
-    global _watcher
-    with _watching:
-        if _watcher is None:
-            thread = threading.Thread(target=_watch, name="tito-loops", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
-                thread.start()
-                _watcher = thread
-
-
-def _watch() -> None:
-    """Abort what closed event loops left, while any generation runs. Nothing else notices `loop.close()`."""
-    global _watcher
-    while True:
-        time.sleep(WATCH_S)
-        for requests in list(_instances):
-            requests.abort_of_closed_loops(time.monotonic() + ABORT_WITHIN_S)
-        with _watching:
-            if not any(requests.is_watched() for requests in list(_instances)):
-                _watcher = None
-                return
-
-
-def _after_fork() -> None:
-    """Leave the parent's generations alone, which the end of this process would abort."""
-    global _watcher, _watching
-    _watcher, _watching = None, threading.Lock()  # threads do not survive a fork
-    for requests in list(_instances):
-        requests.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-@atexit.register
-def _at_exit() -> None:
-    until = time.monotonic() + ABORT_WITHIN_S
-    for requests in list(_instances):
-        requests.abort_all(until)

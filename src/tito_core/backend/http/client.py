@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import http.client
 import os
 import re
 import socket
@@ -23,9 +22,7 @@ import ssl
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, overload
-from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
@@ -273,12 +270,6 @@ class EngineHttp:
         if key := connection.admin_api_key if request.admin else connection.api_key:
             headers["Authorization"] = f"Bearer {key}"
         return headers
-
-    def blocking_post(self, request: HttpRequest) -> BlockingPost:
-        """Return a POST that needs no event loop, for the end of a loop or process."""
-        where = self.connection.address
-        body = request.body if isinstance(request.body, bytes) else b"".join(request.body)
-        return BlockingPost(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 
     async def aclose(self) -> None:
         """Close the running loop's transport. A loop that shuts down closes its own."""
@@ -558,56 +549,30 @@ def _authorities(file: str | None, folder: str | None) -> ssl.SSLContext:
     return context
 
 
-def _connector(socket: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.BaseConnector:
-    if socket is None:
-        return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
-    return aiohttp.UnixConnector(socket, limit=limit, keepalive_timeout=KEEP_ALIVE_S)
+def _connector(unix: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.BaseConnector:
+    if unix is None:
+        return aiohttp.TCPConnector(
+            limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls, socket_factory=_closed_in_forks
+        )
+    return aiohttp.UnixConnector(unix, limit=limit, keepalive_timeout=KEEP_ALIVE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockingPost:
-    """One POST without an event loop, to an http(s) address or a Unix socket.
-
-    Attributes:
-        root: The server's http(s) address.
-        socket: Path of its Unix socket, or None.
-        path: Path of the request.
-        body: JSON.
-        headers: Headers, including Authorization.
-        tls: Makes the TLS context.
-    """
-
-    root: str
-    socket: str | None
-    path: str
-    body: bytes
-    headers: Mapping[str, str] = field(repr=False)
-    tls: Callable[[], ssl.SSLContext]
-
-    def send(self, timeout_s: float) -> None:
-        """Send the request and read the response. Works at interpreter exit, without event loops or threads."""
-        url = urlsplit(self.root)
-        connection = self._connection(url.hostname or "localhost", url.port, url.scheme == "https", timeout_s)
-        try:
-            connection.request("POST", url.path + self.path, self.body, dict(self.headers))
-            connection.getresponse().read(ERROR_BYTES)
-        finally:
-            connection.close()
-
-    def _connection(self, host: str, port: int | None, tls: bool, timeout_s: float) -> http.client.HTTPConnection:
-        if self.socket is not None:
-            return _UnixConnection(self.socket, timeout_s)
-        if tls:
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self.tls())
-        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
+def _closed_in_forks(address: aiohttp.AddrInfoType) -> socket.socket:
+    made = socket.socket(*address[:3])
+    _sockets.add(made)
+    return made
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+
+def _close_in_fork() -> None:
+    """Let go of the parent's connections: a server would see none of them close while this process holds a copy."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for parents in list(_sockets):
+        if parents.fileno() >= 0:  # not closed: another file would get its number, which a transport may still close
+            os.dup2(null, parents.fileno(), inheritable=False)
+    os.close(null)
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
