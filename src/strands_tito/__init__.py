@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import tito_core
+from tito_core import display
 from tito_core.aliases import alias_modules
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ alias_modules(
         "strands_tito.testing": "tito_conformance.testing",
     }
 )
+
+
+def _as_html(value: object) -> str:
+    from strands_tito.viewer.notebook import as_html
+
+    return as_html(value)  # type: ignore[arg-type]  # a ledger or a trajectory, which this module does not import
+
+
+display.viewers.append(_as_html)
 
 __all__ = [
     "Adapter",

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tito_core.display import as_html
 from tito_core.ledger import laws
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.history import HistoryIndex, Match, Node, strict
-from tito_core.ledger.trajectory import Trajectories, Trajectory, as_html, assemble, count
+from tito_core.ledger.trajectory import Trajectories, Trajectory, assemble, count
 from tito_core.ledger.turn import (
     NEW_AGENT,
     REWARD,
@@ -415,7 +416,7 @@ class Ledger:
             f"{count(sum(turn.own_length for turn in turns), 'token')}, {sampled} sampled>"
         )
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the HTML that a notebook shows."""
         return as_html(self)
 

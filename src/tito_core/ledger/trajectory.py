@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tito_core.display import as_html
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.provenance import Provenance, Provenances
@@ -62,7 +62,7 @@ class Trajectory:
         turns, tokens = count(len(self.path), "turn"), count(len(self), "token")
         return f"<Trajectory: {turns}, {tokens}, {sampled} sampled, {trained} trained here>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the HTML that a notebook shows."""
         return as_html(self)
 
@@ -216,9 +216,3 @@ def assemble(
 def count(number: int, one: str, several: str = "") -> str:
     """Return a number with its noun."""
     return f"{number} {one if number == 1 else several or one + 's'}"
-
-
-def as_html(value: object) -> str:
-    """Return a ledger or a trajectory as HTML. The viewer stands above the ledger, so it is imported by name."""
-    html: str = import_module("strands_tito.viewer.notebook").as_html(value)
-    return html
