@@ -7,7 +7,7 @@ finished rollout.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from opentelemetry import trace
@@ -40,7 +40,6 @@ class VLLMTokenRecorder:
     holds the same ids, with mask and branches, and needs no recorder.
 
     Args:
-        inner: A callback handler that is called first with every event.
         add_to_span: Whether to set the ids on the current OpenTelemetry span, as Agent Lightning 0.3 reads them.
 
     Attributes:
@@ -49,8 +48,7 @@ class VLLMTokenRecorder:
         history: Every turn, in order.
     """
 
-    def __init__(self, inner: Callable[..., Any] | None = None, add_to_span: bool = True) -> None:
-        self.inner = inner
+    def __init__(self, add_to_span: bool = True) -> None:
         self.add_to_span = add_to_span
         self.reset()
 
@@ -66,8 +64,6 @@ class VLLMTokenRecorder:
         Raises:
             TypeError: The ids of an event are not integers.
         """
-        if self.inner is not None:
-            self.inner(**kwargs)
         event = kwargs.get("event")
         stop = event.get("messageStop") if isinstance(event, dict) else None
         fields = stop.get("additionalModelResponseFields") if isinstance(stop, dict) else None

@@ -21,7 +21,7 @@ from strands.types.exceptions import (
 
 from support.backends import TRIES
 from support.raw_server import RawServer
-from support.scripted import BACKENDS, Says, call, engine_of, tokenizer
+from support.scripted import Says, call, engine_of, tokenizer
 from tito_conformance.checks import BrokenLawError
 from tito_conformance.testing import Fault, ScriptedServer
 from tito_core import MalformedCallError, Termination, TITOModel, termination_of
@@ -37,8 +37,6 @@ from tito_core.backend import (
 from tito_core.ledger.errors import LawViolationError
 from tito_core.parsing.completion import CallStatus, ParsedCall
 from tito_core.turn.run import TurnNotStoredError
-from tito_sglang import SGLangClient, SGLangModel, SGLangThrottledError
-from tito_vllm import VLLMModel
 
 CALL = call("add", '{"a": 2, "b": 3}')
 LONG = "word " * 400
@@ -105,26 +103,6 @@ async def test_a_throttled_request_is_retried_by_the_backend_alone(
         assert error.request_id in line
         assert f"ThrottledError: {kind} at " in line
         assert "\n" not in line
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_compatible_model_retries_as_often(kind: str) -> None:
-    fault = Fault(status=503, headers={"retry-after": "0.01"})
-    with serving(kind, "Five.", fault=fault) as (server, begin):
-        if kind == "sglang":
-            client = SGLangClient(server.base_url, max_retries=3, retry_delay=0.01)
-            model: Any = SGLangModel(client=client, tokenizer=tokenizer())
-        else:
-            model = VLLMModel(base_url=server.base_url, model_id="scripted", tokenizer=tokenizer())
-            model._policy_options["patience_s"] = TRIES[2]
-        await model.connected()
-        begin()
-        before = sent(server)
-        with pytest.raises(SGLangThrottledError if kind == "sglang" else ThrottledError) as caught:
-            await Agent(model=model, callback_handler=None).invoke_async("2 + 3?")
-        assert sent(server) - before == (4 if kind == "sglang" else 2)
-    assert not isinstance(caught.value, ModelThrottledException)
-    assert caught.value.status == 503
 
 
 def no_logprobs(answer: dict[str, Any]) -> None:

@@ -89,7 +89,6 @@ class Retries:
         pause_s: Longest time to wait for a paused server, in seconds.
         sleep: Waits between tries.
         clock: Returns seconds.
-        may_retry: Returns whether an error is retried.
     """
 
     def __init__(
@@ -99,13 +98,11 @@ class Retries:
         pause_s: float = TIMEOUT_S,
         sleep: Sleep = asyncio.sleep,
         clock: Clock = time.monotonic,
-        may_retry: Callable[[BackendError], bool] | None = None,
     ) -> None:
         self.patience_s = seconds_or_zero("patience_s", patience_s)
         self.pause_s = positive_seconds("timeout_s", pause_s)
         self.sleep = sleep
         self._clock = clock
-        self._may_retry = may_retry or is_transient
 
     async def __call__(self, work: Callable[[int], Awaitable[T]], *, probe: bool = False) -> T:
         """Call `work` with the number of the try, from 0, until a try succeeds. `probe`: see `Failures`.
@@ -125,7 +122,7 @@ class Retries:
     def may_go_on(self, error: BackendError, failures: Failures) -> bool:
         """Count a failure; return whether there is a next try, after `failures.wait_s`."""
         failures.add(error, self._clock())
-        may = self._may_retry(error) or (failures.probe and isinstance(error, DamagedAnswerError))
+        may = is_transient(error) or (failures.probe and isinstance(error, DamagedAnswerError))
         wait_s = self.wait_s(error, failures) if may else None
         if wait_s is None:
             return False

@@ -114,7 +114,7 @@ async def theirs(policy: Policy, url: str, folder: str) -> tuple[int, int, int]:
         assert isinstance(sample.reward, float)
         assert sample.response == tokenizer().decode(sample.tokens[-sample.response_length :])
         tokens += await confirmed(policy, sample)
-    assert module.SGLangModel.__module__.startswith("tito_sglang")
+    assert module.SGLangModel.__module__.startswith("tito_compat")
     return len(samples), tokens, sum(sample.tool_calls for sample in samples)
 
 
