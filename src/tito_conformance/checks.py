@@ -9,8 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from tito_core.backend.errors import BackendError
-from tito_core.backend.replicas import task_group
+from tito_core.backend.errors import BackendError, task_group
 from tito_core.ledger import LawViolationError
 from tito_core.ledger.errors import TITOError
 

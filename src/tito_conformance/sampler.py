@@ -22,9 +22,8 @@ from tito_conformance.checks import Tally, Where, set_place, together
 from tito_conformance.oracle import MASS_SLACK
 from tito_conformance.target import LEAST_TOP, TOP, ConnectedServer, can_stream
 from tito_core.backend import OptionalOutputs
-from tito_core.backend.errors import BadRequestError
+from tito_core.backend.errors import BadRequestError, task_group
 from tito_core.backend.protocol import TokenResponse
-from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 
 QUESTIONS = ("Tell me a story.", "Name some animals.", "Write about the sea.", "Invent a word.")

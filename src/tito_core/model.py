@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast
 
@@ -85,8 +85,8 @@ class TITOModel(Model):
 
     Args:
         backend: "vllm", "sglang", another installed backend's name, or a backend object.
-        base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of the
-            addresses of equal servers, which share the rollouts.
+        base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or that of a
+            router before several servers.
         tokenizer: Name or folder of the model's tokenizer, or the object.
         ledger: The ledger to write to. Default: None, a new ledger, or with a store the one that the first agent's
             restored session names.
@@ -107,7 +107,7 @@ class TITOModel(Model):
         self,
         *,
         backend: str | Backend,
-        base_url: str | Sequence[str] = "",
+        base_url: str = "",
         tokenizer: str | PreTrainedTokenizerBase,
         ledger: Ledger | None = None,
         **options: Unpack[ModelOptions],

@@ -20,9 +20,8 @@ from tito_core.backend.http.watch import REMEDY, Check, Watched
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import BackendOptions, check_backend, create_backend, option_names
-from tito_core.backend.replicas import Replicas, agreed, servers_of
 from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
-from tito_core.backend.semantics import common_measurement, measure, semantics_of
+from tito_core.backend.semantics import measure, semantics_of
 from tito_core.backend.values import InvalidValueError, short_repr
 from tito_core.chat.certify import Certificate, ContentTokens
 from tito_core.chat.probes import user_message
@@ -212,7 +211,7 @@ class PolicyParts:
         cls,
         *,
         backend: str | Backend,
-        base_url: str | Sequence[str] = "",
+        base_url: str = "",
         tokenizer: str | PreTrainedTokenizerBase,
         **options: Unpack[PolicyOptions],
     ) -> Self:
@@ -228,7 +227,7 @@ class PolicyParts:
         cls,
         *,
         backend: str | Backend,
-        base_url: str | Sequence[str] = "",
+        base_url: str = "",
         tokenizer: str | PreTrainedTokenizerBase,
         **options: Unpack[PolicyOptions],
     ) -> Self:
@@ -239,8 +238,8 @@ class PolicyParts:
 
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
-            base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
-                the addresses of equal servers, which share the rollouts.
+            base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or
+                that of a router before several servers.
             tokenizer: Name or folder of the model's tokenizer, or the object.
             **options: See `PolicyOptions` and `BackendOptions`.
 
@@ -298,7 +297,7 @@ async def connect(
     /,
     *,
     backend: str | Backend,
-    base_url: str | Sequence[str] = "",
+    base_url: str = "",
     tokenizer: str | PreTrainedTokenizerBase,
     parser: str = AUTO,
     tool_calls: ToolCalls = "strict",
@@ -334,7 +333,7 @@ async def connect(
         content_tokens=content_tokens,
     )
     stage("parser=<%s> | %s", bound.detected.name, bound.detected.why)
-    probe, adapters = probe_ids(bound.template), AdapterChecks()
+    adapters = AdapterChecks()
     stage("backend=<%s> | connecting to the server", engine.name)
     info = await connected(engine)
     stage(
@@ -345,15 +344,11 @@ async def connect(
     # Before anything is sampled: ids of another vocabulary may be past the end of the server's.
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
     stage("measuring the semantics of the server's logprobs")
-    measured = await agreed(engine, lambda server: measure(server, info, probe), _measured)
-    found = common_measurement(measured)
-    if isinstance(engine, Replicas):
-        await engine.check_weights(probe)
-    for server in servers_of(engine):
-        if isinstance(server, Watched):
-            server.watch.add(
-                f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found, adapters)
-            )
+    found = await measure(engine, info, probe_ids(bound.template))
+    if isinstance(engine, Watched):
+        engine.watch.add(
+            f"{bound.template.certificate.tokenizer} {bound.detected.name}", still_as(bound, found, adapters)
+        )
     return kind(engine, found, *bound, file, vocabulary=vocabulary, _adapters=adapters)
 
 
@@ -371,14 +366,6 @@ def _opened(path: str | PathLike[str]) -> LedgerFile:
             f"store={short_repr(str(path))} cannot be opened to append turns ({error.strerror or error}). Give the "
             "path of a file in a folder that exists and is writable."
         ) from error
-
-
-def _measured(info: EngineInfo) -> dict[str, object]:
-    return {
-        "processed logprobs": info.processed_logprobs,
-        "truncated logprobs": info.truncated_logprobs,
-        "optional outputs": info.capabilities,
-    }
 
 
 def still_as(bound: Bound, found: EngineInfo, adapters: AdapterChecks) -> Check:

@@ -9,14 +9,13 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
+from tito_core.backend.errors import BadRequestError, UnsupportedByServerError, task_group
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest
 from tito_core.backend.id_text import IdText
 from tito_core.backend.images import PromptImages, expanded
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
-from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Adapter
 from tito_sglang import wire

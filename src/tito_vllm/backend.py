@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.errors import BadRequestError, ProtocolViolationError
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError, task_group
 from tito_core.backend.http.backend import HttpBackend, changing_weights
 from tito_core.backend.http.body import AnswerSize, answer_size, size_of
 from tito_core.backend.http.client import HttpRequest
@@ -18,7 +18,6 @@ from tito_core.backend.http.errors import NOT_OFFERED
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.images import ImageSupport, PromptImages
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
-from tito_core.backend.replicas import task_group
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Adapter
 from tito_vllm import wire

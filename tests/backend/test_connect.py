@@ -163,7 +163,7 @@ def test_model_and_model_id_are_one_name() -> None:
             backend: Any = create_backend(kind, "http://h", **{name: "m"})
             assert backend._model == "m"
         with pytest.raises(InvalidValueError, match="model='a' and model_id='b' are two names of one setting"):
-            create_backend(kind, ["http://h", "http://i"], model="a", model_id="b")
+            create_backend(kind, "http://h", model="a", model_id="b")
 
 
 def test_backends_are_found_by_name() -> None:

@@ -26,9 +26,7 @@ from tito_core.backend.images import (
     media_ids_of,
 )
 from tito_core.backend.protocol import RawResponse, TokenRequest
-from tito_core.backend.replicas import Replicas
 from tito_core.backend.resume import continuing, generate_resuming
-from tito_core.backend.retries import Retries
 from tito_core.backend.validation import validated
 from tito_core.ledger import Image
 
@@ -220,14 +218,6 @@ async def test_images_that_do_not_fit_the_context_are_not_scored() -> None:
     assert len(await score(engine, [20, engine.pad, 21, 22], images)) == 8
     with pytest.raises(ContextLengthError):
         await score(engine, [20, engine.pad, 21, 22, 23], images)
-
-
-async def test_several_servers_score_images() -> None:
-    engine = VisionEngine()
-    ids = [20, engine.pad, 21, 22]
-    images = PromptImages((Image(png(8, 8, 1), "png", 8, 8),), engine.pad, (5,))
-    several = Replicas([engine, VisionEngine()], ["a", "b"], Retries(0))
-    assert np.array_equal(await score(several, ids, images), await score(engine, ids, images), equal_nan=True)
 
 
 async def test_scores_inside_an_image_are_not_numbers() -> None:

@@ -17,7 +17,7 @@ from support.backends import PROMPT
 from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend import semantics as measurement
 from tito_core.backend.protocol import NO_OPTIONAL_OUTPUTS, TokenRequest, TokenResponse
-from tito_core.backend.semantics import common_measurement, measure
+from tito_core.backend.semantics import measure
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -280,20 +280,6 @@ def test_a_server_of_exact_numbers_is_always_measured(seed: int, scale: float, n
     logits = draws.normal(0, scale, (32, vocabulary))
     for processes in (False, True):
         assert found(Policy(logits, processes, noise, draws)).processed_logprobs is processes
-
-
-def test_a_field_unknown_for_one_server_is_unknown_for_all() -> None:
-    true = replace(INFO, processed_logprobs=True, truncated_logprobs=False)
-    assert common_measurement([true]) == common_measurement([true, true]) == true
-    open_ = replace(true, processed_logprobs=None)
-    assert common_measurement([true, open_, true]) == common_measurement([open_, true]) == open_
-    cut = replace(true, truncated_logprobs=None)
-    assert common_measurement([true, true, cut]) == common_measurement([cut, true]) == cut
-    assert common_measurement([cut, open_]) == INFO
-    named = replace(true, answering_models=frozenset({"m"}), reports_versions=True)
-    alias = replace(named, answering_models=frozenset({"n"}))
-    assert common_measurement([named, alias]) == replace(named, answering_models=frozenset({"m", "n"}))
-    assert common_measurement([named, true]) == replace(named, reports_versions=False)
 
 
 def masses(first: tuple[float, float], rest: tuple[float, float], places: int = 8) -> bool | None:

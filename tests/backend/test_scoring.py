@@ -30,8 +30,6 @@ from tito_conformance.testing import Completion, Fault, ScriptedRequest, always
 from tito_core.backend import BackendError, EngineInfo, Grammar, ProtocolViolationError, SamplingParams
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.generate import generate, score
-from tito_core.backend.replicas import Replicas
-from tito_core.backend.retries import Retries
 from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
 from tito_core.ledger.turn import Adapter, Semantics
 
@@ -135,16 +133,14 @@ def given_engine(kind: Kind, **options: Any) -> Any:
     return engine_of(kind, model_runner=2, **options)
 
 
-@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(deadline=None, max_examples=10)
-def test_given_ids_have_the_policys_own_logprobs_in_each_place(kind: Kind, several: bool, data: st.DataObject) -> None:
+def test_given_ids_have_the_policys_own_logprobs_in_each_place(kind: Kind, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30))
     likely = [token for at in (1, len(ids)) for token, _ in hash_policy().top([*ids, 0], at, 3, 1.0)]
     of = data.draw(st.lists(st.sampled_from([*likely, *ids, VOCAB - 1, 0]), min_size=1, max_size=20))
-    servers = [in_process_backend(given_engine(kind)) for _ in range(1 + several)]
-    backend: Any = Replicas(servers, ["a", "b"], Retries(0)) if several else servers[0]
+    backend: Any = in_process_backend(given_engine(kind))
     found = asyncio.run(score(backend, ids, of=of))
     assert (found.dtype, found.shape) == (np.float32, (len(ids), 1 + len(of)))
     assert np.isnan(found[0]).all()
@@ -242,14 +238,10 @@ class Plain:
         return EngineInfo("toy", "m", 100, "1", vocab_size=VOCAB)
 
 
-async def test_a_backend_that_cannot_score_given_ids_or_images_says_so() -> None:
-    members: list[Any] = [Plain(), Plain()]  # without most methods of a backend
-    several: Any = Replicas(members, ["a", "b"], Retries(0))
-    for backend in (Plain(), several):
-        with pytest.raises(UnsupportedByServerError, match="'toy'"):
-            await score(backend, LIKELY, of=OF)
-    with pytest.raises(UnsupportedByServerError, match=r"'toy' .* score_with_images\(\)"):
-        await several.score_with_images(LIKELY, None)
+async def test_a_backend_that_cannot_score_given_ids_says_so() -> None:
+    plain: Any = Plain()  # without most methods of a backend
+    with pytest.raises(UnsupportedByServerError, match="'toy'"):
+        await score(plain, LIKELY, of=OF)
 
 
 # What logprobs mean.

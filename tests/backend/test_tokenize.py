@@ -18,17 +18,14 @@ from support.backends import (
     engine_of,
     http_response,
     in_process_backend,
-    over_sockets,
 )
-from tito_conformance.testing import ScriptedEngine, WireResponse
+from tito_conformance.testing import WireResponse
 from tito_core.backend import (
-    BadRequestError,
     DamagedAnswerError,
     EngineConnectionError,
     EngineTimeoutError,
     ServerError,
     ThrottledError,
-    create_backend,
 )
 from tito_core.backend.http.backend import HttpBackend
 
@@ -129,35 +126,3 @@ async def test_an_unreachable_server_is_an_error(kind: Kind, response: Any, erro
     backend, _, _ = answers(kind, response)
     with pytest.raises(error):
         await backend.tokenize("x")
-
-
-def replicas(kind: Kind, *engines: ScriptedEngine) -> Any:
-    addresses = [f"http://server{n}" for n in range(len(engines))]
-    return create_backend(kind, addresses, http_transport=over_sockets(engines), sleep=Waits())
-
-
-def others(text: str, special: bool) -> list[int]:
-    return [*encode(text, special)[:-1], 3]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_every_replica_encodes_the_text(kind: Kind) -> None:
-    engines = [engine_of(kind, encode=encode) for _ in range(3)]
-    ids = await replicas(kind, *engines).tokenize("abc")
-    assert ids.tolist() == encode("abc", special=False)
-    for engine in engines:
-        assert [exchange.path for exchange in engine.exchanges].count("/tokenize") == 1
-    assert await replicas(kind, engine_of(kind), engine_of(kind)).tokenize("abc") is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("odd", [0, 1, 2])
-@pytest.mark.parametrize("other", [others, None])
-async def test_one_replica_that_differs_is_named(kind: Kind, odd: int, other: Any) -> None:
-    backend = replicas(kind, *(engine_of(kind, encode=other if n == odd else encode) for n in range(3)))
-    with pytest.raises(BadRequestError, match="'abc'") as raised:
-        await backend.tokenize("abc")
-    named = "http://server1" if odd == 0 else f"http://server{odd}"
-    assert "http://server0" in str(raised.value)
-    assert named in str(raised.value)
-    assert str(encode("abc", special=False)) in str(raised.value)

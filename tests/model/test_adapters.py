@@ -17,8 +17,6 @@ from strands_tito.errors import (
     AdapterNotInEffectError,
     BackendError,
     BadRequestError,
-    EngineConnectionError,
-    EngineTimeoutError,
     InvalidValueError,
     ProtocolViolationError,
     UnsupportedByServerError,
@@ -28,8 +26,6 @@ from support.scripted import BACKENDS, backend_of, engine_of, tokenizer
 from tito_conformance.testing import Fault, HashPolicy, ScriptedEngine, ScriptedRequest, always
 from tito_conformance.testing.wire import FRESH
 from tito_core.backend import EngineAdmin
-from tito_core.backend.replicas import replicas_of
-from tito_core.backend.retries import Retries
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.store import LedgerFile, from_json, to_json
 
@@ -233,13 +229,10 @@ async def test_new_weights_of_the_model_between_its_scores_do_not_refuse_an_adap
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_adapters_that_are_measured_at_once_are_compared_on_every_replica(kind: str) -> None:
-    engines = [served(kind), served(kind, latency=lambda request: 0.05 if request.adapter == "one" else 0)]
-    engines[0].state.adapters["two"] = "one"
-    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
-    policy = await Policy.connect_async(
-        backend=replicas_of(backends, ["http://a", "http://b"], Retries(0.0)), tokenizer=tokenizer()
-    )
+async def test_adapters_that_are_measured_at_once_are_compared(kind: str) -> None:
+    engine = served(kind, latency=lambda request: 0.05 if request.adapter == "one" else 0)
+    engine.state.adapters["two"] = "one"
+    policy = await policy_of(kind, engine)
     found = await asyncio.gather(*(rollout(policy, name) for name in NAMES), return_exceptions=True)
     assert {type(each) for each in found} == {Ledger, AdapterNotInEffectError}
 
@@ -296,86 +289,6 @@ async def test_a_measurement_that_fails_is_made_again(kind: str) -> None:
         await rollout(policy, "one")
     engine.fault = None
     assert len(await rollout(policy, "one")) == 1
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_every_replica_is_measured(kind: str) -> None:
-    engines = [served(kind), served(kind)]
-    engines[1].state.adapters["one"] = FRESH
-    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
-    backend = replicas_of(backends, ["http://a", "http://b"], Retries(0.0))
-    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
-    with pytest.raises(AdapterNotInEffectError):
-        await rollout(policy, "one")
-    assert len(await rollout(policy, "two")) == 1
-    assert isinstance(backend, EngineAdmin)
-    await backend.load_adapter("three", "three")
-    assert all("three" in engine.state.adapters for engine in engines)
-    await backend.unload_adapter("three")
-    assert not any("three" in engine.state.adapters for engine in engines)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_adapter_that_one_replica_could_not_load_is_loaded_again(kind: str) -> None:
-    engines = [served(kind), served(kind)]
-    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
-    backend: Any = replicas_of(backends, ["http://a", "http://b"], Retries(0.0))
-    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
-    engines[1].state.dead = True
-    with pytest.raises(EngineConnectionError):
-        await backend.load_adapter("three", "/adapters/3")
-    engines[1].state.dead = False
-    await backend.load_adapter("three", "/adapters/3")
-    assert len(await rollout(policy, "three")) == 1
-    for folder in ("/adapters/3", "/adapters/4"):  # the first may hold other weights by now
-        with pytest.raises(BadRequestError, match="'three' was used before"):
-            await backend.load_adapter("three", folder)
-    await backend.unload_adapter("three")
-    with pytest.raises(BadRequestError, match="'three' was used before"):
-        await backend.load_adapter("three", "/adapters/3")
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_replica_that_is_away_for_a_moment_is_waited_for(kind: str) -> None:
-    engines = [served(kind), served(kind)]
-    for engine in engines:
-        engine.state.load_adapter("three", "three")
-        engine.state.load("/w/0")
-
-    async def back(seconds: float) -> None:
-        engines[1].state.dead = False
-
-    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
-    backend = replicas_of(backends, ["http://a", "http://b"], Retries(sleep=back))
-    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
-    await rollout(policy, "one")
-    for name in ("two", "three"):
-        engines[1].state.dead = True
-        assert len(await rollout(policy, name)) == 1
-        assert not engines[1].state.dead
-        for engine in engines:
-            engine.state.load("/w/1")  # the known adapters are scored again
-
-
-async def test_the_wait_for_a_replica_ends_with_the_turn() -> None:
-    engines = [served("vllm"), served("vllm")]
-    backends = [backend_of(engine, "vllm", patience_s=0) for engine in engines]
-    backend = replicas_of(backends, ["http://a", "http://b"], Retries(sleep=lambda _: asyncio.Event().wait()))
-    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
-    engines[1].state.dead = True
-    with pytest.raises(EngineTimeoutError, match=r"within turn_timeout_s=0\.1"):
-        await rollout(policy, "one", turn_timeout_s=0.1)
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_replicas_with_other_weights_under_one_name_are_refused(kind: str) -> None:
-    engines = [served(kind), served(kind)]
-    engines[1].state.adapters["one"] = "two"
-    backends = [backend_of(engine, kind, patience_s=0) for engine in engines]
-    backend = replicas_of(backends, ["http://a", "http://b"], Retries(0.0))
-    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer())
-    with pytest.raises(AdapterNotInEffectError, match=r"http://a and http://b have other weights under .* one"):
-        await rollout(policy, "one")
 
 
 async def test_an_answer_of_another_adapter_is_refused() -> None:

@@ -18,8 +18,6 @@ from tito_core import store
 from tito_core.backend import BadRequestError, ProtocolViolationError
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.images import ImageSupport
-from tito_core.backend.replicas import Replicas
-from tito_core.backend.retries import Retries
 from tito_core.chat.images import ImageError
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger import check_ledger
@@ -250,16 +248,3 @@ async def test_a_placeholder_that_no_image_stands_for_is_not_sent(certified: boo
             async for _ in model.stream([{"role": "user", "content": [{"text": "Hi."}]}]):
                 pass
     assert (engine.requests, len(model.ledger)) == ([], 0)
-
-
-async def test_servers_that_share_rollouts_take_images_alike() -> None:
-    one, two = VisionEngine(), VisionEngine()
-    shared = Replicas([one, two], ["a", "b"], Retries(0))
-    policy = replace(await policy_of(one), backend=shared, info=await shared.connect())
-    agent = Agent(model=policy.model(), callback_handler=None)
-    await agent.invoke_async([GOOD, {"text": "What?"}])
-    await agent.invoke_async([OTHER])
-    assert sorted(len(request.images.images) for request in (*one.requests, *two.requests)) == [1, 2]
-    other = VisionEngine(support=ImageSupport(True, 1))
-    with pytest.raises(BadRequestError, match="images"):
-        await Replicas([VisionEngine(), other], ["a", "b"], Retries(0)).connect()

@@ -17,8 +17,6 @@ from tito_conformance.testing.wire import FRESH
 from tito_core import Policy
 from tito_core.backend import AdapterNotInEffectError, EngineConnectionError, ProtocolViolationError, ServerChangedError
 from tito_core.backend.http.client import IDLE_S
-from tito_core.backend.replicas import replicas_of
-from tito_core.backend.retries import Retries
 from tito_core.ledger.errors import LawViolationError
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
@@ -271,25 +269,3 @@ def test_another_models_answer_is_refused_while_the_server_is_what_it_was(kind: 
     with pytest.raises(ProtocolViolationError, match=r"Law 4: .*model 'tiny-fallback', but .* 'scripted'"):
         agent("And now?")
     assert len(model.ledger) == 1
-
-
-def test_only_the_replica_that_was_replaced_is_refused() -> None:
-    addresses = [Address("vllm"), Address("vllm")]
-    members = [
-        VLLMBackend("http://scripted", http_transport=lambda address=address: address, patience_s=0)
-        for address in addresses
-    ]
-
-    backend = replicas_of(members, ["one", "two"], Retries(3, sleep=_at_once))
-    policy = Policy.connect(backend=backend, tokenizer=tokenizer())
-    addresses[0].engine = addresses[0].started(raw_logprobs=False)
-    members[0].http.interruptions += 1
-    outcomes = []
-    for _ in range(4):
-        model = policy.model()
-        try:
-            Agent(model=model, callback_handler=None)("How are you?")
-        except ServerChangedError:
-            assert len(model.ledger) == 0
-        outcomes.append(len(model.ledger))
-    assert sorted(set(outcomes)) == [0, 1]

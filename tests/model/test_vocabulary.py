@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import Waits, over_sockets
 from support.byte_level import MARKUP, SPECIAL, byte_level
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
 from tito_conformance.testing import ScriptedEngine
 from tito_core import Policy, store
-from tito_core.backend import BadRequestError, create_backend
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
@@ -257,26 +255,6 @@ def test_a_server_that_reads_control_tokens_as_text_is_checked_on_text(
             assert policy.vocabulary is EXPECTED[kind]
     assert any("reads control tokens as text" in record.getMessage() for record in caplog.records)
     refusal(kind, lambda text, special: [token + 1 for token in as_text(text, special)])
-
-
-def replicas(kind: str, encodings: Sequence[Encode | None]) -> Any:
-    engines = [served(kind, encode) for encode in encodings]
-    addresses = [f"http://server{n}" for n in range(len(engines))]
-    return create_backend(kind, addresses, http_transport=over_sockets(engines), sleep=Waits())
-
-
-@pytest.mark.parametrize("kind", BACKENDS)
-def test_every_replica_is_compared(kind: str) -> None:
-    same, other = encoder(small()), swapped(used_ids()[0], used_ids()[-1])
-    alike = Policy.connect(backend=replicas(kind, [same] * 3), tokenizer=small())
-    assert alike.vocabulary is VocabularyCheck.TOKENIZE
-    with pytest.raises(LawViolationError, match="Law 15"):
-        Policy.connect(backend=replicas(kind, [other] * 3), tokenizer=small())
-    for odd in range(3):
-        for wrong in (other, None):
-            mixed = [wrong if n == odd else same for n in range(3)]
-            with pytest.raises(BadRequestError, match=f"http://server{odd or 1}"):
-                Policy.connect(backend=replicas(kind, mixed), tokenizer=small())
 
 
 def test_a_policy_that_was_made_by_hand_is_not_checked() -> None:

@@ -138,7 +138,7 @@ def over_socket(engine: Any) -> Callable[[], OverSockets]:
 
 
 def over_sockets(engines: Sequence[Any]) -> Callable[[], OverSockets]:
-    """Return the `http_transport` of replicas at http://server0, http://server1, ..."""
+    """Return the `http_transport` of backends at http://server0, http://server1, ..."""
     return lambda: OverSockets({f"server{n}": engine for n, engine in enumerate(engines)})
 
 

@@ -39,14 +39,14 @@ class Connection:
 
     Attributes:
         backend: Name of the backend.
-        base_url: Address of the server, or addresses of several equal ones.
+        base_url: Address of the server, or of a router before several.
         tokenizer: Name or folder of the tokenizer, valid on every machine.
         parser: Name of the tool-call format.
         options: More arguments, such as `model` and `template_arguments`.
     """
 
     backend: str
-    base_url: str | tuple[str, ...]
+    base_url: str
     tokenizer: str
     parser: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold the API key
@@ -58,9 +58,8 @@ class Connection:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: As
                 `Policy.connect_async`.
         """
-        url = self.base_url if isinstance(self.base_url, str) else list(self.base_url)
         return await Policy.connect_async(
-            backend=self.backend, base_url=url, tokenizer=self.tokenizer, parser=self.parser, **self.options
+            backend=self.backend, base_url=self.base_url, tokenizer=self.tokenizer, parser=self.parser, **self.options
         )
 
 

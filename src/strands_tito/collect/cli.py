@@ -54,7 +54,7 @@ def collect(
     agent: Annotated[str, typer.Option(help="module:function; an async run(model, task) or a factory of agents.")],
     out: Annotated[Path, typer.Option(help="Folder for the rollouts; resumes an earlier collection.")],
     backend: Annotated[str, typer.Option(help=f"Backend of the server: {', '.join(installed_backends())}.")],
-    base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat for several replicas.")],
+    base_url: Annotated[str, typer.Option(help="Address of the server, or of a router before several.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
     n: Annotated[int, typer.Option("-n", min=1, max=MAX_SAMPLES, help="Rollouts per task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 256,
@@ -103,8 +103,7 @@ def collect(
         quiet_strands()
         more, policy_options = further_options(option or [])
         options: dict[str, Any] = {"patience_s": patience, **({"model": model} if model else {}), **policy_options}
-        url = base_url[0] if len(base_url) == 1 else tuple(base_url)
-        connection = Connection(backend, url, tokenizer, parser, options)
+        connection = Connection(backend, base_url, tokenizer, parser, options)
         rollout_options: Any = {"sampling": sampling_parameters(sampling or []), "verify_echo": verify_echo}
         rollout_options |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout, **more}
         check_options(rollout_options)

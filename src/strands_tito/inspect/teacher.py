@@ -12,13 +12,12 @@ import numpy as np
 
 from strands_tito.inspect.score import FACTS, PREFIX, TEACHER, Scores, as_json, decoded, encoded, expect_same, recorded
 from strands_tito.inspect.verify import score_path
-from tito_core.backend.errors import BadRequestError, ServerChangedError, UnsupportedByServerError
+from tito_core.backend.errors import BadRequestError, ServerChangedError, UnsupportedByServerError, task_group
 from tito_core.backend.generate import connected
 from tito_core.backend.http.watch import Check, Watched
 from tito_core.backend.images import media_ids_of
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
-from tito_core.backend.replicas import servers_of, task_group
 from tito_core.backend.values import InvalidValueError
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.ledger import Ledger
@@ -46,7 +45,7 @@ class Teacher:
         cls,
         *,
         backend: str | Backend,
-        base_url: str | Sequence[str] = "",
+        base_url: str = "",
         tokenizer: str | PreTrainedTokenizerBase,
         **options: Any,
     ) -> Self:
@@ -54,7 +53,7 @@ class Teacher:
 
         Args:
             backend: Name of the server's backend, or a backend.
-            base_url: Its address; several are replicas.
+            base_url: Its address.
             tokenizer: The tokenizer that the rollouts were recorded with.
             **options: Of the backend, such as `api_key`.
 
@@ -68,9 +67,8 @@ class Teacher:
             bound = await asyncio.to_thread(bind, tokenizer)
             info = await connected(engine)
             check = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
-            for server in servers_of(engine):
-                if isinstance(server, Watched):
-                    server.watch.add(f"teacher {bound.template.certificate.tokenizer}", _still_as(bound, info))
+            if isinstance(engine, Watched):
+                engine.watch.add(f"teacher {bound.template.certificate.tokenizer}", _still_as(bound, info))
         except BaseException:
             if engine is not backend:
                 await engine.aclose()

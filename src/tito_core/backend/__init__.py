@@ -36,6 +36,7 @@ from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.resume import OnAbort, generate_resuming
 from tito_core.backend.sampling import Grammar, SamplingOptions, SamplingParams
 from tito_core.backend.values import InvalidValueError
+from tito_core.backend.workers import Workers
 
 __all__ = [
     "AdapterNotInEffectError",
@@ -71,6 +72,7 @@ __all__ = [
     "UnknownBackendError",
     "UnsupportedByServerError",
     "WeightsNotLoadedError",
+    "Workers",
     "create_backend",
     "generate_resuming",
     "installed_backends",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,6 @@ import numpy as np
 from tito_core.backend.errors import AdapterNotInEffectError, BadRequestError
 from tito_core.backend.generate import score
 from tito_core.backend.protocol import Backend
-from tito_core.backend.replicas import addresses_of, on_each
 from tito_core.backend.values import InvalidValueError, short_repr
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Adapter
@@ -55,8 +53,8 @@ class AdapterChecks:
 
     def __init__(self) -> None:
         self._named: dict[str, Adapter] = {}
-        self._scores: dict[Adapter, list[_Scored]] = {}
-        self._before: dict[Adapter, list[_Scored]] = {}
+        self._scores: dict[Adapter, _Scored] = {}
+        self._before: dict[Adapter, _Scored] = {}
         self._running: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Adapter, asyncio.Task[None]]] = (
             WeakKeyDictionary()
         )
@@ -89,8 +87,8 @@ class AdapterChecks:
             adapter: The adapter.
 
         Raises:
-            AdapterNotInEffectError: It scores as the model alone does, or as another adapter, and is not fresh; or
-                servers have other weights under its name, or one has other weights than before.
+            AdapterNotInEffectError: It scores as the model alone does, or as another adapter, and is not fresh; or the
+                server has other weights under its name than before.
             BackendError: It could not be measured; the next turn tries again.
         """
         if adapter in self._scores:
@@ -105,33 +103,20 @@ class AdapterChecks:
 
     async def _measure(self, backend: Backend, ids: TokenIds, adapter: Adapter) -> None:
         known = self._scores  # another one after `forget`
-        found = await on_each(backend, lambda server: _scored(server, ids, adapter))
+        found = await _scored(backend, ids, adapter)
         await _renew(backend, ids, known, found)
         # No pause until its own scores are known: of adapters that are measured at once the later sees the others.
-        others = list(known.items())
-        for number, (own, plain, noise) in enumerate(found):
-            compared = {"the model alone": plain, **{f"the adapter {name}": each[number].own for name, each in others}}
-            for name, scores in compared.items():
-                if (effect := _apart(own, scores)) <= noise:
-                    _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", backend.name)
-        first, *_ = addresses = addresses_of(backend)
-        for address, one in zip(addresses, found, strict=True):
-            if apart := _other_weights(found[0], one):
-                raise AdapterNotInEffectError(
-                    f"The {backend.name} servers at {first} and {address} have other weights under the adapter name "
-                    f"{adapter}: {len(ids)} tokens {apart}. Load the same folder on every server under a new name, or "
-                    "remove one from base_url.",
-                    backend=backend.name,
-                )
-        for address, old, one in zip(addresses, self._before.get(adapter, found), found, strict=True):
-            if apart := _other_weights(old, one):
-                where = f" at {address}" if len(found) > 1 else ""
-                raise AdapterNotInEffectError(
-                    f"The {backend.name} server{where} was interrupted, and has other weights under the adapter name "
-                    f"{adapter} than before: {len(ids)} tokens {apart}. Nothing was committed. Restart the server with "
-                    "the adapter's own folder, or load that under a new name and collect the rollout again.",
-                    backend=backend.name,
-                )
+        compared = {"the model alone": found.plain, **{f"the adapter {name}": one.own for name, one in known.items()}}
+        for name, scores in compared.items():
+            if (effect := _apart(found.own, scores)) <= found.noise:
+                _refuse_equal(adapter, name, f"{len(ids)} tokens at most {effect:g} nats apart", backend.name)
+        if apart := _other_weights(self._before.get(adapter, found), found):
+            raise AdapterNotInEffectError(
+                f"The {backend.name} server was interrupted, and has other weights under the adapter name {adapter} "
+                f"than before: {len(ids)} tokens {apart}. Nothing was committed. Restart the server with the adapter's "
+                "own folder, or load that under a new name and collect the rollout again.",
+                backend=backend.name,
+            )
         known[adapter] = found
 
 
@@ -146,15 +131,13 @@ async def _scored(server: Backend, ids: TokenIds, adapter: Adapter) -> _Scored:
     return _Scored(own, plain, ABOVE_NOISE * moved)
 
 
-async def _renew(backend: Backend, ids: TokenIds, known: dict[Adapter, list[_Scored]], found: list[_Scored]) -> None:
+async def _renew(backend: Backend, ids: TokenIds, known: dict[Adapter, _Scored], found: _Scored) -> None:
     """Score known adapters again after the model's weights have changed. Forget those that were unloaded."""
-    for adapter, scores in list(known.items()):
-        pairs = zip(scores, found, strict=True)
-        if all(_apart(old.plain, new.plain) <= max(old.noise, new.noise, MOVED_NATS) for old, new in pairs):
+    for adapter, old in list(known.items()):
+        if _apart(old.plain, found.plain) <= max(old.noise, found.noise, MOVED_NATS):
             continue
         try:
-            owns = await on_each(backend, partial(score, token_ids=ids, adapter=adapter))
-            known[adapter] = [new._replace(own=own) for own, new in zip(owns, found, strict=True)]
+            known[adapter] = found._replace(own=await score(backend, ids, adapter=adapter))
         except BadRequestError:
             known.pop(adapter, None)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -249,3 +252,16 @@ class GenerationAbortedError(BackendError):
 
 class UnknownBackendError(TITOError, ValueError):
     """No installed backend has the name."""
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open an `asyncio.TaskGroup` that raises its first error itself, not an `ExceptionGroup` that holds it.
+
+    The first error cancels the group's other tasks.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

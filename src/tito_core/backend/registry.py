@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypedDict
 
-from tito_core.backend.errors import EngineConnectionError, UnknownBackendError
-from tito_core.backend.http.connection import Address
+from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
-from tito_core.backend.replicas import replicas_of
-from tito_core.backend.retries import TIMEOUT_S, Retries
 from tito_core.backend.sampling import refuse_unknown_option
 from tito_core.backend.values import InvalidValueError, is_text, short_repr
 from tito_core.entry_points import load, offered
@@ -89,28 +86,33 @@ def check_backend(backend: Any) -> None:
     raise InvalidValueError(f"backend must be a name ({names}) or a backend object, not {wrong}.")
 
 
-def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> Backend:
-    """Build the backend called `name`; with several addresses, it balances requests over them.
+def create_backend(name: str, base_url: str, **options: Any) -> Backend:
+    """Build the backend called `name`.
 
     Args:
         name: "vllm", "sglang", or what another package installs.
-        base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of them.
+        base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or that of a router
+            before several servers.
         **options: Passed to the backend: see `BackendOptions`, and the backend's own documentation.
 
     Raises:
         UnknownBackendError: Unknown name; the message lists the installed backends.
         BrokenEntryPointError: The package that offers it cannot be imported.
         InvalidValueError: What the package offers makes no `Backend`.
-        ValueError: A list of addresses is empty or has a duplicate; an option is unknown or has a bad value.
+        ValueError: An option is unknown or has a bad value.
     """
     options = one_model(options)
-    if not isinstance(base_url, str | list | tuple):
-        raise InvalidValueError(f"base_url must be an address or a list of them, not {short_repr(base_url)}.")
+    if not isinstance(base_url, str):
+        raise InvalidValueError(
+            f"base_url must be the address of one server, or of a router before several, not {short_repr(base_url)}."
+        )
     factory: Callable[..., Backend] | None = load(ENTRY_POINT_GROUP, name)
     if factory is None:
         raise UnknownBackendError(f"Unknown backend {short_repr(name)}. Installed: {', '.join(installed_backends())}.")
     _check_options(name, factory, options)
-    return _built(factory, base_url, options) if isinstance(base_url, str) else _several(factory, base_url, options)
+    backend = factory(base_url, **options)
+    check_backend(backend)
+    return backend
 
 
 def one_model(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,40 +174,3 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 }
 """Types of the options of `BackendOptions`."""
 _SECRETS = ("api_key", "admin_api_key", "headers")
-
-
-def _built(factory: Callable[..., Backend], address: str, options: Mapping[str, Any]) -> Backend:
-    backend = factory(address, **options)
-    check_backend(backend)
-    return backend
-
-
-def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:
-    """Build one backend per address, without retries of its own: `Replicas` retries on another server."""
-    if not addresses:
-        raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
-    _refuse_twice(addresses)
-    retry_options = {key: options[key] for key in ("patience_s", "sleep", "clock") if key in options}
-    members = [_built(factory, address, {**options, "patience_s": 0}) for address in addresses]
-    return replicas_of(members, addresses, Retries(pause_s=options.get("timeout_s", TIMEOUT_S), **retry_options))
-
-
-def _refuse_twice(addresses: Sequence[str]) -> None:
-    """Refuse a list with one address twice: one server would be two, and load new weights twice at once.
-
-    Raises:
-        InvalidValueError: Two addresses are equal, also with other capitals, the scheme's port, or a slash at the end.
-    """
-    known: dict[str, str] = {}
-    for address in addresses:
-        if not isinstance(address, str):  # its backend refuses it
-            continue
-        try:
-            one = Address.of(address, backend="").shown
-        except EngineConnectionError:  # another package's backend may take it
-            one = address
-        if one in known:
-            first = known[one]
-            twice = f"{address!r} twice" if first == address else f"one server twice, as {first!r} and {address!r}"
-            raise InvalidValueError(f"base_url lists {twice}: list each server once.")
-        known[one] = address

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_core.backend.errors import BadRequestError, DamagedAnswerError, ProtocolViolationError
+from tito_core.backend.errors import BadRequestError, DamagedAnswerError, ProtocolViolationError, task_group
 from tito_core.backend.generate import score
 from tito_core.backend.protocol import (
     NO_OPTIONAL_OUTPUTS,
@@ -20,7 +19,6 @@ from tito_core.backend.protocol import (
     TokenRequest,
     TokenResponse,
 )
-from tito_core.backend.replicas import task_group
 from tito_core.backend.resume import generate_resuming
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
@@ -112,21 +110,6 @@ def _described(info: EngineInfo, *answers: TokenResponse) -> EngineInfo:
         info,
         answering_models=frozenset(answer.model for answer in answers if answer.model is not None),
         reports_versions=all(span.version is not None for answer in answers for span in answer.versions),
-    )
-
-
-def common_measurement(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """Return the measurement of several equal servers; a field that is unknown for one of them is unknown."""
-    common = infos[0]
-    for info in infos[1:]:
-        if info.processed_logprobs is None:
-            common = replace(common, processed_logprobs=None)
-        if info.truncated_logprobs is None:
-            common = replace(common, truncated_logprobs=None)
-    return replace(
-        common,
-        answering_models=frozenset().union(*(info.answering_models for info in infos)),
-        reports_versions=all(info.reports_versions for info in infos),
     )
 
 
