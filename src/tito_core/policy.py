@@ -439,8 +439,9 @@ def bind(
 
 @lru_cache(maxsize=16)
 def summary(certificate: Certificate) -> Mapping[str, Any]:
-    """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
+    """Return a certificate as ledgers' headers hold it: the number of passed probes, and nothing of how deltas are made."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
+    del fields["layouts"]
     if not certificate.images:
         for name in ("placeholder", "images", "images_refused", "media_ids"):
             del fields[name]

@@ -77,6 +77,7 @@ class Certificate:
         system_switches: Such words in the system prompt.
         whole_history: Whether a delta after a word of `switches` is rendered with the whole history, and not with the
             history up to that word.
+        layouts: Whether what the template writes around new content may be kept; see `layout`.
     """
 
     template: str
@@ -97,6 +98,7 @@ class Certificate:
     switches: tuple[str, ...] = ()
     system_switches: tuple[str, ...] = ()
     whole_history: bool = False
+    layouts: bool = True
 
     @property
     def moves_text(self) -> bool:
@@ -268,7 +270,7 @@ def certified(
     if certificate.switches or certificate.system_switches:
         switches = Switches(certificate.system_switches, certificate.switches, certificate.whole_history)
         deltas = replace(deltas, switches=switches)
-    return certificate, deltas
+    return certificate, deltas if certificate.layouts else replace(deltas, layouts=None)
 
 
 def _certify(
@@ -306,6 +308,7 @@ def _certify(
         switches=switches.messages,
         system_switches=switches.system,
         whole_history=switches.whole_history,
+        layouts=deltas.layouts is not None,
     )
     return certificate, deltas
 
@@ -411,6 +414,9 @@ def _check_renderings(rendering: Rendering, referee: Referee) -> None:
 def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> Trial:
     """Try one candidate on probes, up to the first difference.
 
+    Probes of one shape in several places hold different texts. So the judge, which renders whole conversations, sees
+    the deltas of layouts too; where one is wrong, the candidate keeps none.
+
     Raises:
         TemplateError: The template refuses all probes, or the candidate's conversation of a usual one.
     """
@@ -418,7 +424,11 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     for case in probes:
         turn = JudgedTurn(case.before, case.answer, case.new, case.system, case.tools, case.opened is None)
         try:
-            difference = judge.difference(turn, partial(_ids, source, case))
+            difference = judge.difference(turn, partial(_ids, trial.source, case))
+            if difference is not None and trial.source.layouts is not None:
+                unkept = replace(trial.source, layouts=None)
+                if judge.difference(turn, partial(_ids, unkept, case)) is None:
+                    trial.source, difference = unkept, None
         except RefusedError as error:
             trial.refused.append((case.name, str(error)))
             continue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from strands.types.content import ContentBlock, Message, Messages
@@ -26,6 +27,7 @@ from tito_core.chat.ending import (
     spelled_tags,
     stops_of,
 )
+from tito_core.chat.layout import Layouts, Shape, learn_layout
 from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
 from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
@@ -161,6 +163,26 @@ class Tail:
     ending: Ending
 
 
+class _StandIn(NamedTuple):
+    """A minimal conversation around an answer's calls.
+
+    Attributes:
+        opening: The messages before the answer, as template messages.
+        turn: The answer's stand-in, and the new messages.
+        first: The trace source of the stand-in.
+        specs: The tools to render.
+        ending: How the answer ends.
+        is_fixed: Whether all but `turn` is the same for every delta.
+    """
+
+    opening: list[TemplateMessage]
+    turn: Messages
+    first: int
+    specs: Sequence[ToolSpec] | None
+    ending: Ending
+    is_fixed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaSource:
     """A candidate bound to a template. Build it with `DeltaSource.of`."""
@@ -177,6 +199,8 @@ class DeltaSource:
     call_text: str = ""
     """A call as the template renders it, from its name on; empty if it shows none."""
     switches: Switches | None = None
+    layouts: Layouts | None = None
+    """What the template writes around new content; None to render every delta."""
 
     @classmethod
     def of(cls, rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate) -> DeltaSource:
@@ -188,7 +212,8 @@ class DeltaSource:
         answers, calls, inner, call_text = _learn_endings(rendering, encoder, candidate)
         stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
         opening = template_messages(candidate.before, candidate.system, message_format=rendering.message_format)
-        return cls(rendering, encoder, candidate, answers, calls, stops, opening, call_text)
+        layouts = Layouts() if encoder.inert and not encoder.strips_blanks else None
+        return cls(rendering, encoder, candidate, answers, calls, stops, opening, call_text, layouts=layouts)
 
     def delta(
         self,
@@ -201,15 +226,15 @@ class DeltaSource:
         system: str | None = None,
     ) -> EncodedText:
         """Return the tokens of a delta; see `ChatTemplate.delta`."""
-        tail = self.tail(answer, new, tools, history, system)
-        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        stand_in = self._stand_in(answer, new, tools, history, system)
+        encoded, ending = self._encoded(stand_in), stand_in.ending
         if opened == Opened.CALL and (tags := spelled_tags(_spoken(answer), self.call_text)).closers:
             opened = tags
         if isinstance(opened, OpenTags):
-            missing = np.concatenate([self._closers(opened), tail.ending.missing(last_output_id, Opened.MESSAGE)])
+            missing = np.concatenate([self._closers(opened), ending.missing(last_output_id, Opened.MESSAGE)])
         else:
-            missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
-        if not missing.size and not tail.ending.openers:
+            missing = ending.missing(last_output_id, opened, self.encoder.control_ids)
+        if not missing.size and not ending.openers:
             return encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
             return EncodedText(encoded.ids[1:], encoded.provenance[1:], encoded.text)
@@ -252,14 +277,34 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses the messages, or `tools` or `history` is needed.
         """
-        uses = [block for block in answer["content"] if "toolUse" in block]
-        messages, source, specs = self._stand_in(answer, uses, new, tools, history, system)
-        ending = self.calls if uses and self.calls is not None else self.answers
-        return self.rendering.shown(messages, lambda form: self._located(form, specs, source, ending))
+        return self._rendered(self._stand_in(answer, new, tools, history, system))
 
-    def _located(self, messages: list[TemplateMessage], specs: Any, source: int, ending: Ending) -> Tail:
-        """Render messages, and find the end of the answer `source`."""
-        text = self.rendering.of_translated(messages, template_tools(specs))
+    def _encoded(self, stand_in: _StandIn) -> EncodedText:
+        """Return the tokens after the answer, from a layout if there is one for messages of this shape."""
+        layouts, message_format = self.layouts, self.rendering.message_format
+        shape = Shape.of(stand_in.turn, message_format) if layouts is not None and stand_in.is_fixed else None
+        if layouts is not None and shape is not None and (filled := layouts.fill(shape)) is not None:
+            return filled
+        tail = self._rendered(stand_in)
+        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        if layouts is not None and shape is not None and layouts.takes(shape):
+            locate = partial(self._located, source=stand_in.first, ending=stand_in.ending)
+            messages = stand_in.opening, stand_in.turn, stand_in.first
+            specs = template_tools(stand_in.specs)
+            layouts.keep(shape, learn_layout(self.rendering, self.encoder, shape, messages, specs, locate, encoded))
+        return encoded
+
+    def _rendered(self, stand_in: _StandIn) -> Tail:
+        opening, turn, first, specs, ending, _ = stand_in
+        translated = template_messages(turn, first=first, message_format=self.rendering.message_format)
+
+        def show(messages: list[TemplateMessage]) -> Tail:
+            return self._located(self.rendering.of_translated(messages, template_tools(specs)), first, ending)
+
+        return self.rendering.shown([*opening, *translated], show)
+
+    def _located(self, text: Traced, source: int, ending: Ending) -> Tail:
+        """Find the end of the answer `source` in a rendering."""
         controls = self.encoder.controls(text)
         start = content_start(text, source)
         later = [begin for begin, _, origin in text.spans if origin > source and begin >= start]
@@ -280,18 +325,13 @@ class DeltaSource:
     def _stand_in(
         self,
         answer: Message,
-        uses: list[ContentBlock],
         new: Messages,
         tools: Sequence[ToolSpec] | None,
         history: Messages | None,
         system: str | None,
-    ) -> tuple[list[TemplateMessage], int, Sequence[ToolSpec] | None]:
-        """Return a minimal conversation around the answer's calls `uses`; other arguments and errors as `tail`.
-
-        Returns:
-            The messages before the answer, its stand-in and the new messages; the trace source of the stand-in; and
-            the tools to render.
-        """
+    ) -> _StandIn:
+        """Return a minimal conversation around the answer's calls; arguments and errors as `tail`."""
+        uses: list[ContentBlock] = [block for block in answer["content"] if "toolUse" in block]
         self._check_inputs(tools, history)
         candidate = self.candidate
         before, opening = candidate.before, self.opening
@@ -308,12 +348,14 @@ class DeltaSource:
                 before, specs, keeps_system = (history or [])[:needed], tools, True
                 if self.switches.in_message({"role": "assistant", "content": [{"text": _spoken(answer)}]}):
                     text = _spoken(answer)
-        if keeps_system or before is not candidate.before:
+        is_fixed = not keeps_system and before is candidate.before
+        if not is_fixed:
             prompt = system if keeps_system else candidate.system
             opening = template_messages(before, prompt, message_format=self.rendering.message_format)
         stand_in: Message = {"role": "assistant", "content": [{"text": text}, *uses] if text else uses}
-        turn = template_messages([stand_in, *new], first=len(before), message_format=self.rendering.message_format)
-        return [*opening, *turn], len(before), specs
+        ending = self.calls if uses and self.calls is not None else self.answers
+        is_fixed = is_fixed and candidate.tools != "rollout"
+        return _StandIn(opening, [stand_in, *new], len(before), specs, ending, is_fixed)
 
     def _check_inputs(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
         looks_back = self.candidate.mirrors_history or self.candidate.before_after_results or self.switches is not None

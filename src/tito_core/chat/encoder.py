@@ -63,6 +63,14 @@ class EncodedText:
     provenance: Provenances
     text: str | None = None
 
+    def equals(self, other: EncodedText) -> bool:
+        """Return whether both hold the same tokens, provenance and text."""
+        return (self.ids.tobytes(), self.provenance.tobytes(), self.text) == (
+            other.ids.tobytes(),
+            other.provenance.tobytes(),
+            other.text,
+        )
+
     @classmethod
     def joined(cls, ids: Iterable[bytes], provenance: Iterable[bytes], text: str) -> EncodedText:
         """Join packed pieces: ids as int32, provenance as one byte per id."""
@@ -196,10 +204,15 @@ class ContentSafeEncoder:
             span += 1
         if start < stop:
             stretch = str.__getitem__(text, slice(start, stop))
-            parts.append(self._stretch(stretch, inside) if inside else self._scaffold(stretch))
+            parts.append(self.encode_stretch(stretch, inside) if inside else self._scaffold(stretch))
         return span
 
-    def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+    @property
+    def strips_blanks(self) -> bool:
+        """Whether a control token strips blanks beside it, which may be content."""
+        return bool(self._strips_left or self._strips_right)
+
+    def encode_stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
         """Return the packed ids and provenance of text without control tokens, given its content spans."""
         packed, count, bounds = self._encoded(text)
         if len(spans) > 1:

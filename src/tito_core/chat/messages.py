@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
 
-from tito_core.chat.traced import Traced, join
+from tito_core.chat.traced import Traced
 from tito_core.ledger.errors import TITOError
 
 SYSTEM_SOURCE = -2
@@ -88,25 +88,44 @@ class MessageFormat:
         """Return a message's text as the template reads it."""
         return [{"type": "text", "text": text}] if self.parts else text
 
-    def content_of(self, pieces: Sequence[Piece], source: int) -> Any:
+    def content_of(self, pieces: Sequence[Piece], source: int, leaves: Leaves) -> Any:
         """Return a message's texts and images as the template reads them. Texts side by side are joined by newlines.
 
         Content with an image is a list of parts for every template.
         """
         if ImagePart not in map(type, pieces):
-            return self.content(_joined(cast(Sequence[str], pieces), source))
+            return self.content(leaves.text("\n".join(cast(Sequence[str], pieces)), source))
         parts: list[Any] = []
         for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
             texts = list(group)
-            parts += [{"type": "text", "text": _joined(cast(list[str], texts), source)}] if is_text else texts
+            text = "\n".join(cast(list[str], texts)) if is_text else ""
+            parts += [{"type": "text", "text": leaves.text(text, source)}] if is_text else texts
         return parts
 
 
 _DEFAULT = MessageFormat()
 
 
+class Leaves(Protocol):
+    """Makes the strings of template messages that come from Strands messages; `source` is the message's number."""
+
+    def text(self, text: str, source: int, /) -> Any:
+        """Return content: of a message, a result, a call's id."""
+
+    def name(self, name: str, source: int, /) -> Any:
+        """Return a tool's name."""
+
+    def data(self, value: Any, source: int, /) -> Any:
+        """Return a call's arguments."""
+
+
 def template_messages(
-    messages: Messages, system_prompt: str | None = None, *, first: int = 0, message_format: MessageFormat = _DEFAULT
+    messages: Messages,
+    system_prompt: str | None = None,
+    *,
+    first: int = 0,
+    message_format: MessageFormat = _DEFAULT,
+    leaves: Leaves | None = None,
 ) -> list[TemplateMessage]:
     """Convert a history to template messages.
 
@@ -118,23 +137,23 @@ def template_messages(
         system_prompt: The system prompt, or None.
         first: The trace source of `messages[0]`; each later message has the next number.
         message_format: The format that the template reads.
+        leaves: Makes the strings; by default traced ones.
 
     Raises:
         UnsupportedContentError: A block (video, document, ...) cannot become text.
     """
     result: list[TemplateMessage] = []
+    leaves = leaves or TRACED
     if system_prompt:
-        result.append(
-            {"role": "system", "content": message_format.content(Traced.content(system_prompt, SYSTEM_SOURCE))}
-        )
+        result.append({"role": "system", "content": message_format.content(leaves.text(system_prompt, SYSTEM_SOURCE))})
     calls: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
         source = first + index
         if message["role"] == "assistant":
             calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
-            result.append(_assistant(message, calls, source, message_format))
+            result.append(_assistant(message, calls, source, message_format, leaves))
         else:
-            result += _user(message, calls, source, message_format)
+            result += _user(message, calls, source, message_format, leaves)
     return result
 
 
@@ -189,15 +208,28 @@ def trace(value: Any, source: int) -> Any:
     return value
 
 
+class _TracedLeaves:
+    text = name = staticmethod(Traced.content)
+    data = staticmethod(trace)
+
+
+TRACED: Leaves = _TracedLeaves()
+"""Makes traced strings."""
+
+
 def _schema(spec: ToolSpec) -> Any:
     schema = spec["inputSchema"]
     return schema["json"] if isinstance(schema, Mapping) and "json" in schema else schema
 
 
 def _assistant(
-    message: Message, calls: Sequence[Mapping[str, Any]], source: int, message_format: MessageFormat
+    message: Message,
+    calls: Sequence[Mapping[str, Any]],
+    source: int,
+    message_format: MessageFormat,
+    leaves: Leaves,
 ) -> TemplateMessage:
-    content = message_format.content(_joined(_texts(message["content"]), source))
+    content = message_format.content(leaves.text("\n".join(_texts(message["content"])), source))
     translated: TemplateMessage = {"role": "assistant", "content": content}
     reasoning = [
         block["reasoningContent"]["reasoningText"]["text"]
@@ -209,15 +241,15 @@ def _assistant(
         and message_format.reasoning
         and (message_format.text_and_reasoning or not calls or not translated["content"])
     ):
-        translated[message_format.reasoning] = _joined(reasoning, source)
+        translated[message_format.reasoning] = leaves.text("\n".join(reasoning), source)
     if calls:
         translated["tool_calls"] = [
             {
-                "id": Traced.content(message_format.call_id(sampled_id(call["toolUseId"])), source),
+                "id": leaves.text(message_format.call_id(sampled_id(call["toolUseId"])), source),
                 "type": "function",
                 "function": {
-                    "name": Traced.content(_tool_name(call), source),
-                    "arguments": _arguments(call, source, message_format),
+                    "name": leaves.name(_tool_name(call), source),
+                    "arguments": _arguments(call, source, message_format, leaves),
                 },
             }
             for call in (calls[:1] if message_format.one_call else calls)
@@ -225,15 +257,21 @@ def _assistant(
     return translated
 
 
-def _arguments(call: Mapping[str, Any], source: int, message_format: MessageFormat) -> Any:
+def _arguments(call: Mapping[str, Any], source: int, message_format: MessageFormat, leaves: Leaves) -> Any:
     value = call["input"]
     if call["name"] == MALFORMED_CALL and isinstance(value, Mapping):
         value = {"raw": value.get("raw", "")}  # the result gives the reason
-    return trace(value if message_format.arguments == "mapping" else json.dumps(value, ensure_ascii=False), source)
+    if message_format.arguments == "mapping":
+        return leaves.data(value, source)
+    return leaves.text(json.dumps(value, ensure_ascii=False), source)
 
 
 def _user(
-    message: Message, calls: Sequence[Mapping[str, Any]], source: int, message_format: MessageFormat
+    message: Message,
+    calls: Sequence[Mapping[str, Any]],
+    source: int,
+    message_format: MessageFormat,
+    leaves: Leaves,
 ) -> list[TemplateMessage]:
     feedback = _feedback(calls)
     by_id = {call["toolUseId"]: call for call in calls}
@@ -244,15 +282,17 @@ def _user(
     translated: list[TemplateMessage] = [
         {
             "role": "tool",
-            "tool_call_id": Traced.content(message_format.call_id(sampled_id(result["toolUseId"])), source),
-            "name": Traced.content(_tool_name(by_id.get(result["toolUseId"], {"name": ""})), source),
-            "content": message_format.content_of(_with_feedback(result, feedback.get(result["toolUseId"])), source),
+            "tool_call_id": leaves.text(message_format.call_id(sampled_id(result["toolUseId"])), source),
+            "name": leaves.name(_tool_name(by_id.get(result["toolUseId"], {"name": ""})), source),
+            "content": message_format.content_of(
+                _with_feedback(result, feedback.get(result["toolUseId"])), source, leaves
+            ),
         }
         for result in results
     ]
     pieces = _pieces(message["content"])
     if pieces or not results:
-        translated.append({"role": "user", "content": message_format.content_of(pieces, source)})
+        translated.append({"role": "user", "content": message_format.content_of(pieces, source, leaves)})
     return translated
 
 
@@ -319,13 +359,6 @@ def _result_pieces(result: ToolResult) -> list[Piece]:
                 f"cannot turn into tokens ({error}). Return text, JSON or images from the tool."
             ) from error
     return pieces
-
-
-def _joined(texts: Sequence[str], source: int) -> str:
-    """Join texts by newlines, all traced as content."""
-    if len(texts) == 1 and texts[0]:
-        return Traced.content(texts[0], source)
-    return join(Traced.content("\n", source), [Traced.content(text, source) for text in texts])
 
 
 _UNIQUE_ID = re.compile(r"call_[0-9a-f]{8}_[0-9]+\.(.+)", re.DOTALL)

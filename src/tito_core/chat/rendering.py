@@ -212,8 +212,18 @@ def _run(
     generation_prompt: bool,
     messages: Sequence[TemplateMessage],
 ) -> Traced:
+    return render(compiled, inputs(variables, tools, generation_prompt, messages))
+
+
+def inputs(
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    generation_prompt: bool,
+    messages: Sequence[TemplateMessage],
+) -> dict[str, Any]:
+    """Return the variables of one rendering."""
     values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
-    return render(compiled, {**variables, **values})
+    return {**variables, **values}
 
 
 def _roles(messages: Sequence[TemplateMessage]) -> list[str]:
