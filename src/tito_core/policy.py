@@ -439,7 +439,7 @@ def bind(
 
 @lru_cache(maxsize=16)
 def summary(certificate: Certificate) -> Mapping[str, Any]:
-    """Return a certificate as ledgers' headers hold it: the number of passed probes, and nothing of how deltas are made."""
+    """Return a certificate as ledgers' headers hold it: the number of passed probes, nothing of how deltas are made."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
     del fields["layouts"]
     if not certificate.images:

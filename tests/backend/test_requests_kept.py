@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +32,25 @@ class Changer(Liar):
         return self.raw
 
 
-@pytest.mark.parametrize("extra", [{}, {"nested": {"x": [1]}}])
-def test_extra_fields_are_copied_per_request(extra: dict[str, Any]) -> None:
-    backend, request = Changer(), request_of(extra=extra)
+def test_extra_fields_are_copied_per_request() -> None:
+    backend, request = Changer(), request_of(extra={"nested": {"x": [1]}})
     for _ in range(2):
         asyncio.run(generate(backend, request))
-    assert [each.keys() for each in backend.extras] == [extra.keys()] * 2
-    assert request.sampling.extra == ({"nested": {"x": [1]}} if extra else {})
+    assert [each.keys() for each in backend.extras] == [{"nested"}] * 2
+    assert request.sampling.extra == {"nested": {"x": [1]}}
+
+
+@pytest.mark.parametrize("made", [{}, {"extra": {}}])
+def test_a_request_without_extra_fields_takes_none(made: Any) -> None:
+    request = request_of(**made)
+    with pytest.raises(BackendError, match=r"raised TypeError: .*read-only"):
+        asyncio.run(generate(Changer(), request))
+    for sampling in (request.sampling, pickle.loads(pickle.dumps(request.sampling)), deepcopy(request.sampling)):
+        assert sampling == SamplingParams(**sampling.model_dump())
+        assert sampling.extra == {}
+        for change in (dict.setdefault, dict.update):
+            with pytest.raises(TypeError, match="read-only"):
+                getattr(sampling.extra, change.__name__)({"top_a": 1})
 
 
 def test_extra_fields_are_a_copy_of_what_the_user_wrote() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from parsing import schemas
 from parsing.families import CALL_FAMILIES, NAMES, Family, ids_of, parse
@@ -206,3 +207,25 @@ def test_what_cannot_be_known_of_a_schema_refuses_nothing(schema: Any, fits: Any
     tool = ToolSchema({"type": "object", "properties": {"a": schema}})
     assert tool.faults({"a": fits}) == ()
     assert refused is None or tool.faults({"a": refused})
+
+
+_SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([2.0, 0.5, "", "a", "1"])
+_KINDS = st.sampled_from(["string", "integer", "number", "boolean", "null", "array"])
+_MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={"type": _KINDS | st.lists(_KINDS, min_size=1, unique=True), "minimum": st.just(1), "title": st.just("")},
+)
+_FLAT = st.fixed_dictionaries(
+    {"type": st.just("object"), "properties": st.dictionaries(st.sampled_from("abc"), _MEMBERS | st.just(True))},
+    optional={
+        "required": st.lists(st.sampled_from("abcd"), unique=True),
+        "additionalProperties": st.booleans() | st.just({"type": "string"}),
+        "minProperties": st.just(2),
+    },
+)
+
+
+@given(_FLAT, st.dictionaries(st.sampled_from("abcd"), _SCALARS | st.lists(_SCALARS, max_size=1)))
+def test_arguments_fit_a_flat_schema_where_the_validator_finds_no_error(schema: Any, arguments: Any) -> None:
+    found = ToolSchema(schema).fit(arguments)
+    assert (found.arguments == arguments) == Draft202012Validator(schema).is_valid(arguments)

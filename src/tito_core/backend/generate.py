@@ -230,8 +230,15 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
             backend=backend,
             request_id=request.request_id,
         )
-    echo = request.echo or request.images is not None
-    return replace(request, input_ids=ids, sampling=request.sampling.within(room).copied(), id_text=id_text, echo=echo)
+    echo, sampling = request.echo or request.images is not None, request.sampling.within(room).copied()
+    if (
+        ids is request.input_ids
+        and sampling is request.sampling
+        and id_text is request.id_text
+        and echo == request.echo
+    ):
+        return request  # a turn's own, whose ids are read-only and whose text was kept
+    return replace(request, input_ids=ids, sampling=sampling, id_text=id_text, echo=echo)
 
 
 def room_of(request: TokenRequest, max_model_len: int | None, *, backend: str) -> int:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NoReturn, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
@@ -118,6 +118,21 @@ class Grammar(TypedValues):
         return self
 
 
+class _NoFields(dict[str, Any]):
+    """Shared by all parameters without further fields, so that a request need not copy them. Refuses new ones."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("A request's extra fields are read-only. Give them as sampling={'extra': {...}}.")
+
+    __setitem__ = __ior__ = update = setdefault = _refuse
+
+    def __reduce__(self) -> Any:
+        return _NoFields, ()
+
+
+_NO_FIELDS = _NoFields()
+
+
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as a dict, typed so that a typo fails in mypy and in editors."""
 
@@ -169,7 +184,7 @@ class SamplingParams(TypedValues):
     min_new_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
     grammar: Grammar | None = None
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: dict[str, Any] = Field(default_factory=lambda: _NO_FIELDS)
 
     @model_validator(mode="before")
     @classmethod
@@ -228,7 +243,7 @@ class SamplingParams(TypedValues):
                 raise ValueError(f"stop_regex: {short_repr(pattern)} is not a regular expression: {error}.") from None
         try:
             json.dumps(value, allow_nan=False)
-            return deepcopy(value)  # the user may change the original after this check
+            return deepcopy(value) or _NO_FIELDS  # the user may change the original after this check
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"extra cannot be encoded as JSON ({error}): {short_repr(value)}.") from None
 
@@ -258,8 +273,8 @@ class SamplingParams(TypedValues):
         return self.model_copy(update=limits)
 
     def copied(self) -> SamplingParams:
-        """Return the parameters with a deep copy of `extra`, which a backend may modify."""
-        return self.model_copy(update={"extra": deepcopy(self.extra) if self.extra else {}})
+        """Return the parameters with a deep copy of `extra`, which a backend may modify if it holds fields."""
+        return self.model_copy(update={"extra": deepcopy(self.extra)}) if self.extra else self
 
     def shared_fields(self) -> dict[str, Any]:
         """Return the fields with the same names in vLLM and SGLang, as JSON-compatible values."""

@@ -156,6 +156,7 @@ class ToolSchema:
         self.warned: set[str] = set()
         self._resolver = Registry().resolver_with_root(DRAFT202012.create_resource(self.json))
         self._validator = _validator_class(translated.draft.TYPE_CHECKER)(self.json, registry=Registry())
+        self._plain = _plain_members(self.json)
 
     def _errors(self, arguments: Any) -> Iterator[ValidationError]:
         _local.known = {}
@@ -175,6 +176,8 @@ class ToolSchema:
 
         First are readings that differ from the preferred ones in the fewest places. At most `MOST_READINGS` are tried.
         """
+        if self._plain is not None and self._plain.fits(written):
+            return Fit(dict(written))
         queue: deque[dict[Path, int]] = deque([{}])
         seen: set[frozenset[tuple[Path, int]]] = set()
         faults: tuple[str, ...] | None = None
@@ -307,6 +310,50 @@ class ToolSchema:
             found &= self._kinds(referred, path, memo)
         memo[key] = found
         return found
+
+
+class _Plain(NamedTuple):
+    """What certainly fits a schema that only names its members and their types: most calls need no validator.
+
+    Attributes:
+        types: The Python types that each member may have.
+        required: The members that must be there.
+    """
+
+    types: Mapping[str, frozenset[type]]
+    required: frozenset[str]
+
+    def fits(self, written: Mapping[str, Any]) -> bool:
+        """Return whether arguments certainly fit; where this is False, they may."""
+        for name, value in written.items():
+            if type(value) not in self.types.get(name, ()):
+                return False
+        return self.required <= written.keys()
+
+
+_TYPES: dict[Any, set[type]] = {
+    "string": {str},
+    "integer": {int},
+    "number": {int, float},
+    "boolean": {bool},
+    "null": {type(None)},
+}
+_NOTES = {"$schema", "title", "description", "default", "examples"}
+"""Keywords that allow every value."""
+
+
+def _plain_members(schema: Any) -> _Plain | None:
+    """Return what fits a plain schema; None for one that says more."""
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        return None
+    if not schema.keys() <= {"type", "properties", "required", "additionalProperties"} | _NOTES:
+        return None
+    types: dict[str, frozenset[type]] = {}
+    for name, member in schema.get("properties", {}).items():
+        kinds = member.get("type") if isinstance(member, dict) and member.keys() <= {"type"} | _NOTES else None
+        listed = kinds if isinstance(kinds, list) else [kinds]
+        types[name] = frozenset().union(*(_TYPES.get(kind, set()) for kind in listed))
+    return _Plain(types, frozenset(schema.get("required", ())))
 
 
 def settled(written: Any, picks: Mapping[Path, int], choices: dict[Path, Choice], path: Path = ()) -> Any:
