@@ -12,21 +12,24 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import Phase, settings
 
+EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
+FEW = 12
+"""Maximum examples of a property without TITO_EXAMPLES: what mutants live through these is rarely found by more."""
+
 # Tests are never timed: a slow machine is not a defect. Benchmarks hold speed.
-settings.register_profile("tito", deadline=None)
+settings.register_profile("tito", deadline=None, max_examples=EXAMPLES or FEW)
 # A mutant is killed by the first example that fails; the smallest one is not needed.
 settings.register_profile(
-    "mutants", deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True, database=None
+    "mutants",
+    settings.get_profile("tito"),
+    phases=[Phase.explicit, Phase.generate],
+    derandomize=True,
+    database=None,
 )
 # A row of tools/matrix.py asks whether other versions of packages work, which few examples tell.
-settings.register_profile("matrix", deadline=None, derandomize=True, database=None)
+settings.register_profile("matrix", settings.get_profile("tito"), derandomize=True, database=None)
 PROFILE = os.environ.get("TITO_PROFILE", "tito")
 settings.load_profile(PROFILE)
-
-EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
-
-FEW = 12
-"""Examples of a property for each of thousands of mutants: what lives through these is rarely found by more."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,8 +52,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not EXAMPLES and PROFILE not in ("mutants", "matrix"):
-        return
     for item in items:
         test = getattr(item, "obj", None)
         held_by = getattr(item, "cls", None) if hasattr(getattr(item, "cls", None), "settings") else test
