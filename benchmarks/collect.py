@@ -6,7 +6,7 @@ A thousand rollouts at once, each with 2,000 tokens of context at the start, the
 a tool call each, through Strands' `Agent`:
 
 - `concurrency`: as in benchmarks/concurrency.py. Ledgers, models and agents are made before the measurement.
-- `collect`: agents are made before; the measurement includes making ledgers and models, and writing rollouts and index.
+- `collect`: agents are made before; the measurement includes making ledgers and models, and writing rollouts.
 - `made`, `collect_made`: as these two, but the measurement includes making everything, agents too.
 - `workers`: CPU milliseconds of a rollout of five turns from a prompt of 2,000 tokens, through `collect` in this
   process ("0") and in 1 and 2 others: of the process that writes (`here_ms`) and of all (`all_ms`). All share one core,

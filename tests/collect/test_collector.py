@@ -283,8 +283,8 @@ async def test_a_reward_that_came_too_late_to_be_written_is_not_counted(
     ledgers: list[Ledger] = []
     append = LedgerFile.append
 
-    def append_while_a_judge_is_late(self: LedgerFile, ledger: Ledger) -> None:
-        append(self, ledger)
+    def append_while_a_judge_is_late(self: LedgerFile, ledger: Ledger, end: bytes | None = None) -> None:
+        append(self, ledger, end)
         ledgers[-1].annotate("reward", 1.0)
 
     class Judged(Fated):
@@ -314,16 +314,14 @@ async def test_nothing_is_run_when_a_task_is_invalid(tmp_path: Path) -> None:
 async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strands_tito.collect.folder import Index
+    append = LedgerFile.append
 
-    append = Index.append
-
-    def full(self: Index, entry: Any) -> None:
-        if self.count == 7:
+    def full(self: LedgerFile, ledger: Ledger, end: bytes | None = None) -> None:
+        if len(self) == 7:
             raise OSError(28, "No space left on device")
-        append(self, entry)
+        append(self, ledger, end)
 
-    monkeypatch.setattr(Index, "append", full)
+    monkeypatch.setattr(LedgerFile, "append", full)
     with pytest.raises(OSError, match="No space left"):
         await collect(tasks(20), Fated(), tmp_path, concurrency=4)
     monkeypatch.undo()

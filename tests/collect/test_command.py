@@ -32,11 +32,11 @@ from support.collect_command import (
     Nursery,
     command,
     expect_collected,
-    lines,
     nursery,
     served,
     tokenizer_folder,
     wait_for,
+    written,
 )
 from support.made_up import made_up_result
 from tito_conformance.testing import Fault, ScriptedRequest
@@ -92,7 +92,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
     assert f", {turns} turns, " in first.stderr
     assert "15 of 15 rollouts are finished, 15 of them by an earlier run.\nThis run: 0 in " in again.stderr
     assert {entry.reward is None for entry in entries(out)} == {agent == "factory"}
-    assert json.loads((out / "index.jsonl").read_text().splitlines()[0])["about"] == {
+    assert json.loads((out / "collection.json").read_text())["about"] == {
         "agent": f"collect_agents:{agent}",
         "tokenizer": folder,
         "sampling": {"temperature": 0.5},
@@ -115,7 +115,7 @@ def test_any_option_of_a_rollout_or_policy_can_be_given(
         other = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more[:-4]))
     assert isinstance(other.exception, FolderError), "the collection has other options"
     assert {turn.draft.extras["top_ids"].shape[1] for ledger in collected(tmp_path / "out") for turn in ledger} == {2}
-    assert json.loads((tmp_path / "out" / "index.jsonl").read_text().splitlines()[0])["about"]["options"] == {
+    assert json.loads((tmp_path / "out" / "collection.json").read_text())["about"]["options"] == {
         "thinking": "as-template",
         "optional_outputs": {"top_logprobs": 2},
         "tool_calls": "lenient",
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
     out, log, held = tmp_path / "out", tmp_path / "log", [True]
 
     def fault(number: int, request: ScriptedRequest) -> Fault | None:
-        return Fault(hang=True) if held and len(lines(out)) >= 4 else None  # so that it cannot end before the signal
+        return Fault(hang=True) if held and len(written(out)) >= 4 else None  # so that it cannot end before the signal
 
     with served("sglang", fault=fault) as server:
         more = ("-n", "3", "--concurrency", "2", "--workers", str(workers))
@@ -178,14 +178,14 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
         os.kill(pid, number)
         assert forks.wait(pid) == exit_status, log.read_text()
         held.clear()
-        had = lines(out)
+        had = written(out)
         text = log.read_text()
         assert f"{len(had)} of 15 rollouts are finished." in text
         assert f"{15 - len(had)} are missing: run the same command again" in text
         assert "Traceback" not in text
         assert not server.engine.running, "what the engine worked on was aborted"
         assert forks.wait(forks.start(argv, log)) == 0, log.read_text()
-        assert lines(out)[: len(had)] == had
+        assert written(out)[: len(had)] == had
         expect_collected(out, server, WANTED)
 
 
@@ -202,7 +202,7 @@ def test_agents_that_do_not_end_cannot_hold_it_up(
             time.sleep(0.2)  # two signals of one kind that are pending together are one
         assert forks.wait(pid) == 130, log.read_text()
     assert "1 of 5 rollouts are finished." in log.read_text()
-    assert len(lines(out)) == 1
+    assert len(written(out)) == 1
 
 
 def test_engine_failures_are_counted_and_set_the_exit_status(
@@ -260,16 +260,16 @@ def test_an_invalid_task_is_an_error_before_the_server_is_asked(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("where", ["file", "file/below", "indexed"])
+@pytest.mark.parametrize("where", ["file", "file/below", "described"])
 def test_an_unusable_folder_is_an_error_before_the_server_is_asked(
     where: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
     (tmp_path / "file").write_text("Precious.")
-    (tmp_path / "indexed" / "index.jsonl").mkdir(parents=True)
+    (tmp_path / "described" / "collection.json").mkdir(parents=True)
     with served("vllm") as server:
         found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / where))
         assert not server.engine.requests
-    assert isinstance(found.exception, SchemaError if where == "indexed" else FolderError)
+    assert isinstance(found.exception, SchemaError if where == "described" else FolderError)
     assert str(tmp_path / where) in str(found.exception)
 
 
@@ -279,7 +279,7 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strands_tito.collect.folder.Index.append", full)
+    monkeypatch.setattr("strands_tito.collect.folder.LedgerFile.append", full)
     with served("vllm") as server:
         found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out"))
     assert isinstance(found.exception, FolderError), found.output
@@ -311,10 +311,10 @@ def tally(tmp_path: Path) -> Tally:
     counts.began -= 10
     with RolloutFolder(tmp_path, {}) as folder:
         for sample in range(2):
-            entry = folder.append(made_up_result(Rollout(folder.index.run, task, sample)))
+            entry = folder.append(made_up_result(Rollout(folder.run, task, sample)))
             counts.add(entry, rewarded=entry.reward is not None)
         for sample in range(2, 5):
-            counts.add_failure(made_up_result(Rollout(folder.index.run, task, sample), "ServerError: gone."))
+            counts.add_failure(made_up_result(Rollout(folder.run, task, sample), "ServerError: gone."))
     return counts
 
 

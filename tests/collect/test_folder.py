@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -19,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz.plain_file import HEAD, PREAMBLE, frames_of
 from strands_tito.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
-from strands_tito.collect.folder import read_start
 from support.made_up import made_up_result
+from tito_core import store
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError, encode
 
@@ -30,6 +30,14 @@ TASKS = Tasks.of([{"question": f"What is {number}?"} for number in range(7)])
 SAMPLES = 2
 FILE_BYTES = 4_000
 """Small, so that rollouts fill several files."""
+END = 5
+OLD = Path(__file__).parent / "folder_of_schema_1"
+"""Two rollouts of each of three tasks, written before folders had END records."""
+OLD_TASKS = Tasks.of([{"question": f"What is {number}?"} for number in range(3)])
+
+
+def opened(path: Path) -> RolloutFolder:
+    return RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES)
 
 
 def rollouts(run: str) -> list[Rollout]:
@@ -38,9 +46,9 @@ def rollouts(run: str) -> list[Rollout]:
 
 def fill(path: Path) -> None:
     """Add every rollout that is missing."""
-    with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as folder:
-        for rollout in rollouts(folder.index.run):
-            if not folder.index.finished_samples(rollout.task) >> rollout.sample & 1:
+    with opened(path) as folder:
+        for rollout in rollouts(folder.run):
+            if not folder.finished_samples(rollout.task) >> rollout.sample & 1:
                 folder.append(made_up_result(rollout))
 
 
@@ -58,32 +66,34 @@ def _swept() -> Iterator[None]:
     shutil.rmtree(whole())
 
 
+def copy_of(source: Path, path: Path) -> Path:
+    return Path(shutil.copytree(source, path / "copy"))
+
+
 def files(path: Path) -> list[Path]:
     return sorted(path.glob("rollouts-*.tito"))
 
 
-def names(path: Path) -> list[tuple[str, int]]:
-    return [(entry.task, entry.sample) for entry in entries(path)]
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
 
 
-def expect_each_once(path: Path) -> None:
-    """Index and files hold every rollout once, each whole, and nothing else."""
+def expect_each_once(path: Path, expected: list[Rollout]) -> None:
+    """The files hold every rollout once, each whole, and nothing else."""
     found = list(entries(path))
-    expected = {
-        (rollout.task.id, rollout.sample): rollout for rollout in rollouts(read_start(path / "index.jsonl").run)
-    }
-    assert sorted(names(path)) == sorted(expected)
+    made = {(rollout.task.id, rollout.sample): made_up_result(rollout).ledger for rollout in expected}
+    assert sorted((entry.task, entry.sample) for entry in found) == sorted(made)
     in_files: list[str] = []
     for file in files(path):
         with LedgerFile(file) as ledgers:
             in_files += ledgers.uuids
     assert sorted(in_files) == sorted(entry.ledger for entry in found)
     for entry, ledger in zip(found, collected(path), strict=True):
-        expect_one(entry, ledger, made_up_result(expected[entry.task, entry.sample]).ledger)
+        expect_one(entry, ledger, made[entry.task, entry.sample])
 
 
 def expect_one(entry: Entry, ledger: Ledger, made: Ledger) -> None:
-    """A ledger equals the one that was made, except for its UUID, and the index agrees with it."""
+    """A ledger equals the one that was made, except for its UUID, and its facts are true."""
     assert [turn.draft.columns.buffer for turn in ledger] == [turn.draft.columns.buffer for turn in made]
     assert ledger.annotations == made.annotations
     assert ledger.header.user == made.header.user
@@ -95,79 +105,49 @@ def expect_one(entry: Entry, ledger: Ledger, made: Ledger) -> None:
     assert entry.tokens == sum(turn.own_length for turn in ledger)
 
 
+def run_of(path: Path) -> str:
+    return str(next(collected(path)).header.user["run"])
+
+
+def ends_in(data: bytes) -> int:
+    """Count the END records of a file that was cut, by the referee's reader."""
+    at = PREAMBLE
+    while at + HEAD.size <= len(data) and at + HEAD.size + HEAD.unpack_from(data, at)[0] <= len(data):
+        at += HEAD.size + HEAD.unpack_from(data, at)[0]
+    return sum(frame.kind == END for frame in frames_of(data[:at]))
+
+
 def test_a_folder_holds_what_it_was_given_in_several_files() -> None:
     assert len(files(whole())) > 3
-    expect_each_once(whole())
+    expect_each_once(whole(), rollouts(run_of(whole())))
 
 
 @given(cut=st.data())
-@settings(max_examples=10)
-def test_a_kill_at_any_byte_loses_no_rollout_that_was_finished_and_repeats_none(cut: st.DataObject) -> None:
-    """The index is cut anywhere; the file is cut anywhere between the last line's rollout and the end of the next."""
+@settings(max_examples=25)
+def test_what_was_finished_at_any_byte_stays_and_the_rest_is_run_again(cut: st.DataObject) -> None:
+    """A kill or a power cut ends the newest file anywhere, the latter perhaps with zeros after it."""
     with TemporaryDirectory() as folder:
-        path = Path(shutil.copytree(whole(), Path(folder, "copy")))
-        indexed = (path / "index.jsonl").read_bytes()
-        first = indexed.index(b"\n") + 1
-        at = cut.draw(st.integers(first, len(indexed)), label="bytes of the index")
-        lines = indexed[:at].splitlines(keepends=True)[1:]
-        torn = bool(lines) and not lines[-1].endswith(b"\n")
-        finished = [msgspec.json.decode(line, type=Entry) for line in lines[: len(lines) - torn]]
-        before = [encode(ledger) for ledger in list(collected(path))[: len(finished)]]
-        being_written = list(entries(path))[len(finished) : len(finished) + 1]
-        os.truncate(path / "index.jsonl", at)
-        ends = {entry.file: entry.end for entry in finished}
-        for file in files(path):
-            end = ends.get(file.name, 0)
-            if being_written and being_written[0].file == file.name:
-                end = being_written[0].end if torn else cut.draw(st.integers(end, being_written[0].end), label="bytes")
-            os.truncate(file, end)
-            if not end:
-                file.unlink()
-        with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
-            assert reopened.index.count == len(finished)
-            assert list(entries(path)) == finished
-        assert [encode(ledger) for ledger in collected(path)] == before
+        path, run = copy_of(whole(), Path(folder)), run_of(whole())
+        number = cut.draw(st.integers(0, len(files(path)) - 1), label="file")
+        for file in files(path)[number + 1 :]:
+            file.unlink()
+        newest = files(path)[-1]
+        data = newest.read_bytes()
+        data = data[: cut.draw(st.integers(0, len(data)), label="bytes")]
+        zeros = cut.draw(st.sampled_from([0, 4096]), label="zeros") if len(data) >= PREAMBLE else 0
+        newest.write_bytes(data + bytes(zeros))
+        before = [*entries(whole())]
+        finished = sum(ends_in(file.read_bytes()) for file in files(path)[:-1]) + ends_in(data)
+        with opened(path):
+            kept = [*entries(path)]
+            assert kept == before[: len(kept)]
+            assert len(kept) == finished or (zeros and len(kept) == finished + 1), "zeros were the record's own"
+        assert [encode(ledger) for ledger in collected(path)] == [
+            encode(ledger) for ledger in [*collected(whole())][: len(kept)]
+        ]
         fill(path)
-        assert list(entries(path))[: len(finished)] == finished
-        assert [encode(ledger) for ledger in collected(path)][: len(finished)] == before
-        expect_each_once(path)
-
-
-@given(cut=st.data())
-@settings(max_examples=10)
-def test_after_a_power_cut_what_is_left_is_whole_and_the_rest_is_run_again(cut: st.DataObject) -> None:
-    """Index and last file each lose any part that was not flushed, or have zeros in its place.
-
-    The first 8 bytes of a file are flushed when it is created.
-    """
-    with TemporaryDirectory() as folder:
-        path = Path(shutil.copytree(whole(), Path(folder, "copy")))
-        indexed = list(entries(path))
-        kept = cut.draw(st.integers(0, len(indexed)), label="lines")
-        last = indexed[kept - 1].file if kept else "rollouts-00001.tito"
-        lines = (path / "index.jsonl").read_bytes().splitlines(keepends=True)
-        torn = cut.draw(st.integers(0, len(lines[kept + 1]) - 1 if kept < len(indexed) else 0), label="torn")
-        zeros = bytes(cut.draw(st.sampled_from([0, 1, 300]), label="zeros"))
-        tail = lines[kept + 1][:torn] if kept < len(indexed) else b""
-        (path / "index.jsonl").write_bytes(b"".join(lines[: kept + 1]) + tail + zeros)
-        for file in files(path):
-            if file.name > last:
-                file.unlink()
-        data = (path / last).read_bytes()
-        (path / last).write_bytes(data[: cut.draw(st.integers(8, len(data)), label="bytes")] + zeros)
-        if (unnamed := rollouts_after(path / last, indexed[:kept])) > 1:  # the index lost more than the file
-            before = contents(path)
-            with pytest.raises(SchemaError, match=f"{unnamed} rollouts after byte .* `truncate -s") as refused:
-                RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES)
-            assert contents(path) == before
-            subprocess.run(re.findall("`(.*)`", str(refused.value))[0], shell=True, check=True)
-        with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
-            assert reopened.index.count <= kept
-            assert list(entries(path)) == indexed[: reopened.index.count]
-            assert all(entry.file == last for entry in indexed[reopened.index.count : kept])
-        assert [ledger.uuid for ledger in collected(path)] == [entry.ledger for entry in entries(path)]
-        fill(path)
-        expect_each_once(path)
+        assert [*entries(path)][: len(kept)] == kept
+        expect_each_once(path, rollouts(run))
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
@@ -195,172 +175,126 @@ def test_a_folder_of_another_collection_is_refused_with_what_differs(tmp_path: P
 
 def test_a_task_that_was_another_one_is_refused() -> None:
     with TemporaryDirectory() as folder:
-        path = Path(shutil.copytree(whole(), Path(folder, "copy")))
         (changed,) = Tasks.of([{"question": "What is 17?"}])
-        with (
-            RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened,
-            pytest.raises(TaskError, match="'line-1' has changed"),
-        ):
-            reopened.index.finished_samples(changed)
+        with opened(copy_of(whole(), Path(folder))) as again, pytest.raises(TaskError, match="'line-1' has changed"):
+            again.finished_samples(changed)
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """Every byte of the folder, except an incomplete last line of the index."""
-    found = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
-    return found | {"index.jsonl": found["index.jsonl"].rpartition(b"\n")[0]}
-
-
-def rollouts_after(file: Path, named: list[Entry]) -> int:
-    """Count the ledgers of a file, whole or begun, that come after all that are named."""
-    with LedgerFile(file) as ledgers:
-        uuids = ledgers.uuids
-    known = {entry.ledger for entry in named}
-    last = max((number for number, uuid in enumerate(uuids) if uuid in known), default=-1)
-    return len(uuids) - 1 - last
-
-
-def copy_of(path: Path) -> Path:
-    return Path(shutil.copytree(whole(), path / "copy"))
-
-
-def test_files_without_their_index_are_never_written_over(tmp_path: Path) -> None:
-    path = copy_of(tmp_path)
-    (path / "index.jsonl").unlink()
-    with pytest.raises(FolderError, match=r"no index\.jsonl: restore it"):
-        RolloutFolder(path, ABOUT)
-    with pytest.raises(SchemaError, match=r"no index\.jsonl"):
-        list(collected(path))
-
-
-def test_a_full_file_that_is_gone_or_shorter_is_told(tmp_path: Path) -> None:
-    path = copy_of(tmp_path)
-    first = files(path)[0]
-    size = first.stat().st_size
-    os.truncate(first, size - 1)
-    with pytest.raises(SchemaError, match=f"{size - 1} bytes.* up to byte {size}: restore"):
-        RolloutFolder(path, ABOUT)
-    files(path)[-1].unlink()
-    os.truncate(first, size)
-    first.unlink()
-    with pytest.raises(SchemaError, match="0 bytes"):
-        RolloutFolder(path, ABOUT)
-
-
-def reindex(path: Path, lines: list[bytes]) -> None:
-    (path / "index.jsonl").write_bytes(b"".join(lines))
-
-
-def index_lines(path: Path) -> list[bytes]:
-    return (path / "index.jsonl").read_bytes().splitlines(keepends=True)
-
-
-@given(order=st.permutations(range(len(TASKS) * SAMPLES)))
-@settings(max_examples=8)
-def test_an_index_in_another_order_loses_nothing(order: list[int]) -> None:
-    with TemporaryDirectory() as folder:
-        path = copy_of(Path(folder))
-        start, *lines = index_lines(path)
-        reindex(path, [start, *(lines[number] for number in order)])
-        before = contents(path)
-        with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
-            assert reopened.index.count == len(lines)
-        assert contents(path) == before
-        expect_each_once(path)
-
-
-def expect_refused_unchanged(path: Path, pattern: str) -> None:
+def test_files_of_no_collection_are_never_written_over(tmp_path: Path) -> None:
+    path = copy_of(whole(), tmp_path)
+    (path / "collection.json").unlink()
     before = contents(path)
-    with pytest.raises(SchemaError, match=pattern):
-        RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES)
+    with pytest.raises(FolderError, match=r"no collection\.json: restore it"):
+        opened(path)
+    with pytest.raises(SchemaError, match=r"no collection\.json"):
+        list(collected(path))
     assert contents(path) == before
 
 
-@pytest.mark.parametrize("file_bytes", [FILE_BYTES, 1 << 20])
-def test_rollouts_that_the_index_does_not_name_are_kept(tmp_path: Path, file_bytes: int) -> None:
-    path = tmp_path / "folder"
-    with RolloutFolder(path, ABOUT, file_bytes=file_bytes) as folder:
-        for rollout in rollouts(folder.index.run):
-            folder.append(made_up_result(rollout))
-    start, *lines = index_lines(path)
-    reindex(path, [start])
-    expect_refused_unchanged(path, r"index\.jsonl does not name.*restore index\.jsonl from a copy")
-    reindex(path, [start, *lines])
-    shutil.copy(files(path)[0], path / "rollouts-00099.tito")
-    expect_refused_unchanged(path, r"index\.jsonl does not name")
+def test_several_ledgers_that_somebody_added_are_not_cut_off(tmp_path: Path) -> None:
+    path = copy_of(whole(), tmp_path)
+    newest = files(path)[-1]
+    store.append(newest, [Ledger(), Ledger()])
+    before = contents(path)
+    with pytest.raises(SchemaError, match=r"2 unfinished rollouts after byte .* `truncate -s") as refused:
+        opened(path)
+    assert contents(path) == before
+    subprocess.run(re.findall("`(.*)`", str(refused.value))[0], shell=True, check=True)
+    opened(path).close()
+    assert contents(path) == contents(whole())
 
 
-@given(data=st.data())
-@settings(max_examples=8)
-def test_ends_that_the_files_do_not_have_change_nothing(data: st.DataObject) -> None:
-    with TemporaryDirectory() as folder:
-        path = copy_of(Path(folder))
-        newest = files(path)[-1].name.encode()
-        start, *lines = index_lines(path)
-        number = data.draw(st.sampled_from([at for at, line in enumerate(lines) if newest in line]))
-        entry = msgspec.json.decode(lines[number], type=Entry)
-        end = data.draw(st.integers(0, 10 * entry.end).filter(lambda end: end != entry.end))
-        lines[number] = msgspec.json.encode(replace(entry, end=end)) + b"\n"
-        reindex(path, [start, *lines])
-        expect_refused_unchanged(path, f"ends at byte {end} of {newest.decode()}")
-
-
-def test_a_file_that_is_none_of_the_collection_stays(tmp_path: Path) -> None:
-    path = copy_of(tmp_path)
+def test_a_file_that_is_none_of_the_collection_stays_and_one_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = copy_of(whole(), tmp_path)
     shutil.copy(files(path)[0], path / "rollouts-copy.tito")
     before = contents(path)
-    RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES).close()
+    opened(path).close()
     assert contents(path) == before
+    shutil.copy(files(path)[0], path / "rollouts-00099.tito")
+    for use in (lambda: opened(path), lambda: list(collected(path))):
+        with pytest.raises(SchemaError, match="has sample 0 of task 'line-1' twice"):
+            use()
+    with opened(copy_of(whole(), tmp_path / "other")) as again, pytest.raises(SchemaError, match="twice"):
+        again.append(made_up_result(rollouts(again.run)[0]))
 
 
-def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
-    path = copy_of(tmp_path)
-    index = path / "index.jsonl"
-    indexed = index.read_bytes()
-    lines = indexed.splitlines(keepends=True)
-    index.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[3:]]))
-    with pytest.raises(SchemaError, match="damaged in line 4"):
-        RolloutFolder(path, ABOUT)
-    index.write_bytes(indexed + lines[2])
-    with pytest.raises(SchemaError, match="twice"):
-        RolloutFolder(path, ABOUT)
-    with pytest.raises(SchemaError, match="twice"):
-        list(collected(path))
-    index.write_bytes(indexed.replace(b'"schema":1', b'"schema":2', 1))
-    with pytest.raises(SchemaError, match=r"schema 2.*schema 1.*[Uu]pgrade"):
-        RolloutFolder(path, ABOUT)
-    index.write_bytes(b"17\n")
-    with pytest.raises(SchemaError, match=r"index\.jsonl is not an index"):
-        list(collected(path))
+def test_a_reward_that_is_annotated_later_is_the_rollouts_and_cuts_nothing(tmp_path: Path) -> None:
+    path = copy_of(whole(), tmp_path)
+    for number, file in ((0, files(path)[0]), (-1, files(path)[-1])):
+        (late,) = [ledger for ledger in collected(path) if ledger.uuid == list(entries(path))[number].ledger]
+        late.annotate("reward", 17.0)
+        late.annotate("reward", 3.0, turn=0) if len(late) else None
+        late.annotate("note", "a judge came late")
+        store.append(file, [late])
+    with opened(path) as again:
+        again.append(made_up_result(Rollout(again.run, next(iter(TASKS)), SAMPLES)))
+    before, after = list(entries(whole())), list(entries(path))
+    assert [entry.reward for entry in after[:-1]] == [17.0, *(entry.reward for entry in before[1:-1]), 17.0]
+    assert [ledger.annotation("reward") for ledger in collected(path)] == [entry.reward for entry in after]
 
 
-def test_what_is_annotated_while_a_rollout_is_written_is_in_neither_file_nor_index(
+def test_a_folder_of_schema_1_is_read_as_it_is_and_continued_without_its_index(tmp_path: Path) -> None:
+    path = copy_of(OLD, tmp_path)
+    index, run = (path / "index.jsonl").read_bytes(), run_of(OLD)
+    expected = [Rollout(run, task, sample) for task in OLD_TASKS for sample in range(SAMPLES)]
+    before = list(entries(path)), [encode(ledger) for ledger in collected(path)]
+    expect_each_once(path, expected)
+    assert contents(path) == contents(OLD)
+    for _ in range(2):
+        with RolloutFolder(path, {"agent": "tests:run"}) as folder:
+            assert folder.run == run
+            assert all(folder.finished_samples(task) == 3 for task in OLD_TASKS)
+        assert "index.jsonl" not in contents(path)
+        assert (list(entries(path)), [encode(ledger) for ledger in collected(path)]) == before
+        (path / "index.jsonl").write_bytes(index)  # a crash before it was removed
+    with pytest.raises(FolderError, match="another collection"):
+        RolloutFolder(copy_of(OLD, tmp_path / "other"), ABOUT)
+
+
+def test_a_rollout_of_schema_1_without_a_line_is_cut_off_and_several_are_kept(tmp_path: Path) -> None:
+    path = copy_of(OLD, tmp_path)
+    lines = (path / "index.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "index.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:9])
+    with RolloutFolder(path, {"agent": "tests:run"}) as folder:
+        folder.append(made_up_result(Rollout(folder.run, list(OLD_TASKS)[-1], 1)))
+    assert len(list(entries(path))) == len(lines) - 1
+    path = copy_of(OLD, tmp_path / "other")
+    (path / "index.jsonl").write_bytes(lines[0])
+    before = {name: data for name, data in contents(path).items() if name.endswith(".tito")}
+    with pytest.raises(SchemaError, match="2 unfinished rollouts"):
+        RolloutFolder(path, {"agent": "tests:run"})
+    assert before.items() <= contents(path).items()
+
+
+def test_what_is_annotated_while_a_rollout_is_written_is_in_neither_ledger_nor_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = LedgerFile.append
 
-    def append_while_a_judge_is_late(self: LedgerFile, ledger: Ledger) -> None:
-        append(self, ledger)
+    def append_while_a_judge_is_late(self: LedgerFile, ledger: Ledger, end: bytes | None = None) -> None:
         result.ledger.annotate("reward", 2.0)
+        append(self, ledger, end)
 
     monkeypatch.setattr(LedgerFile, "append", append_while_a_judge_is_late)
     with RolloutFolder(tmp_path, ABOUT) as folder:
-        result = made_up_result(rollouts(folder.index.run)[0])
+        result = made_up_result(rollouts(folder.run)[0])
         result.ledger.annotate("reward", 1.0)
         assert folder.append(result).reward == 1.0
     assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [1.0]
 
 
-def test_a_termination_that_the_ledger_got_later_is_replaced_by_the_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [["judged"], None], ids=["another", "none"])
+def test_the_results_termination_is_always_written(tmp_path: Path, other: object) -> None:
     with RolloutFolder(tmp_path, ABOUT) as folder:
-        result = made_up_result(rollouts(folder.index.run)[0])
-        result.ledger.annotate("termination", ["judged"])
+        result = made_up_result(rollouts(folder.run)[0])
+        result.ledger.annotate("termination", other)
         assert folder.append(result).termination == "completed"
     assert [ledger.annotation("termination") for ledger in collected(tmp_path)] == ["completed"]
 
 
 def test_a_failure_is_logged_in_a_line_of_its_own_also_after_one_that_a_crash_cut(tmp_path: Path) -> None:
     with RolloutFolder(tmp_path, ABOUT) as folder:
-        rollout = random.Random(1).choice(rollouts(folder.index.run))
+        rollout = random.Random(1).choice(rollouts(folder.run))
         folder.log_failure(made_up_result(rollout, "one"))
         os.truncate(tmp_path / "failures.jsonl", 30)
         folder.log_failure(made_up_result(rollout, "two"))

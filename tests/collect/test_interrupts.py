@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from support.collect_command import HERE, command, expect_collected, lines, served, tokenizer_folder
+from support.collect_command import HERE, command, expect_collected, served, tokenizer_folder, written
 from support.interrupted import WITHIN_S, Ended, run
 from tito_conformance.testing import ScriptedServer
 
@@ -55,13 +55,13 @@ def test_an_interrupt_at_any_moment_ends_it_and_keeps_what_is_finished(kind: str
             while server.engine.running:
                 assert time.monotonic() < until, "a request was left running"
                 time.sleep(0.01)
-            now = lines(out)
+            now = written(out)
             assert now[: len(had)] == had, "a finished rollout is gone"
             had = now
             seen[stage_of(ended, which, len(now), len(expected))] += 1
         ended = run(argv, HERE)
         assert ended.status == 0, ended.errors
-        assert lines(out)[: len(had)] == had
+        assert written(out)[: len(had)] == had
         expect_collected(out, server, expected)
     print(f"\n{INTERRUPTS} interrupts on {kind}: {dict(seen)}")
 

@@ -1,4 +1,4 @@
-"""Hostile files: `.tito`, a ledger as JSON, and the index of a folder.
+"""Hostile files: `.tito`, a ledger as JSON, and the END records of a folder.
 
 A checksum detects damage, not forgery: a file with correct checksums may hold any ledger that keeps the laws. So there
 are two oracles.
@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from fuzz.mutation import changed_bytes, changed_value, dumped
-from fuzz.plain_file import ANNOTATION, PREAMBLE, TURN, PlainFrame, frames_of, unpacked
+from fuzz.plain_file import ANNOTATION, END, PREAMBLE, TURN, PlainFrame, frames_of, unpacked
 from fuzz.target import Outcome, require
 from strands_tito.collect import Rollout, RolloutFolder, Tasks, collected
 from support.drafts import engine_record, make_draft
@@ -54,13 +54,14 @@ class Files:
         self._folder = self._home / "folder"
         with RolloutFolder(self._folder, {}) as folder:
             for task in Tasks.of([{"question": f"What is {number}?"} for number in range(2)]):
-                folder.append(made_up_result(Rollout(folder.index.run, task, 0)))
-        self._index = (self._folder / "index.jsonl").read_bytes()
+                folder.append(made_up_result(Rollout(folder.run, task, 0)))
+        self._collected = [store.encode(ledger) for ledger in collected(self._folder)]
+        self._rollouts = (self._folder / "rollouts-00001.tito").read_bytes()
 
     def case(self, random: Random) -> Outcome:
         """Change a file and read it."""
         original = random.randrange(ORIGINALS)
-        kinds = (self._damaged, self._another, self._another, self._another, self._json, self._indexed)
+        kinds = (self._damaged, self._another, self._another, self._another, self._json, self._ended)
         return random.choice(kinds)(original, random)
 
     def _written(self, ledgers: Sequence[Ledger]) -> bytes:
@@ -131,25 +132,21 @@ class Files:
         self._expect_sound(ledger)
         return "accepted"
 
-    def _indexed(self, _: int, random: Random) -> Outcome:
-        index = self._folder / "index.jsonl"
-        lines = self._index.splitlines()
-        if random.random() < 0.7:
-            number = random.randrange(len(lines))
-            lines[number] = dumped(changed_value(json.loads(lines[number]), random, raw=True)).encode(errors="replace")
-            data = b"\n".join(lines) + b"\n"
-        else:
-            data = changed_bytes(self._index, random)
-        index.write_bytes(data)
-        before = {path.name: path.read_bytes() for path in self._folder.glob("*.tito")}
+    def _ended(self, _: int, random: Random) -> Outcome:
+        frames = frames_of(self._rollouts)
+        at = random.choice([number for number, frame in enumerate(frames) if frame.kind == END])
+        value = changed_value(unpacked(frames[at].payload), random)
         try:
-            read = list(collected(self._folder))
+            frames[at] = PlainFrame(END, frames[at].uuid, msgspec.msgpack.encode(_nested(value, random)))
+        except OverflowError:  # MessagePack cannot hold it
+            return "refused"
+        data = self._rollouts[:PREAMBLE] + b"".join(frame.written() for frame in frames)
+        (self._folder / "rollouts-00001.tito").write_bytes(data)
+        try:
+            read = [store.encode(ledger) for ledger in collected(self._folder)]
         except REFUSED:
             return "refused"
-        finally:
-            after = {path.name: path.read_bytes() for path in self._folder.glob("*.tito")}
-            require(before == after, "reading a folder changed a file")
-        require(len(read) <= len(lines), "more rollouts than lines")
+        require(read == self._collected, "another END record changes ledgers")
         return "accepted"
 
     def _expect_sound(self, ledger: Ledger) -> None:

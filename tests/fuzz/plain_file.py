@@ -9,7 +9,7 @@ from typing import Any
 
 PREAMBLE = 8
 HEAD = struct.Struct("<IIB16sI")
-HEADER, TURN, ANNOTATION = 1, 2, 3
+HEADER, TURN, ANNOTATION, END = 1, 2, 3, 5
 
 
 @dataclass(frozen=True)

@@ -261,16 +261,16 @@ def test_what_a_folder_holds_besides_its_finished_rollouts_is_named(tmp_path: Pa
         for number in range(2):
             rollout = Rollout(UUID, Task(f"sum-{number}", {}, f"{number:016x}"), 0)
             folder.append(RolloutResult(rollout, one_turn(number), Termination.COMPLETED))
-    file, index = tmp_path / "c" / "rollouts-00001.tito", tmp_path / "c" / "index.jsonl"
+    file = tmp_path / "c" / "rollouts-00001.tito"
     store.append(file, [one_turn(7)])
-    for each in (file, index):
-        with each.open("ab") as opened:
-            opened.write(b"\x20\0\0" if each == file else b'{"task":')
+    with file.open("ab") as opened:
+        opened.write(b"\x20\0\0")
     shown = output_of("verify", tmp_path / "c")
     assert "hold on 2 ledgers" in shown
     assert "its last 3 bytes" in shown
-    assert f"1 ledger (the first is {one_turn(7).uuid}) that index.jsonl does not name" in shown
-    assert "index.jsonl ends inside a line: its last 8 bytes" in shown
+    assert f"1 ledger (the first is {one_turn(7).uuid}) without an END record" in shown
+    (tmp_path / "c" / "rollouts-00002.tito").write_bytes(file.read_bytes()[:8])
+    assert "its last 3 bytes" in output_of("verify", tmp_path / "c", status=1), "no crash cuts a full file"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -8,12 +8,13 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from strands_tito.collect import collected, entries
+from strands_tito.collect import Entry, collected, entries
 from support import collect_forks
 from support.scripted import call, ids_of, tokenizer
 from tito_conformance.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
@@ -91,24 +92,19 @@ def command(kind: str, server: ScriptedServer, folder: str, tasks: Path, out: Pa
     ]
 
 
-def lines(out: Path) -> list[bytes]:
-    """Return the complete lines of an index after its first; none if there is no index."""
-    index = out / "index.jsonl"
-    return index.read_bytes().rpartition(b"\n")[0].split(b"\n")[1:] if index.exists() else []
+def written(out: Path) -> list[Entry]:
+    """Return the finished rollouts; none before the folder is made."""
+    return list(entries(out)) if (out / "collection.json").exists() else []
 
 
 def wait_for(out: Path, count: int, seconds: float = 600.0) -> None:
-    """Wait until `count` rollouts are finished. Reads only new lines, because the server uses this core too."""
-    until, index, found = time.monotonic() + seconds, out / "index.jsonl", -1
-    while not index.exists():
-        assert time.monotonic() < until, f"no index after {seconds} seconds"
+    """Wait until `count` rollouts are finished. Reads only files that grew, because the server uses this core too."""
+    until, sizes, found = time.monotonic() + seconds, dict[Path, int](), dict[str, int]()
+    while sum(found.values()) < count:
+        assert time.monotonic() < until, f"{found} rollouts after {seconds} seconds, not {count}"
         time.sleep(0.01)
-    with index.open("rb") as new:
-        while (found := found + new.read().count(b"\n")) < count:
-            assert time.monotonic() < until, f"{found} rollouts after {seconds} seconds, not {count}"
-            time.sleep(0.01)
-            if index.stat().st_size < new.tell():  # an incomplete line was removed
-                found = new.seek(0) - 1
+        if (out / "collection.json").exists():
+            found |= Counter(entry.file for entry in entries(out, sizes))
 
 
 def expect_collected(out: Path, server: ScriptedServer, expected: set[tuple[str, int]]) -> int:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from uuid import UUID
 
-from strands_tito.collect import Failure, Rollout, RolloutResult
+from fuzz.plain_file import END, PlainFrame
+from strands_tito.collect import Entry, Failure, Rollout, RolloutResult
 from support.drafts import make_draft
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
+
+
+def add_ends(folder: Path, count: int) -> None:
+    """Add END records to a folder with one rollout, for a list that reads nothing else, until it has `count`."""
+    with (folder / "rollouts-00001.tito").open("ab") as file:
+        for n in range(1, count):
+            facts = Entry(f"sum-{n // 8}", n % 8, f"{n // 8:016x}", "completed", 1, 3, 1, n % 3 / 2)
+            file.write(PlainFrame(END, UUID(int=n, version=4).bytes, facts.record()).written())
 
 
 def made_up_result(rollout: Rollout, failure: str | None = None) -> RolloutResult:

@@ -12,6 +12,7 @@ import pytest
 from strands_tito.viewer.rollouts import Rollouts
 from support.browser import Tab
 from support.drafts import make_draft
+from support.made_up import add_ends
 from support.opened import READY, filed, open_page, served
 from support.scripted import ids_of, tokenizer
 from support.shown import ATTACKS, REAL, UUID, Texts, hostile, hostile_tokenizer, ledger_of_calls, rich, written
@@ -343,18 +344,8 @@ def long_rollout(turns: int) -> Ledger:
 
 
 def many_rollouts(folder: Path, count: int) -> Path:
-    """A folder whose index names so many; their ledgers are read only by who opens them."""
-    import json
-    import uuid
-
+    """A folder with so many END records; the ledgers, of which it has one, are read only by who opens them."""
     from viewer.test_rollouts import collected
 
-    start, line, *_ = (collected(folder, 2) / "index.jsonl").read_text().splitlines()
-    entry = json.loads(line)
-    lines = [
-        json.dumps(entry | {"task": f"sum-{n // 8}", "sample": n % 8, "digest": f"{n // 8:016x}", "reward": n % 3 / 2,
-                            "ledger": str(uuid.UUID(int=n, version=4))})
-        for n in range(count)
-    ]  # fmt: skip
-    (folder / "index.jsonl").write_text("\n".join([start, *lines, ""]))
+    add_ends(collected(folder, 1), count)
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
 from pathlib import Path
@@ -17,6 +16,7 @@ from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from strands_tito.viewer.site import Site
 from support.drafts import make_draft
 from support.growth import expect_linear
+from support.made_up import add_ends
 from support.scripted import tokenizer
 from support.shown import Texts, data_of, ledger_of_calls, real, rich, written
 from tito_core import store
@@ -71,7 +71,7 @@ def test_a_table_reads_no_ledger_and_a_page_reads_one(tmp_path: Path, loads: lis
     table = rows(pages.collection())
     assert loads == []
     assert [row["number"] for row in table] == list(range(1, 12))
-    assert [row["reward"] for row in table[:6]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "from the index"
+    assert [row["reward"] for row in table[:6]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "from the END records"
     assert table[6]["reward"] is None, "not known before the ledger is read"
     shown = data_of(pages.rollout(8))
     assert loads == [shown["uuid"]] == [table[7]["ledger"]]
@@ -127,7 +127,7 @@ def test_a_path_without_rollouts_and_an_unknown_number_are_refused(tmp_path: Pat
     (tmp_path / "text").write_text("none")
     with pytest.raises(SchemaError, match="text"):
         Rollouts([tmp_path / "text"])
-    with pytest.raises(SchemaError, match=r"index\.jsonl"):
+    with pytest.raises(SchemaError, match=r"collection\.json"):
         Rollouts([tmp_path])
     rollouts = real("vllm")
     for number in (0, -1, 4):
@@ -165,17 +165,8 @@ def test_images_are_found_by_the_digest_of_their_bytes(tmp_path: Path) -> None:
 
 
 def test_time_to_list_a_folder_is_linear_with_its_rollouts(tmp_path: Path) -> None:
-    start, row, _ = (collected(tmp_path / "1", 2) / "index.jsonl").read_text().splitlines(keepends=True)
-    ledger = Rollouts([tmp_path / "1"]).place(1).ledger
-    shutil.copytree(tmp_path / "1", tmp_path / "4")
     for count in (1, 4):
-        many = (
-            row.replace('"sum-0"', f'"sum-{n}"')
-            .replace(f'"{0:016x}"', f'"{n:016x}"')
-            .replace(ledger, str(uuid.UUID(int=n + 1, version=4)))
-            for n in range(2_500 * count)
-        )
-        (tmp_path / str(count) / "index.jsonl").write_text(start + "".join(many))
+        add_ends(collected(tmp_path / str(count), 1), 2_500 * count)
     expect_linear(lambda count: site(Rollouts([tmp_path / str(count)])).collection())
     assert len(data_of(site(Rollouts([tmp_path / "4"])).collection())["rows"]) == 10_000
 

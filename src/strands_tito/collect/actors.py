@@ -166,7 +166,7 @@ class RolloutActor:
             workers = await self._workers()
         except BackendError as error:
             return ActorResult(store.encode(Ledger()), Termination.ENGINE_ERROR.value, failure_of(error))
-        result = (await workers.run(rollout)).settled()
+        result = await workers.run(rollout)
         return ActorResult(store.encode(result.ledger), result.termination.value, result.failure)
 
     async def aclose(self) -> None:

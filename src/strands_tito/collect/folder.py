@@ -1,54 +1,105 @@
-"""A folder of rollouts: files of ledgers, and an index of the finished rollouts.
+"""A folder of rollouts: files of ledgers, in which an END record with the facts of a rollout follows its ledger.
 
-A finished rollout's ledger is appended to the newest file, then its line to the index. When the folder is opened
-again, a ledger without a line is cut off, so that each rollout is in the folder once or not at all.
+A rollout is finished when its END record is whole. When the folder is opened again, what a crash left of a rollout
+without one is cut off, so that each rollout is in the folder once or not at all.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from io import FileIO
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from strands_tito.collect.rollout import FolderError, RolloutResult, Task, TaskError
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import REWARD
+from tito_core.ledger.turn import REWARD, Annotation
 from tito_core.store import LedgerFile, SchemaError
-from tito_core.store.frames import PREAMBLE, expect_preamble, frames, uuid_bytes
+from tito_core.store.frames import PREAMBLE, Kind, expect_preamble, frames, uuid_bytes
 from tito_core.store.records import UNREADABLE
 from tito_core.termination import ANNOTATION
 
-NAME = "index.jsonl"
+NAME = "collection.json"
+OLD_INDEX = "index.jsonl"
+"""A folder of schema 1 has this instead of `NAME` and END records: the same object, then a line for each rollout."""
 FORMAT = "strands-tito/collect"
-SCHEMA = 1
+SCHEMA = 2
 FAILURES = "failures.jsonl"
 FILE_BYTES = 128 << 20
 """A file of this size or more takes no further rollouts."""
 MAX_SAMPLES = 1 << 16
-"""Maximum number of rollouts of one task. The index keeps one bit for each sample up to the highest: at most 8 KiB
-for a line."""
-_FILES = "rollouts-*.tito"
-_DIGEST = re.compile("[0-9a-f]{16}")
+"""Maximum number of rollouts of one task. Memory holds one bit for each sample up to the highest: at most 8 KiB."""
 _FILE = re.compile(r"rollouts-(\d{5,9})\.tito")
 _DIGEST_BITS = 64
-_ENCODER = msgspec.json.Encoder()
+_ANNOTATED: Mapping[str, Any] = {REWARD: float | None, ANNOTATION: str}
+"""Types of the annotations that are facts under their names."""
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The facts of a finished rollout.
+
+    Attributes:
+        task: Id of the task.
+        sample: Number within the task's group, from 0.
+        digest: Digest of the task.
+        termination: Why the rollout ended.
+        turns: Number of turns.
+        tokens: Number of tokens of the ledger, each counted once.
+        sampled: Number of sampled tokens.
+        reward: The reward, or None.
+        ledger: UUID of the ledger.
+        file: Name of the file that holds the ledger.
+    """
+
+    task: str
+    sample: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SAMPLES)]
+    digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+    termination: str
+    turns: _Count
+    tokens: _Count
+    sampled: _Count
+    reward: float | None = None
+    ledger: str = ""
+    file: str = ""
+
+    @classmethod
+    def of(cls, result: RolloutResult) -> Self:
+        """Return the facts of a rollout, still without `ledger` and `file`: those are the record's place."""
+        rollout, turns, reward = result.rollout, list(result.ledger), result.ledger.annotation(REWARD)
+        return cls(
+            task=rollout.task.id,
+            sample=rollout.sample,
+            digest=rollout.task.digest,
+            termination=result.termination.value,
+            turns=len(turns),
+            tokens=sum(turn.own_length for turn in turns),
+            sampled=sum(turn.draft.columns.output for turn in turns),
+            reward=reward if isinstance(reward, float) else None,
+        )
+
+    def at(self, ledger: str, file: str) -> Self:
+        """Return the facts with their place."""
+        return msgspec.structs.replace(self, ledger=ledger, file=file)
+
+    def record(self) -> bytes:
+        """Return the payload of the END record, without the place."""
+        return msgspec.msgpack.encode(self.at("", ""))
 
 
 class RolloutFolder:
-    """A folder open for writing. One process at a time writes to it; any number may read.
+    """A folder open for writing. One process at a time writes rollouts to it; any number may read.
 
     Args:
         path: The folder; created if it does not exist.
@@ -56,12 +107,12 @@ class RolloutFolder:
         file_bytes: A file of this size or more takes no further rollouts.
 
     Attributes:
-        index: The index of finished rollouts.
+        run: UUID of the collection.
 
     Raises:
         FolderError: The folder cannot be created, another process writes to it, or it holds another collection or
-            files without an index.
-        SchemaError: The index or a file is damaged or has a newer schema, or the two do not agree.
+            files of none.
+        SchemaError: A file is damaged or has a newer schema.
     """
 
     def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
@@ -69,14 +120,11 @@ class RolloutFolder:
         _make(self.path)
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
-        self._index_failed = False
+        self._finished: dict[bytes, int] = {}
         self._writing = threading.Lock()
         with ExitStack() as opened:
             self._lock(opened)
-            if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
-                raise FolderError(f"{self.path} holds rollouts but no {NAME}: restore it, or choose another folder.")
-            self.index = Index(self.path / NAME, about)
-            opened.callback(self.index.close)
+            self.run = _begin(self.path, about).run
             self._resume()
             self._exit_stack = opened.pop_all()
 
@@ -86,39 +134,45 @@ class RolloutFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def finished_samples(self, task: Task) -> int:
+        """Return a task's finished samples as a bit mask: bit 3 is sample 3.
+
+        Raises:
+            TaskError: The task's content differs from that of the rollouts in the folder.
+        """
+        known = self._finished.get(_key(task.id))
+        if known is None:
+            return 0
+        if known & ((1 << _DIGEST_BITS) - 1) != int(task.digest, 16):
+            raise TaskError(
+                f"Task {task.id!r} has changed since its rollouts in {self.path} were collected. Give it a new "
+                "id, or choose another folder. A task without an id is identified by its line number."
+            )
+        return known >> _DIGEST_BITS
+
     def append(self, result: RolloutResult) -> Entry:
         """Write a finished rollout, as its ledger is now. Thread-safe.
 
         After this returns, the rollout survives a crash of the process.
 
         Raises:
-            OSError: The rollout could not be written.
-            FolderError: An earlier rollout could not be written.
+            OSError: The rollout could not be written; the file is unchanged.
+            SchemaError: The folder has this sample of the task.
         """
         with self._writing:
-            return self._append(result.settled())
-
-    def _append(self, result: RolloutResult) -> Entry:
-        if self._index_failed:
-            raise FolderError(f"{self.path} takes no more rollouts: writing to its index failed. Run again to resume.")
-        if self._file is None:
-            self._file = LedgerFile(self.path / self.index.next_file, "a")
-            self._file.sync()  # so that a power cut leaves a file with our preamble
-            _sync(self.path)
-        ledger, task = result.ledger, result.rollout.task
-        self._file.append(ledger)
-        end = self._file.end
-        rollout = {"task": task.id, "sample": result.rollout.sample, "digest": task.digest}
-        facts = {**facts_of(ledger), **rollout, "termination": result.termination.value}
-        entry = Entry(file=self._file.path.name, end=end, **facts)
-        try:
-            self.index.append(entry)
-        except BaseException:
-            self._index_failed = True  # recovery expects at most one ledger without a line
-            raise
-        if end >= self._file_bytes:
-            self._seal()
-        return entry
+            result = result.settled()
+            entry = Entry.of(result)
+            _finish(self._finished, entry, self.path)
+            if self._file is None:
+                self._number += 1
+                self._file = LedgerFile(self.path / f"rollouts-{self._number:05d}.tito", "a")
+                self._file.sync()  # so that a power cut leaves a file with our preamble
+                _sync(self.path)
+            self._file.append(result.ledger, entry.record())
+            entry = entry.at(result.ledger.uuid, self._file.path.name)
+            if self._file.end >= self._file_bytes:
+                self._seal()
+            return entry
 
     def log_failure(self, result: RolloutResult) -> None:
         """Append a failed rollout to failures.jsonl."""
@@ -158,14 +212,23 @@ class RolloutFolder:
             self._file.sync()
             self._file.close()
             self._file = None
-        self.index.sync()
 
     def _resume(self) -> None:
-        """Remove what a crash left, and open the newest file if it has room."""
-        recover(self.path, self.index)
-        newest = self.index.newest
-        if newest is not None and self.index.ends[newest] < self._file_bytes:
-            self._file = LedgerFile(self.path / newest, "a")
+        """Read what is finished, cut off what a crash left, and open the newest file if it has room."""
+        if (self.path / OLD_INDEX).exists():
+            _adopt(self.path)
+        files = files_of(self.path)
+        self._number = int(_FILE.fullmatch(files[-1].name)[1]) if files else 0  # type: ignore[index]  # `files_of`
+        newest: list[str] = []
+        for path in files:
+            newest = []
+            for entry in entries_in(path):
+                _finish(self._finished, entry, self.path)
+                newest.append(entry.ledger)
+        if files:
+            _cut_unfinished(files[-1], newest)
+            if files[-1].stat().st_size < self._file_bytes:
+                self._file = LedgerFile(files[-1], "a")
 
 
 def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
@@ -174,45 +237,96 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
     Works during a running collection too, without the rollouts that end later.
 
     Raises:
-        SchemaError: The folder has no index, or is damaged.
+        SchemaError: This is not a folder of rollouts, or it is damaged.
         LawViolationError: A ledger breaks a law.
     """
-    file: LedgerFile | None = None
-    try:
-        for entry in entries(folder):
-            if file is None or file.path.name != entry.file:
-                if file is not None:
-                    file.close()
-                file = _open_file(Path(folder) / entry.file)
-            if entry.ledger not in file:
-                raise SchemaError(
-                    f"{file.path} lacks ledger {entry.ledger}, which the index names: restore both from a copy."
-                )
-            ledger = file.load(entry.ledger)
-            expect_true(entry, ledger, Path(folder))
-            yield ledger
-    finally:
-        if file is not None:
-            file.close()
+    for name, of in groupby(entries(folder), key=lambda entry: entry.file):
+        try:
+            with LedgerFile(Path(folder) / name) as file:
+                for entry in of:
+                    yield file.load(entry.ledger)
+        except (KeyError, FileNotFoundError) as error:
+            raise SchemaError(
+                f"{folder} lacks a ledger that was collected: {error}. Restore it from a copy."
+            ) from error
 
 
-def _open_file(path: Path) -> LedgerFile:
-    try:
-        return LedgerFile(path)
-    except FileNotFoundError as error:
-        raise SchemaError(f"{path} is missing, but the index names it: restore it from a copy.") from error
+def entries(folder: str | os.PathLike[str], sizes: dict[Path, int] | None = None) -> Iterator[Entry]:
+    """Yield the facts of a folder's rollouts, in the order in which they ended; works during a collection too.
+
+    Args:
+        folder: The folder.
+        sizes: Sizes of the files that were read before, to be updated: those that did not change are not read again.
+
+    Raises:
+        SchemaError: This is not a folder of rollouts, or it is damaged.
+    """
+    path = Path(folder)
+    if read_start(path) is None:
+        raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
+    finished: dict[bytes, int] = {}
+    sizes = {} if sizes is None else sizes
+    for file in files_of(path):
+        if sizes.get(file) != (size := file.stat().st_size):
+            sizes[file] = size
+            for entry in entries_in(file):
+                _finish(finished, entry, path)
+                yield entry
+
+
+def entries_in(path: Path) -> list[Entry]:
+    """Return a file's finished rollouts, in the order in which they ended, with the rewards that were annotated later.
+
+    Raises:
+        SchemaError: The file is damaged.
+    """
+    if (path.parent / OLD_INDEX).exists():
+        return [entry for entry in _old_entries(path.parent) if entry.file == path.name]
+    found: dict[bytes, Entry] = {}
+    with path.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size < len(PREAMBLE):  # a crash left it so
+            return []
+        expect_preamble(file, path)
+        for kind, ledger, offset, length in frames(file, len(PREAMBLE), path):
+            if kind is Kind.END or (kind is Kind.ANNOTATION and ledger in found):
+                payload = os.pread(file.fileno(), length, offset)
+                try:
+                    if kind is Kind.END:
+                        entry = msgspec.msgpack.decode(payload, type=Entry)
+                        found[ledger] = entry.at(str(uuid.UUID(bytes=ledger)), path.name)
+                    else:
+                        found[ledger] = _annotated(found[ledger], msgspec.msgpack.decode(payload, type=Annotation))
+                except UNREADABLE as error:
+                    raise SchemaError(
+                        f"{path}: the record at byte {offset} cannot be read: {error}. Restore it from a copy."
+                    ) from error
+    return list(found.values())
+
+
+def _annotated(entry: Entry, annotation: Annotation) -> Entry:
+    """Return the facts after a later annotation."""
+    if annotation.turn is None and isinstance(annotation.value, _ANNOTATED.get(annotation.name, ())):
+        return msgspec.structs.replace(entry, **{annotation.name: annotation.value})
+    return entry
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return a collection's files of rollouts, the oldest first."""
+    return sorted(
+        (path for path in folder.glob("rollouts-*.tito") if _FILE.fullmatch(path.name)),
+        key=lambda path: (len(path.name), path.name),
+    )
 
 
 def expect_usable(path: Path) -> None:
-    """Create a folder for rollouts if it does not exist, and check the first line of its index if it has one.
+    """Create a folder for rollouts if it does not exist, and check that its description can be read if it has one.
 
     Raises:
         FolderError: The folder cannot be created.
-        SchemaError: The file with the index's name is not an index.
+        SchemaError: The file with the description's name is none.
     """
     _make(path)
-    if (path / NAME).exists():
-        read_start(path / NAME)
+    read_start(path)
 
 
 def _make(path: Path) -> None:
@@ -236,108 +350,8 @@ def _sync(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A finished rollout: a line of the index.
-
-    Attributes:
-        task: Id of the task.
-        sample: Number within the task's group, from 0.
-        digest: Digest of the task.
-        ledger: UUID of the ledger.
-        file: Name of the file that holds the ledger, in the index's folder.
-        end: Offset in bytes where the ledger's last record ends in that file.
-        termination: Why the rollout ended.
-        reward: The reward, or None.
-        turns: Number of turns.
-        tokens: Number of tokens of the ledger, each counted once.
-        sampled: Number of sampled tokens.
-    """
-
-    task: str
-    sample: int
-    digest: str
-    ledger: str
-    file: str
-    end: int
-    termination: str
-    reward: float | None
-    turns: int
-    tokens: int
-    sampled: int
-
-    def __post_init__(self) -> None:
-        """Check the values: a hostile line must not name files outside the folder or make large allocations.
-
-        Raises:
-            ValueError: A value is out of range.
-        """
-        if not 0 <= self.sample < MAX_SAMPLES:
-            raise ValueError(f"sample is {self.sample}, expected 0 to {MAX_SAMPLES - 1}")
-        if not _DIGEST.fullmatch(self.digest):
-            raise ValueError(f"digest is {self.digest!r}, expected 16 hexadecimal digits")
-        if not _FILE.fullmatch(self.file):
-            raise ValueError(f"file is {self.file!r}, expected a name such as rollouts-00001.tito")
-        if not uuid_bytes(self.ledger):
-            raise ValueError(f"ledger is {self.ledger!r}, expected a canonical UUID")
-        if min(self.end, self.turns, self.tokens, self.sampled) < 0:
-            raise ValueError("end, turns, tokens and sampled must be 0 or more")
-
-
-def facts_of(ledger: Ledger) -> dict[str, Any]:
-    """Return the fields of an `Entry` that a finished ledger decides; those that it need not record, if it does."""
-    turns, header = list(ledger), ledger.header
-    reward = ledger.annotation(REWARD)
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-    facts = {
-        "ledger": ledger.uuid,
-        "reward": float(reward) if is_number else None,  # an agent may annotate any JSON value
-        "turns": len(turns),
-        "tokens": sum(turn.own_length for turn in turns),
-        "sampled": sum(turn.draft.columns.output for turn in turns),
-    }
-    own = {
-        "task": header.task_id,
-        "sample": header.user.get("sample"),
-        "digest": header.user.get("task_digest"),
-        "termination": ledger.annotation(ANNOTATION),
-    }
-    return facts | {name: value for name, value in own.items() if value is not None}
-
-
-def expect_true(entry: Entry, ledger: Ledger, folder: Path) -> None:
-    """Compare what an index says of a rollout with its ledger.
-
-    Raises:
-        SchemaError: They differ.
-    """
-    facts = facts_of(ledger)
-    if wrong := [name for name, value in facts.items() if getattr(entry, name) != value]:
-        said = ", ".join(f"{name} {getattr(entry, name)!r} (the ledger: {facts[name]!r})" for name in wrong)
-        raise SchemaError(
-            f"{folder / NAME} contradicts ledger {entry.ledger} in {entry.file}: it says {said}. One of them was "
-            "changed: restore both from a copy."
-        )
-
-
-def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
-    """Yield the entries of a folder, in the order in which the rollouts ended; works during a collection too.
-
-    Raises:
-        SchemaError: The folder has no index, or a damaged one.
-    """
-    path = Path(folder) / NAME
-    if not path.exists():
-        raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
-    read_start(path)
-    finished: dict[bytes, int] = {}
-    for _, entry in read_entries(path):
-        _finish(finished, entry, path)
-        yield entry
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
-    """The index's first line.
+    """What a folder says of its collection.
 
     Attributes:
         run: UUID of the collection.
@@ -350,139 +364,63 @@ class Start:
     schema: int = SCHEMA
 
 
-class Index:
-    """The index, open for appending. Memory holds about 200 bytes for each task and a bit for each finished rollout.
-
-    Args:
-        path: The file; created if it does not exist. An incomplete last line is removed.
-        about: Description of the collection, as JSON.
-
-    Attributes:
-        run: UUID of the collection.
-        ends: The offset in bytes where the last rollout of each file ends, by file name.
-        count: Number of finished rollouts.
+def read_start(folder: Path) -> Start | None:
+    """Return what a folder says of its collection; None if it says nothing.
 
     Raises:
-        SchemaError: The file is not an index, is damaged, or has another schema.
-        FolderError: The index belongs to another collection.
+        SchemaError: It cannot be read, or has a newer schema.
     """
-
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        self.path = path
-        if not path.exists():
-            _create(path, Start(str(uuid.uuid4()), dict(about)))
-        self._read()
-        if self.about != (requested := msgspec.json.decode(_ENCODER.encode(about))):
-            differs = sorted(key for key in {*self.about, *requested} if self.about.get(key) != requested.get(key))
-            theirs, ours = ({key: value.get(key) for key in differs} for value in (self.about, requested))
-            raise FolderError(
-                f"{path.parent} holds another collection: it has {theirs}, this one has {ours}. "
-                "Use the same values to resume it, or choose another folder."
-            )
-        self._file = FileIO(path, "a")
-
-    def finished_samples(self, task: Task) -> int:
-        """Return a task's finished samples as a bit mask: bit 3 is sample 3.
-
-        Raises:
-            TaskError: The task's content differs from that of the rollouts in the folder.
-        """
-        known = self._finished.get(_key(task.id))
-        if known is None:
-            return 0
-        if known & ((1 << _DIGEST_BITS) - 1) != int(task.digest, 16):
-            raise TaskError(
-                f"Task {task.id!r} has changed since its rollouts in {self.path.parent} were collected. Give it a new "
-                "id, or choose another folder. A task without an id is identified by its line number."
-            )
-        return known >> _DIGEST_BITS
-
-    def append(self, entry: Entry) -> None:
-        """Append a line. The rollout is finished when its last byte is written."""
-        data, written = _ENCODER.encode(entry) + b"\n", 0
-        if (size := os.fstat(self._file.fileno()).st_size) != self._size:
-            raise SchemaError(
-                f"{self.path} has {size} bytes, and this collection wrote {self._size}: another program changed it. "
-                "Nothing was written: restore it from a copy."
-            )
-        try:
-            while written < len(data):
-                written += self._file.write(data[written:])
-        except BaseException:
-            os.truncate(self.path, min(self._size, os.fstat(self._file.fileno()).st_size))  # never longer, with zeros
-            raise
-        self._size += written
-        self._add(entry)
-
-    @property
-    def newest(self) -> str | None:
-        """The file with the highest number, the only one that takes more rollouts; None if there is none."""
-        return max(self.ends, key=file_number, default=None)
-
-    @property
-    def next_file(self) -> str:
-        """The name of the file after the newest."""
-        return f"rollouts-{1 + (file_number(self.newest) if self.newest else 0):05d}.tito"
-
-    def entries_of(self, name: str) -> Iterator[Entry]:
-        """Yield the entries of a file."""
-        return (entry for _, entry in read_entries(self.path) if entry.file == name)
-
-    def cut(self, file: str, end: int) -> None:
-        """Remove the entries of a file that end after offset `end`: a power cut took their ledgers.
-
-        Raises:
-            SchemaError: Entries of other files follow them, which a power cut cannot cause.
-        """
-        at: int | None = None
-        for offset, entry in read_entries(self.path):
-            if entry.file == file and entry.end > end:
-                at = offset if at is None else at
-            elif at is not None:
-                raise SchemaError(
-                    f"{self.path} names ledgers after byte {end} of {file}, where that file ends, and then ledgers of "
-                    "other files. Nothing was changed: restore both from a copy, or choose another folder."
-                )
-        if at is not None:
-            os.truncate(self.path, at)
-            self._read()
-
-    def sync(self) -> None:
-        """Flush the index to disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the index's file."""
-        self._file.close()
-
-    def _read(self) -> None:
-        start = read_start(self.path)
-        self.run, self.about = start.run, start.about
-        self.ends: dict[str, int] = {}
-        self.count = 0
-        self._finished: dict[bytes, int] = {}
-        for _, entry in read_entries(self.path):
-            self._add(entry)
-        self._size = complete_size(self.path)
-        os.truncate(self.path, self._size)
-
-    def _add(self, entry: Entry) -> None:
-        _finish(self._finished, entry, self.path)
-        self.count += 1
-        self.ends[entry.file] = max(entry.end, self.ends.get(entry.file, 0))
+    path = next((folder / name for name in (NAME, OLD_INDEX) if (folder / name).exists()), None)
+    if path is None:
+        return None
+    if not path.is_file():  # opening a named pipe would block
+        raise SchemaError(f"{path} is not a file: choose another folder.")
+    try:
+        with path.open("rb") as lines:
+            start = msgspec.json.decode(lines.readline(), type=Start)
+    except OSError as error:
+        raise SchemaError(f"{path} cannot be read: {error.strerror}.") from error
+    except UNREADABLE as error:
+        raise SchemaError(f"{path} does not describe a collection of rollouts: {error}.") from error
+    if start.format != FORMAT or start.schema > SCHEMA:
+        raise SchemaError(
+            f"{path} has format {start.format!r}, schema {start.schema}; this version of strands-tito reads "
+            f"{FORMAT!r}, up to schema {SCHEMA}. Upgrade strands-tito to read it."
+        )
+    return start
 
 
-def _create(path: Path, start: Start) -> None:
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(_ENCODER.encode(start) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+def _begin(folder: Path, about: Mapping[str, Any]) -> Start:
+    """Return what a folder says of its collection, and write it if this is the first time.
+
+    Raises:
+        SchemaError: As `read_start`.
+        FolderError: The folder belongs to another collection.
+    """
+    ours = Start(str(uuid.uuid4()), msgspec.json.decode(msgspec.json.encode(about)))
+    start = read_start(folder)
+    if start is None and files_of(folder):
+        raise FolderError(f"{folder} holds rollouts but no {NAME}: restore it, or choose another folder.")
+    start = start or ours
+    if start.about != ours.about:
+        differs = sorted(key for key in {*start.about, *ours.about} if start.about.get(key) != ours.about.get(key))
+        theirs, own = ({key: value.get(key) for key in differs} for value in (start.about, ours.about))
+        raise FolderError(
+            f"{folder} holds another collection: it has {theirs}, this one has {own}. "
+            "Use the same values to resume it, or choose another folder."
+        )
+    if not (folder / NAME).exists():
+        new = folder / f"{NAME}.new"
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(replace(start, schema=SCHEMA)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(folder / NAME)
+    return start
 
 
-def _finish(finished: dict[bytes, int], entry: Entry, path: Path) -> None:
-    """Mark an entry's sample as finished.
+def _finish(finished: dict[bytes, int], entry: Entry, folder: Path) -> None:
+    """Mark a rollout's sample as finished. Memory takes about 200 bytes for each task and a bit for each sample.
 
     Raises:
         SchemaError: The sample is already finished.
@@ -491,8 +429,8 @@ def _finish(finished: dict[bytes, int], entry: Entry, path: Path) -> None:
     known = finished.get(key, int(entry.digest, 16))
     if known & bit:
         raise SchemaError(
-            f"{path} is damaged: it has sample {entry.sample} of task {entry.task!r} twice. Restore it from a copy, or "
-            "remove one of the two lines."
+            f"{folder} has sample {entry.sample} of task {entry.task!r} twice: each sample is collected once. Remove "
+            "the file that was added to the folder."
         )
     finished[key] = known | bit
 
@@ -501,150 +439,57 @@ def _key(task: str) -> bytes:
     return hashlib.blake2b(task.encode(), digest_size=16).digest()
 
 
-_START, _ENTRY = msgspec.json.Decoder(Start), msgspec.json.Decoder(Entry)
-
-
-def read_start(path: Path) -> Start:
-    """Read an index's first line.
+def _cut_unfinished(path: Path, finished: Collection[str]) -> None:
+    """Cut off what a crash left of one rollout at the end of a file.
 
     Raises:
-        SchemaError: The file is not an index, or has another schema.
+        SchemaError: Several ledgers without an END record follow the finished ones, which a crash cannot cause. Nothing
+            was changed.
     """
-    if path.exists() and not path.is_file():  # opening a named pipe would block
-        raise SchemaError(f"{path} is not a file: choose another folder.")
-    try:
-        with path.open("rb") as lines:
-            first = lines.readline()
-    except OSError as error:
-        raise SchemaError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        start = _START.decode(first)
-    except UNREADABLE as error:
-        raise SchemaError(f"{path} is not an index of rollouts: {error}.") from error
-    if start.format != FORMAT or start.schema != SCHEMA:
+    if path.stat().st_size < len(PREAMBLE):
+        return
+    known, end, begun = set(map(uuid_bytes, finished)), len(PREAMBLE), set[bytes]()
+    with path.open("rb", buffering=0) as file:
+        for frame in frames(file, len(PREAMBLE), path):
+            if frame.uuid in known:
+                end, begun = frame.offset + frame.length, set()
+            else:
+                begun.add(frame.uuid)
+    if len(begun) > 1:
         raise SchemaError(
-            f"{path} has format {start.format!r}, schema {start.schema}; this version of strands-tito reads "
-            f"{FORMAT!r}, schema {SCHEMA}. Upgrade strands-tito to read it."
+            f"{path} holds {len(begun)} unfinished rollouts after byte {end}; a crash leaves at most one. Nothing was "
+            f"changed: choose another folder, or discard these rollouts with `truncate -s {end} {path}` to run them "
+            "again."
         )
-    return start
+    os.truncate(path, end)
 
 
-def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    """Yield each complete line after the first, with its offset in bytes.
+def _old_entries(folder: Path) -> Iterator[Entry]:
+    """Yield the facts that the index of a folder of schema 1 holds.
 
     Raises:
         SchemaError: A line is damaged.
     """
+    path = folder / OLD_INDEX
     with path.open("rb") as lines:
-        offset = len(lines.readline())
-        for number, line in enumerate(lines, 2):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in enumerate(lines, 1):
+            if number == 1 or not line.endswith(b"\n"):  # a crash cut the last line
+                continue
             try:
-                yield offset, _ENTRY.decode(line)
+                entry = msgspec.json.decode(line, type=Entry)
             except UNREADABLE as error:
                 raise SchemaError(f"{path} is damaged in line {number}: {error}. Restore it from a copy.") from error
-            offset += len(line)
+            yield entry
 
 
-def complete_size(path: Path) -> int:
-    """Return the size in bytes up to the end of the last complete line."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        while size:
-            start = max(0, size - 65536)
-            file.seek(start)
-            newline = file.read(size - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            size = start
-    return 0
-
-
-def is_file_name(name: str) -> bool:
-    """Return whether a name is that of a collection's file of rollouts."""
-    return _FILE.fullmatch(name) is not None
-
-
-def file_number(file: str) -> int:
-    """Return the number in a file's name."""
-    match = _FILE.fullmatch(file)
-    assert match is not None, file  # `Entry` has checked it
-    return int(match[1])
-
-
-def recover(folder: Path, index: Index) -> None:
-    """Make the index and the files agree by removing what a crash left.
-
-    A crash leaves at most one ledger without a line. A power cut may also take the end of the index or of the newest
-    file, which are flushed to disk when a file is full.
-
-    Raises:
-        SchemaError: They disagree in a way that a crash cannot cause. Nothing was changed.
-    """
-    unnamed = [path for path in folder.glob("*.tito") if is_file_name(path.name) and path.name not in index.ends]
-    for path in unnamed:
-        _expect_at_most(int(path.name == index.next_file), path, list(_ledger_ends(path)), 0)
-    for name, end in index.ends.items():
-        path = folder / name
-        size = path.stat().st_size if path.exists() else 0
-        if size < end and (name != index.newest or not path.exists()):
-            raise SchemaError(
-                f"{path} has {size} bytes, but the index names rollouts in it up to byte {end}: restore it from a "
-                "copy, or choose another folder."
-            )
-    if index.newest is not None:
-        _recover_newest(folder / index.newest, index)
-    for path in unnamed:
-        path.unlink()  # no rollout in it was finished
-
-
-def _recover_newest(path: Path, index: Index) -> None:
-    """Truncate the newest file after the last ledger that the index names, the index after the last whole ledger."""
-    ends = _ledger_ends(path)
-    whole = max(ends.values(), default=0)
-    end = 0
-    for entry in index.entries_of(path.name):
-        if entry.end <= whole:
-            _expect_end(path, entry.ledger, entry.end, ends.get(uuid_bytes(entry.ledger)))
-            end = max(end, entry.end)
-        elif uuid_bytes(entry.ledger) in ends and _is_finished(path, entry.ledger):
-            _expect_end(path, entry.ledger, entry.end, ends[uuid_bytes(entry.ledger)])
-    _expect_at_most(1, path, [uuid for uuid, at in ends.items() if at > end], end)
-    index.cut(path.name, whole)
-    os.truncate(path, end)
-    if not end:
-        path.unlink()
-
-
-def _ledger_ends(path: Path) -> dict[bytes, int]:
-    """Return the offset in bytes where each ledger's last whole record ends, by packed UUID."""
-    if path.stat().st_size < len(PREAMBLE):
-        return {}
-    with path.open("rb") as file:
-        expect_preamble(file, path)
-        return {frame.uuid: frame.offset + frame.length for frame in frames(file, len(PREAMBLE), path)}
-
-
-def _is_finished(path: Path, uuid: str) -> bool:
-    """Return whether a ledger is whole: its last record is the termination."""
-    with LedgerFile(path) as file:
-        return file.load(uuid, check=False).annotation(ANNOTATION) is not None
-
-
-def _expect_end(path: Path, uuid: str, indexed: int, actual: int | None) -> None:
-    if indexed != actual:
-        where = "is not in the file" if actual is None else f"ends at byte {actual}"
-        raise SchemaError(
-            f"{path.parent / NAME} says that ledger {uuid} ends at byte {indexed} of {path.name}, but it {where}. "
-            f"Nothing was changed: restore {NAME} from a copy, or choose another folder."
-        )
-
-
-def _expect_at_most(most: int, path: Path, ledgers: list[bytes], end: int) -> None:
-    if len(ledgers) > most:
-        raise SchemaError(
-            f"{path} holds {len(ledgers)} rollouts after byte {end} that {NAME} does not name; a crash leaves at most "
-            f"one, in the newest file. Nothing was changed: restore {NAME} from a copy, choose another folder, or "
-            f"discard these rollouts with `truncate -s {end} {path}` to run them again."
-        )
+def _adopt(folder: Path) -> None:
+    """Write the END records that a folder of schema 1 lacks, then remove its index."""
+    for path in files_of(folder):
+        named = entries_in(path)
+        _cut_unfinished(path, [entry.ledger for entry in named])
+        with LedgerFile(path, "a") as file:
+            for entry in named:
+                if entry.ledger in file:  # a power cut may have taken it
+                    file.append(file.load(entry.ledger), entry.record())
+            file.sync()
+    (folder / OLD_INDEX).unlink()

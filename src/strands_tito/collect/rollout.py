@@ -256,12 +256,12 @@ class RolloutResult:
     def settled(self) -> RolloutResult:
         """Return the result with a ledger of its own: a thread that outlives the run may still annotate the other.
 
-        The turns are shared, so this takes 0.1 ms and 8 KiB for 50 turns. If the ledger has another termination than
-        the result, the result's is recorded.
+        The turns are shared, so this takes 0.1 ms and 8 KiB for 50 turns. Unless the ledger has the result's
+        termination, it is recorded.
         """
         load, parts = self.ledger.__reduce__()  # what it has at one moment; `copy` would copy each turn too
         ledger: Ledger = load(*parts)
-        if ledger.annotation(ANNOTATION) not in (None, self.termination):
+        if ledger.annotation(ANNOTATION) != self.termination:
             record_termination(ledger, self.termination)
         return replace(self, ledger=ledger)
 

@@ -176,7 +176,7 @@ async def collect(
     checked = Tasks.of(tasks, need_prompt=workers.need_prompt)
     with RolloutFolder(out, about or {}, file_bytes=file_bytes) as folder:
         all_samples = (1 << n) - 1
-        before = sum((folder.index.finished_samples(task) & all_samples).bit_count() for task in checked)
+        before = sum((folder.finished_samples(task) & all_samples).bit_count() for task in checked)
         collector = _Collector(workers, folder, Tally(len(checked) * n, before), max_failures, on_end or _nothing)
         collector.truncated_reward = truncated_reward
         try:
@@ -237,10 +237,10 @@ class _Collector:
 def _missing(tasks: Tasks, folder: RolloutFolder, n: int) -> Iterator[Rollout]:
     """Yield the rollouts that are not finished, group by group."""
     for task in tasks:
-        finished = folder.index.finished_samples(task)
+        finished = folder.finished_samples(task)
         for sample in range(n):
             if not finished >> sample & 1:
-                yield Rollout(folder.index.run, task, sample)
+                yield Rollout(folder.run, task, sample)
 
 
 def _nothing(_: Tally) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from strands_tito.collect.folder import NAME, Entry, complete_size, entries, expect_true
+from strands_tito.collect.folder import Entry, entries, files_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import count
 from tito_core.parsing.completion import CallStatus
@@ -24,7 +24,7 @@ from strands_tito.viewer.data import TokenTexts
 _DAMAGED = (CallStatus.MALFORMED, CallStatus.TRUNCATED)
 """Statuses that the table counts as malformed. Lenient calls ran, and suspect texts are no calls."""
 INDEXED = ("number", "ledger", "source", "task", "group", "reward", "turns", "tokens", "sampled", "termination")
-"""Columns that need no ledger: a collection's index fills all but the group, a file only number, ledger and source."""
+"""Columns that need no ledger: a folder's END records fill all but the group, a file only number, ledger and source."""
 READ = (*INDEXED[3:], "malformed", "logprob", "drift", "backend", "agents")
 """Columns that are filled from the ledger."""
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     Attributes:
         file: The file that holds its ledger.
         ledger: The ledger's UUID.
-        entry: Its entry in the collection's index, if it belongs to one.
+        entry: Its facts, if it belongs to a collection.
     """
 
     file: Path
@@ -48,7 +48,8 @@ class Skipped(NamedTuple):
 
     Attributes:
         text: What was skipped, in one or two sentences.
-        may_be_lost: Whether it may be a part of a rollout; in a folder it is not, since the index names all rollouts.
+        may_be_lost: Whether it may be a part of a rollout that was finished. At the end of a folder it is not: a crash
+            leaves the beginning of one there, which runs again.
     """
 
     text: str
@@ -68,7 +69,8 @@ class Rollouts:
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         self._paths = [Path(path) for path in paths]
         self._places: list[Place] = []
-        self._known: set[tuple[Path, str]] = set()
+        self._numbers: dict[tuple[Path, str], int] = {}  # counted from 0
+        self._sizes: dict[Path, int] = {}
         self._files: dict[Path, LedgerFile] = {}
         self._lock = threading.RLock()
         try:
@@ -92,13 +94,12 @@ class Rollouts:
         return ", ".join(path.name or str(path) for path in self._paths)
 
     def refresh(self) -> None:
-        """Add the rollouts written since the last call."""
+        """Add the rollouts written since the last call, and the rewards annotated since."""
         with self._lock:
             for path in self._paths:
                 for place in self._places_in(path):
-                    if (place.file, place.ledger) not in self._known:
-                        self._known.add((place.file, place.ledger))
-                        self._places.append(place)
+                    number = self._numbers.setdefault((place.file, place.ledger), len(self._places))
+                    self._places[number : number + 1] = [place]
 
     def place(self, number: int) -> Place:
         """Return the location of a rollout.
@@ -125,13 +126,12 @@ class Rollouts:
             raise SchemaError(
                 f"{place.file} does not hold ledger {place.ledger}: restore the file from a copy."
             ) from error
-        if place.entry is not None:
-            expect_true(place.entry, ledger, place.file.parent)
         return ledger
 
     def skipped(self) -> list[Skipped]:
-        """Return what the files and folders hold besides these rollouts: unfinished records, lines and rollouts."""
+        """Return what the files and folders hold besides these rollouts: unfinished records and rollouts."""
         found: list[Skipped] = []
+        newest = [files[-1] for path in self._paths if path.is_dir() and (files := files_of(path))]
         for path in dict.fromkeys([place.file for place in self._places] + [p for p in self._paths if p.is_file()]):
             file, in_folder = self._file(path), path not in self._paths
             if torn := file.torn_bytes:
@@ -139,16 +139,12 @@ class Rollouts:
                     f"{path} ends inside a record: its last {torn:,} bytes, from byte {file.end:,} on, were skipped. A "
                     "writer was killed there or is writing now, or a copy broke off: compare it with the original."
                 )
-                found.append(Skipped(text, not in_folder))
-            unnamed = [uuid for uuid in file.uuids if (path, uuid) not in self._known] if in_folder else []
-            if unnamed:
-                ledgers = f"{count(len(unnamed), 'ledger')} (the first is {unnamed[0]})"
-                text = f"{path} holds {ledgers} that {NAME} does not name: unfinished, so not among these rollouts."
+                found.append(Skipped(text, path not in newest))
+            unfinished = [uuid for uuid in file.uuids if (path, uuid) not in self._numbers] if in_folder else []
+            if unfinished:
+                ledgers = f"{count(len(unfinished), 'ledger')} (the first is {unfinished[0]})"
+                text = f"{path} holds {ledgers} without an END record: unfinished, so not among these rollouts."
                 found.append(Skipped(text, False))
-        for index in [path / NAME for path in self._paths if path.is_dir()]:
-            torn = index.stat().st_size - complete_size(index)
-            text = f"{index} ends inside a line: its last {torn:,} bytes were skipped."
-            found += [Skipped(text, False)] if torn else []
         return found
 
     def name(self, number: int) -> str:
@@ -170,7 +166,7 @@ class Rollouts:
 
     def _places_in(self, path: Path) -> Iterator[Place]:
         if path.is_dir():
-            yield from (Place(path / entry.file, entry.ledger, entry) for entry in entries(path))
+            yield from (Place(path / entry.file, entry.ledger, entry) for entry in entries(path, self._sizes))
         else:
             yield from (Place(path, uuid) for uuid in self._file(path).uuids)
 

@@ -146,7 +146,7 @@ class LedgerFile:
             records = self._fresh_index().records(uuid)
             if records is None:
                 raise KeyError(f"{self.path} has no ledger {uuid} among its {len(self)} ledgers.")
-            headers, turns, annotations, images = (tuple(records[kind]) for kind in Kind)
+            headers, turns, annotations, images, _ = (tuple(records[kind]) for kind in Kind)
         if not headers:
             raise SchemaError(f"{self.path}: ledger {uuid} has no header. Restore the file from a copy.")
         header = next(self._read(headers[:1]))
@@ -174,8 +174,12 @@ class LedgerFile:
             attached = self._attached.get(uuid)
             return self.attach(self.load(uuid)) if attached is None else attached
 
-    def append(self, ledger: Ledger) -> None:
-        """Write a ledger's turns and annotations that the file does not have yet (`Sink`).
+    def append(self, ledger: Ledger, end: bytes | None = None) -> None:
+        """Write a ledger's turns and annotations that the file does not have yet (`Sink`), in one piece.
+
+        Args:
+            ledger: The ledger.
+            end: The payload of its END record, which is written last unless the file has one; None ends no rollout.
 
         Raises:
             SchemaError: The file has more turns or annotations of this ledger, or another ledger with its UUID.
@@ -199,6 +203,8 @@ class LedgerFile:
                 framed(Kind.ANNOTATION, uuid_bytes(ledger.uuid), _ENCODER.encode(record_of(annotation)))
                 for annotation in annotations
             ]
+            if end is not None and not self._index.count(ledger.uuid, Kind.END):
+                parts.append(framed(Kind.END, uuid_bytes(ledger.uuid), end))
             self._write(ledger.header, b"".join(parts))
 
     def attach(self, ledger: Ledger) -> Ledger:

@@ -52,6 +52,8 @@ class Kind(IntEnum):
     TURN = 2
     ANNOTATION = 3
     IMAGE = 4
+    END = 5
+    """A rollout is finished. The payload is its writer's, such as the facts that a list of rollouts shows."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -29,15 +29,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from strands_tito.collect import collected, entries
-from support.collect_command import Nursery, command, lines, nursery, served, tokenizer_folder, wait_for
+from strands_tito.collect import Entry, collected, entries
+from support.collect_command import Nursery, command, nursery, served, tokenizer_folder, wait_for, written
 from tito_conformance.testing import ScriptedServer
 from tito_core.backend import create_backend
 from tito_core.ledger import check_ledger
 
 GROUP, CONCURRENCY = 4, 16
 MOST_GROWTH = 16 << 20
-"""Bytes that a process may grow by in the second half of the last run. An index line takes none, a task 200 bytes."""
+"""Bytes that a process may grow by in the second half of the last run. A rollout takes none, a task 200 bytes."""
 STATUSES = {"kill": -signal.SIGKILL, "interrupt": 130, "term": 143, "full disk": 1}
 
 
@@ -54,7 +54,7 @@ class Soak:
             "".join(json.dumps({"id": f"t{n}", "question": str(n)}) + "\n" for n in range(count // GROUP))
         )
         self.folder = tokenizer_folder(place)
-        self.had: list[bytes] = []
+        self.had: list[Entry] = []
         self.answers: defaultdict[str, set[bytes]] = defaultdict(set)
         self.seen: Counter[str] = Counter()
         self.memory: defaultdict[int, list[int]] = defaultdict(list)
@@ -68,7 +68,7 @@ class Soak:
 
     def until(self, pid: int, finished: int, mishaps: int) -> None:
         """Wait until so many rollouts are finished; there are mishaps on the way, evenly spread."""
-        begin = len(lines(self.out))
+        begin = len(written(self.out))
         finished = max(finished, begin + 3)  # so that this run has done something
         for number in range(mishaps):
             wait_for(self.out, begin + (finished - begin) * (number + 1) // (mishaps + 1))
@@ -106,7 +106,7 @@ class Soak:
 
     def check_kept(self) -> None:
         """Check that no finished rollout is gone."""
-        now = lines(self.out)
+        now = written(self.out)
         assert now[: len(self.had)] == self.had, "a finished rollout is gone"
         self.had = now
 

@@ -35,7 +35,7 @@ function strip(values, low, high) {
 
 const SHOWN_GROUPS = 8;
 
-// Rewards by group, of rows that are read: an index does not name the groups. Where all of a group are equal, an advantage within the group is zero.
+// Rewards by group, of rows that are read: END records do not name the groups. Where all of a group are equal, an advantage within the group is zero.
 function groupTable(rows, isWhole, showWhole) {
   const groups = new Map();
   for (const row of rows) {
