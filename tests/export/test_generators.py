@@ -259,6 +259,9 @@ def test_a_traces_nodes_are_the_turns(ledger: Ledger) -> None:
         assert answer["message"] == {"role": "assistant", "content": spelled(turn.draft.output_ids.tolist())}
         assert answer["parent"] == 2 * turn.index
         assert before["parent"] == (None if turn.parent is None else 2 * turn.parent + 1)
+        call = trace["calls"][turn.index]
+        assert trace["nodes"][call["node"]] is answer
+        assert call["usage"]["completion_tokens"] == len(turn.draft.output_ids)
         assert sum(answer["mask"]) == len(answer["logprobs"]) == (0 if turn.draft.constrained else len(answer["mask"]))
     assert trace["ok"] is not samples_of(ledger)[0].ended_outside
 
