@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import textwrap
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -332,7 +333,10 @@ def test_the_page_on_scaling_runs(folder: str, capsys: pytest.CaptureFixture[str
 
 def test_the_page_on_workers_loads_weights_on_all() -> None:
     (code,) = snippets("docs/scaling.md", of="Administer the workers")
-    with ScriptedServer(engine_of("sglang")) as one, ScriptedServer(engine_of("sglang")) as two:
+    with (
+        ScriptedServer(engine_of("sglang", Says("Yes."))) as one,
+        ScriptedServer(engine_of("sglang", Says("Yes."))) as two,
+    ):
         code = code.replace("http://localhost:30000", one.base_url).replace("http://localhost:30001", two.base_url)
         policy = Policy.connect(backend="sglang", base_url=one.base_url, tokenizer=tokenizer())
         exec(
@@ -361,7 +365,7 @@ def test_the_page_on_collecting_has_every_termination_option_and_field() -> None
     page = (ROOT / "docs/collect.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \| .* \| (?:finished|failed) \|$", page, re.MULTILINE) == [*Termination]
     table = page.split("| field | |")[1].split("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", table)) == set(Entry.__struct_fields__)
+    assert set(re.findall(r"`(\w+)`", table)) == {field.name for field in fields(Entry)}
     parameters = inspect.signature(collect_command).parameters
     options = {f"--{name.replace('_', '-')}" for name in parameters}
     shown = [word for code in snippets("docs/collect.md", "bash") for word in code.split() if word.startswith("--")]

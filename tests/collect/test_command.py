@@ -26,7 +26,6 @@ from strands_tito.collect import (
     entries,
 )
 from strands_tito.collect.cli import on_console, status, summary
-from strands_tito.errors import TITOError
 from support.collect_command import (
     HERE,
     Nursery,
@@ -284,13 +283,6 @@ def test_a_full_disk_is_an_error_that_says_what_to_do(
         found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out"))
     assert isinstance(found.exception, FolderError), found.output
     assert "No space left on device. Free disk space" in str(found.exception)
-
-
-def test_a_server_named_twice_is_an_error(tasks: Path, folder: str, tmp_path: Path, here: CliRunner) -> None:
-    with served("vllm") as server:
-        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--base-url", server.base_url)
-        assert isinstance(here.invoke(cli.app, argv).exception, TITOError)
-        assert not server.engine.requests
 
 
 def test_missing_ray_is_an_error_with_the_extra(
