@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from support.backends import EOS, PROMPT, engine_of, in_process_backend, request_of
 from tito_core.backend import (
     BackendError,
-    BadRequestError,
     GenerationAbortedError,
     OptionalOutputs,
     ProtocolViolationError,
@@ -279,16 +278,4 @@ def test_routed_experts_of_another_shape_are_refused(
         parts.append(part([23], 2, columns=rows(1, 1, 4)))
     error = failure_after(monkeypatch, parts, streamed=streamed)
     assert isinstance(error, ProtocolViolationError)
-    assert error.was_streamed is streamed
     assert all(str(shape) in str(error) for shape in (first[1:], parts[-1].columns["routed_experts"].shape))
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("ids", [[], [20]])
-def test_an_error_of_a_later_part_tells_whether_an_earlier_one_was_streamed(
-    ids: list[int], streamed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for last in (BadRequestError("x", backend="vllm"), part([], 2)):
-        error = failure_after(monkeypatch, [part(ids), part([], 1), last], streamed=streamed)
-        assert isinstance(error, GenerationAbortedError if isinstance(last, TokenResponse) else BadRequestError)
-        assert error.was_streamed is (streamed and bool(ids))

@@ -126,7 +126,7 @@ class BackendError(TITOError, EventLoopException):
         body: The server's answer, at most 2,000 characters.
         request_id: Our request id, as sent.
         sent: Whether the engine may have started the request, and may still be working on it.
-        was_streamed: Whether part of the answer was streamed to the caller, so that the request cannot be retried.
+        was_streamed: Whether part of this answer was streamed to the caller, so that its backend cannot send it again.
     """
 
     sent: bool = False

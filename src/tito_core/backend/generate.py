@@ -94,7 +94,7 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
         try:
             raw: object = await backend.generate(sent)
         except Exception as error:
-            raise _typed(error, backend, sent, was_streamed=False)  # noqa: B904  # it is the cause already
+            raise _typed(error, backend, sent)  # noqa: B904  # it is the cause already
         return await _own(backend, raw, sent, info)
 
     reader, seen, callers_own = RawReader(info.backend, request.request_id), list[int](), False
@@ -115,7 +115,7 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     except Exception as error:
         if callers_own:
             raise
-        raise _typed(error, backend, sent, was_streamed=bool(seen))  # noqa: B904
+        raise _typed(error, backend, sent)  # noqa: B904
     response = await _own(backend, raw, sent, info)
     if response.output_ids[: len(seen)].tolist() != seen:
         raise reader.violation(
@@ -371,7 +371,7 @@ async def _own(backend: Backend, raw: object, sent: TokenRequest, info: EngineIn
         raise
 
 
-def _typed(error: Exception, backend: Backend, sent: TokenRequest, *, was_streamed: bool) -> Exception:
+def _typed(error: Exception, backend: Backend, sent: TokenRequest) -> Exception:
     """Return an error of `Backend.generate` as it is where its type is known, else as the cause of a `BackendError`.
 
     A client's own errors, such as those of an RPC, would be taken for errors of the agent's code.
@@ -383,7 +383,6 @@ def _typed(error: Exception, backend: Backend, sent: TokenRequest, *, was_stream
         backend=backend.name,
         request_id=sent.request_id,
     )
-    typed.was_streamed = was_streamed
     typed.__cause__ = error
     return hide_causes(typed)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.errors import BackendError, GenerationAbortedError, ProtocolViolationError
+from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
 from tito_core.backend.generate import connected, generate
 from tito_core.backend.images import PromptImages
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
@@ -55,31 +55,27 @@ async def generate_resuming(
     """
     parts: list[TokenResponse] = []
     current, idle = request, 0
-    try:
-        for resumes in range(MAX_RESUMES + 1):
-            part = await generate(backend, current, on_chunk)
-            _expect_same_rows(backend, parts, part)
-            parts.append(part)
-            if part.finish != Finish.ABORT:
-                return joined(parts)
-            if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
-                return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
-            if on_abort == "commit" and _sampled(parts):
-                return joined(parts)
-            if on_abort != "resume":
+    for resumes in range(MAX_RESUMES + 1):
+        part = await generate(backend, current, on_chunk)
+        _expect_same_rows(backend, parts, part)
+        parts.append(part)
+        if part.finish != Finish.ABORT:
+            return joined(parts)
+        if _sampled(parts) >= request.sampling.max_new_tokens or await _fills_context(backend, part):
+            return joined([*parts[:-1], replace(part, finish=Finish.LENGTH, message=None)])
+        if on_abort == "commit" and _sampled(parts):
+            return joined(parts)
+        if on_abort != "resume":
+            break
+        if not resumable(request.sampling) or _sampled_placeholder(request, parts):
+            if on_chunk is not None and len(part.output_ids):
                 break
-            if not resumable(request.sampling) or _sampled_placeholder(request, parts):
-                if on_chunk is not None and len(part.output_ids):
-                    break
-                parts.clear()
-            idle = 0 if len(part.output_ids) else idle + 1
-            if resumes < MAX_RESUMES:
-                await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
-            current = continuing(request, parts, resumes + 1)
-        raise _aborted(backend, request, part, on_abort, resumes)
-    except BackendError as error:
-        error.was_streamed |= on_chunk is not None and _sampled(parts) > 0
-        raise
+            parts.clear()
+        idle = 0 if len(part.output_ids) else idle + 1
+        if resumes < MAX_RESUMES:
+            await asyncio.sleep(min(_FIRST_WAIT_S * 2 ** (idle - 1), _LONGEST_WAIT_S) if idle else 0)
+        current = continuing(request, parts, resumes + 1)
+    raise _aborted(backend, request, part, on_abort, resumes)
 
 
 async def _fills_context(backend: Backend, part: TokenResponse) -> bool:
