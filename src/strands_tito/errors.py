@@ -35,7 +35,6 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.http.client import LoopEndingError
 from tito_core.backend.values import InvalidValueError
 from tito_core.chat.images import ImageError
 from tito_core.chat.message_check import InvalidMessageError
@@ -105,7 +104,6 @@ __all__ = [
     "InvalidValueError",
     "LawViolationError",
     "LogprobMismatchError",
-    "LoopEndingError",
     "LoopLimitReachedError",
     "MalformedCallError",
     "MaxMessagesReachedError",

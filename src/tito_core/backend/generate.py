@@ -42,6 +42,7 @@ from tito_core.backend.protocol import (
     TokenRequest,
     TokenResponse,
 )
+from tito_core.backend.retries import ABORT_WITHIN_S
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.validation import validated
 from tito_core.backend.values import (
@@ -353,10 +354,6 @@ def clamp_new_tokens(max_new_tokens: int, prompt_length: int, max_model_len: int
             backend=backend,
         )
     return min(max_new_tokens, room)
-
-
-ABORT_WITHIN_S = 5.0
-"""Longest time for the abort of a request that got another one's answer, in seconds."""
 
 
 async def _own(backend: Backend, raw: object, sent: TokenRequest, info: EngineInfo) -> TokenResponse:

@@ -35,6 +35,8 @@ PATIENCE_S = 60.0
 """Default of `patience_s`: how long a server may be away, from a request's first failure, in seconds."""
 TIMEOUT_S = 600.0
 """Default of `timeout_s`: the longest wait for an answer, and for a paused server, in seconds."""
+ABORT_WITHIN_S = 5.0
+"""Longest time for the abort of one request, in seconds."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
 """Waits double from the first to the longest; each is lengthened by up to its own length at random."""
 _SERVER_ERRORS = 3

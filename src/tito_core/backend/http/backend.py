@@ -31,15 +31,13 @@ from tito_core.backend.http.watch import ServerWatch
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.retries import PATIENCE_S, TIMEOUT_S, Clock, Failures, Sleep, attempt_id
+from tito_core.backend.retries import ABORT_WITHIN_S, PATIENCE_S, TIMEOUT_S, Clock, Failures, Sleep, attempt_id
 from tito_core.backend.values import at_least, short_repr
 from tito_core.ledger.columns import TokenIds
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", RawResponse, RawScores)
-ABORT_WITHIN_S = 5.0
-"""Longest time for one abort, in seconds."""
 _LISTED_MODELS = 5
 """Names of served models that an error lists."""
 

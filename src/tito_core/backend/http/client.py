@@ -53,7 +53,6 @@ from tito_core.backend.http.connection import Connection
 from tito_core.backend.http.errors import GATEWAY_FAILURES, error_from_failure, error_from_status, with_scheme
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.retries import Clock, Retries, Sleep
-from tito_core.ledger.errors import TITOError
 
 T = TypeVar("T")
 _AROUND = 4096
@@ -392,10 +391,6 @@ HttpTransportFactory = Callable[[], HttpTransport]
 Holder = AsyncGenerator[HttpTransport]
 
 
-class LoopEndingError(TITOError, RuntimeError):
-    """A request was made in an event loop that is shutting down."""
-
-
 class LoopTransports:
     """One transport per event loop. Loops and threads may share it.
 
@@ -408,7 +403,6 @@ class LoopTransports:
 
     def __init__(self, make: HttpTransportFactory) -> None:
         self._make = make
-        self._ending: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._held: dict[asyncio.AbstractEventLoop, tuple[Holder, HttpTransport]] = {}
 
     @property
@@ -418,18 +412,10 @@ class LoopTransports:
         return None if held is None else held[1]
 
     async def current(self) -> HttpTransport:
-        """Return the running loop's transport.
-
-        Raises:
-            LoopEndingError: The loop is shutting down and has closed its transport.
-        """
+        """Return the running loop's transport."""
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
-            if loop in self._ending:
-                raise LoopEndingError(
-                    "Cannot send a request: this event loop is shutting down and has closed its connections."
-                )
             self._forget_closed_loops()
             holder = _hold(self._make, weakref.ref(self), loop)
             held = self._held[loop] = (holder, await anext(holder))
@@ -443,8 +429,7 @@ class LoopTransports:
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
         """Forget the transport of a loop that is closing it."""
-        if self._held.pop(loop, None) is not None:  # not after `aclose`, which allows a new transport
-            self._ending.add(loop)
+        self._held.pop(loop, None)
 
     def _forget_closed_loops(self) -> None:
         """Forget loops that were closed without a shutdown of their async generators."""
