@@ -67,7 +67,7 @@ WIRES = (*BACKENDS, "vllm-completions")
 
 @pytest.mark.parametrize("kind", WIRES)
 @given(played=st.lists(st.tuples(st.sampled_from([None, *NAMES]), st.integers(1, 3), st.booleans()), max_size=6))
-@settings(max_examples=10)
+@settings(max_examples=4)
 def test_rollouts_with_different_adapters_share_a_policy_and_do_not_mix(
     kind: str, played: list[tuple[str | None, int, bool]]
 ) -> None:

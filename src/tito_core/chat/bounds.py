@@ -32,7 +32,7 @@ def excess_of(source: str, variables: Mapping[str, Any], probes: Sequence[Mappin
         variables: The template arguments.
         probes: Further variables of each rendering, such as its messages.
     """
-    given = json.dumps([sys.path, source, dict(variables), probes], default=str)
+    given = json.dumps([MOST_SECONDS, sys.path, source, dict(variables), probes], default=str)
     command = [sys.executable, "-I", "-S", __file__]
     try:
         ended = subprocess.run(command, input=given, text=True, capture_output=True, timeout=_WAIT_S, check=False)
@@ -47,10 +47,10 @@ def excess_of(source: str, variables: Mapping[str, Any], probes: Sequence[Mappin
 
 
 def _main() -> None:
-    for kind, most in (("CPU", MOST_SECONDS), ("AS", MOST_BYTES), ("CORE", 0)):
+    seconds, path, source, variables, probes = json.load(sys.stdin)
+    for kind, most in (("CPU", seconds), ("AS", MOST_BYTES), ("CORE", 0)):
         with suppress(ValueError, OSError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
-    path, source, variables, probes = json.load(sys.stdin)
     sys.path[:] = path
     try:
         _render(source, variables, probes)
