@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,41 +88,21 @@ def padded(
         TooLongError: A sample is longer than `length`. Samples are never truncated.
         ValueError: `samples` is empty, or `side`, `multiple_of` or `group_by` is out of range.
     """
-    if not samples:
-        raise ValueError("A batch needs at least one sample.")
-    for sample in samples:
-        refuse_images(sample.images, "a batch of tokens", sample.identity.rollout_id)
+    _expect_tokens(samples)
     if side not in ("left", "right") or multiple_of < 1:
         raise ValueError(f"side must be 'left' or 'right' and multiple_of at least 1, not {side!r} and {multiple_of}.")
     longest = max(len(sample) for sample in samples)
     if length is not None and longest > length:
         raise TooLongError(f"A sample has {longest} tokens and length={length}: raise length or drop the sample.")
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
-    shape = (len(samples), width)
-    ids = np.full(shape, pad_id, np.int64)
-    attention, positions, mask = (np.zeros(shape, np.int64) for _ in range(3))
-    logprobs, credit = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    for row, sample in enumerate(samples):
-        size = len(sample)
-        place = slice(0, size) if side == "right" else slice(width - size, width)
-        ids[row, place] = sample.token_ids
-        attention[row, place] = 1
-        positions[row, place] = np.arange(size)
-        mask[row, place] = sample.loss_mask
-        logprobs[row, place] = known_logprobs(sample)
-        credit[row, place] = 0 if sample.credit is None else sample.credit
+    starts = [0 if side == "right" else width - len(sample) for sample in samples]
+    placed = [Placed(row, at, at + len(one)) for row, (at, one) in enumerate(zip(starts, samples, strict=True))]
+    columns = _columns(samples, placed, (len(samples), width), pad_id, group_by)
     return Batch(
-        ids,
-        attention,
-        positions,
-        mask,
-        logprobs,
-        credit,
-        np.array([sample.prompt_length for sample in samples], np.int64),
-        np.array([len(sample) for sample in samples], np.int64),
-        rewards_of(samples),
-        numbers_of(sample.identity.rollout_id for sample in samples),
-        groups_of(samples, group_by),
+        attention_mask=columns.pop("segment_ids"),
+        prompt_lengths=np.array([sample.prompt_length for sample in samples], np.int64),
+        lengths=np.array([len(sample) for sample in samples], np.int64),
+        **columns,
     )
 
 
@@ -195,12 +175,23 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int, group
         TooLongError: A sample is longer than a row.
         ValueError: `samples` is empty.
     """
+    _expect_tokens(samples)
+    placed = _places([len(sample) for sample in samples], length)
+    shape = (max(place.row for place in placed) + 1, length)
+    return PackedBatch(placed=tuple(placed), **_columns(samples, placed, shape, pad_id, group_by))
+
+
+def _expect_tokens(samples: Sequence[TrainingSample]) -> None:
     if not samples:
         raise ValueError("A batch needs at least one sample.")
     for sample in samples:
         refuse_images(sample.images, "a batch of tokens", sample.identity.rollout_id)
-    placed = _places([len(sample) for sample in samples], length)
-    shape = (max(place.row for place in placed) + 1, length)
+
+
+def _columns(
+    samples: Sequence[TrainingSample], placed: Sequence[Placed], shape: tuple[int, int], pad_id: int, group_by: GroupBy
+) -> dict[str, Any]:
+    """Return the columns that both kinds of batches have, by name, with each sample in its place."""
     ids = np.full(shape, pad_id, np.int64)
     positions, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
     logprobs, credit = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -214,9 +205,12 @@ def packed(samples: Sequence[TrainingSample], *, pad_id: int, length: int, group
         mask[at] = sample.loss_mask
         logprobs[at] = known_logprobs(sample)
         credit[at] = 0 if sample.credit is None else sample.credit
-    rollouts = numbers_of(sample.identity.rollout_id for sample in samples)
-    groups, rewards = groups_of(samples, group_by), rewards_of(samples)
-    return PackedBatch(ids, positions, segments, mask, logprobs, credit, tuple(placed), rewards, rollouts, groups)
+    return {
+        **{"input_ids": ids, "position_ids": positions, "segment_ids": segments, "loss_mask": mask},
+        **{"logprobs": logprobs, "credit": credit, "rewards": rewards_of(samples)},
+        "rollout_index": numbers_of(sample.identity.rollout_id for sample in samples),
+        "group_index": groups_of(samples, group_by),
+    }
 
 
 def _places(lengths: Sequence[int], length: int) -> list[Placed]:

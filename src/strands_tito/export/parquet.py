@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,15 +24,143 @@ if TYPE_CHECKING:
 FORMAT = b"strands-tito/samples"
 SCHEMA = 5
 """Schema 1 had no images and media_ids, schema 2 no sample and agent, 3 no kept and scores, 4 no turn and credit."""
-_LATER = ("sample", "agent", "images", "media_ids", "kept", "scores", "turn", "credit")
-"""Columns that files of an older schema do not have."""
-_MASS = ("mass_low", "mass_high")
 ROWS_AT_ONCE = 256
 """Rows per row group, which is also the number of samples held in memory."""
 
 
 class SamplesSchemaError(TITOError, ValueError):
     """The file does not hold samples, or has a newer schema than this version reads (law 12)."""
+
+
+class _Column(NamedTuple):
+    """A column of the file, with the name of the field of `TrainingSample` or `Identity` that it holds.
+
+    Attributes:
+        kind: Its Arrow type: a name, a list with the type of its items, or a dict of fields.
+        written: Returns what the file has for the field's value.
+        read: Returns the field's value for what the file has.
+        is_required: Whether it is never null.
+        is_new: Whether files of an older schema lack it; the field then has its default value.
+    """
+
+    kind: Any
+    written: Callable[[Any], Any] = lambda value: value
+    read: Callable[[Any], Any] = lambda value: value
+    is_required: bool = False
+    is_new: bool = False
+
+
+def _fields_of(names: Iterable[str]) -> Callable[[Any], dict[str, Any]]:
+    return lambda value: {name: getattr(value, name) for name in names}
+
+
+def _each(convert: Callable[[Any], Any], into: Callable[[Iterable[Any]], Any] = list) -> Callable[[Any], Any]:
+    return lambda values: into(convert(value) for value in values)
+
+
+def _unless_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
+
+
+def _array_of(dtype: Any) -> Callable[[Any], Any]:
+    return lambda values: np.asarray(values, dtype)
+
+
+_SPAN = {"start": "int32", "stop": "int32", "version": "string"}
+_MEANING = {"processed": "bool_", "temperature": "float64", "adjusted": "bool_", "source": "string"}
+_FILE = {"format": "string", "width": "int32", "height": "int32", "data": "binary"}
+_IMAGE = {"offset": "int32", "length": "int32", **_FILE}
+_EXPERTS = {"dtype": "string", "layers": "int32", "experts": "int32", "rows": "binary"}
+_KEPT = {"ids": ["int32"], "offsets": ["int32"], "mass_low": ["float32"], "mass_high": ["float32"]}
+_SCORES = {
+    **{"column": "string", "logprobs": ["float32"], "model": "string", "weight_version": "string"},
+    **{"vocabulary": "string", "semantics": _MEANING},
+}
+_meaning = _fields_of(_MEANING)
+
+
+def _packed_experts(rows: Any) -> dict[str, Any]:
+    little = rows.astype(rows.dtype.newbyteorder("<"))
+    return {"dtype": little.dtype.str, "layers": rows.shape[1], "experts": rows.shape[2], "rows": little.tobytes()}
+
+
+def _experts(row: dict[str, Any]) -> Any:
+    return np.frombuffer(row["rows"], row["dtype"]).reshape(-1, row["layers"], row["experts"])
+
+
+def _image(row: dict[str, Any]) -> SampleImage:
+    return SampleImage(row["offset"], row["length"], Image(**{name: row[name] for name in _FILE}))
+
+
+def _packed_kept(kept: KeptSets) -> dict[str, Any]:
+    return {"ids": kept.ids, "offsets": kept.offsets, "mass_low": kept.mass[:, 0], "mass_high": kept.mass[:, 1]}
+
+
+def _kept(row: dict[str, Any]) -> KeptSets:
+    mass = np.array([row["mass_low"], row["mass_high"]], np.float32).T
+    return KeptSets(np.array(row["ids"], np.int32), np.array(row["offsets"], np.int32), mass)
+
+
+def _packed_scores(scores: dict[str, Scores]) -> list[dict[str, Any]]:
+    return [
+        {"column": column, "logprobs": each.logprobs, "model": each.model, "weight_version": each.weight_version}
+        | {"vocabulary": each.vocabulary.value, "semantics": _meaning(each.semantics)}
+        for column, each in scores.items()
+    ]
+
+
+def _scores(rows: Iterable[dict[str, Any]]) -> dict[str, Scores]:
+    return {
+        row["column"]: Scores(
+            np.array(row["logprobs"], np.float32),
+            row["model"],
+            row["weight_version"],
+            VocabularyCheck(row["vocabulary"]),
+            Semantics(**row["semantics"]),
+        )
+        for row in rows
+    }
+
+
+_COLUMNS = {
+    "rollout_id": _Column("string", is_required=True),
+    "group_id": _Column("string"),
+    "task_id": _Column("string"),
+    "sample": _Column("int32", is_new=True),
+    "agent": _Column("string", is_new=True),
+    "turn": _Column("int32", is_new=True),
+    "trajectory": _Column("int32", is_required=True),
+    "trajectories": _Column("int32", is_required=True),
+    "token_ids": _Column(["int32"], read=_array_of(np.int32), is_required=True),
+    "prompt_length": _Column("int32", is_required=True),
+    "loss_mask": _Column(["uint8"], read=_array_of(np.int64), is_required=True),
+    "logprobs": _Column(["float32"], read=_array_of(np.float32), is_required=True),
+    "provenance": _Column(["uint8"], read=_array_of(np.uint8), is_required=True),
+    "versions": _Column(
+        [_SPAN], _each(VersionSpan._asdict), _each(lambda row: VersionSpan(**row), tuple), is_required=True
+    ),
+    "semantics": _Column([_MEANING], _each(_meaning), _each(lambda row: Semantics(**row), tuple), is_required=True),
+    "routed_experts": _Column(_EXPERTS, _unless_none(_packed_experts), _unless_none(_experts)),
+    "termination": _Column("string", str, Termination, is_required=True),
+    "finish": _Column("string", str, Finish, is_required=True),
+    "reward": _Column("float64"),
+    "credit": _Column(["float64"], read=_unless_none(_array_of(np.float64)), is_new=True),
+    "turns": _Column("int32", is_required=True),
+    "images": _Column(
+        [_IMAGE],
+        _each(lambda each: {"offset": each.offset, "length": each.length, **_fields_of(_FILE)(each.image)}),
+        _each(_image, tuple),
+        is_required=True,
+        is_new=True,
+    ),
+    "media_ids": _Column(["int32"], _array_of(np.int32), tuple, is_required=True, is_new=True),
+    "kept": _Column(_KEPT, _unless_none(_packed_kept), _unless_none(_kept), is_new=True),
+    "scores": _Column([_SCORES], _packed_scores, _scores, is_required=True, is_new=True),
+}
+"""Everything that a sample has, in the file's order."""
+_NUMBERS = ("token_ids", "loss_mask", "logprobs", "provenance")
+"""Columns that are read without a Python object for each token."""
+_IDENTITY = tuple(field.name for field in fields(Identity))
 
 
 def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], **options: Any) -> int:
@@ -81,80 +209,28 @@ def schema() -> pa.Schema:
         MissingPackageError: pyarrow is not installed.
     """
     arrow = import_optional("pyarrow", "parquet")
-    span = arrow.struct([("start", arrow.int32()), ("stop", arrow.int32()), ("version", arrow.string())])
-    meaning = arrow.struct(
-        [
-            ("processed", arrow.bool_()),
-            ("temperature", arrow.float64()),
-            ("adjusted", arrow.bool_()),
-            ("source", arrow.string()),
-        ]
-    )
-    experts = arrow.struct(
-        [("dtype", arrow.string()), ("layers", arrow.int32()), ("experts", arrow.int32()), ("rows", arrow.binary())]
-    )
-    ids = arrow.list_(arrow.int32())
-    kept = arrow.struct([("ids", ids), ("offsets", ids), *((name, arrow.list_(arrow.float32())) for name in _MASS)])
-    image = arrow.struct(
-        [
-            ("offset", arrow.int32()),
-            ("length", arrow.int32()),
-            ("format", arrow.string()),
-            ("width", arrow.int32()),
-            ("height", arrow.int32()),
-            ("data", arrow.binary()),
-        ]
-    )
-    scores = arrow.struct(
-        [
-            ("column", arrow.string()),
-            ("logprobs", arrow.list_(arrow.float32())),
-            ("model", arrow.string()),
-            ("weight_version", arrow.string()),
-            ("vocabulary", arrow.string()),
-            ("semantics", meaning),
-        ]
-    )
-    found: pa.Schema = arrow.schema(
-        [
-            arrow.field("rollout_id", arrow.string(), nullable=False),
-            arrow.field("group_id", arrow.string()),
-            arrow.field("task_id", arrow.string()),
-            arrow.field("sample", arrow.int32()),
-            arrow.field("agent", arrow.string()),
-            arrow.field("turn", arrow.int32()),
-            arrow.field("trajectory", arrow.int32(), nullable=False),
-            arrow.field("trajectories", arrow.int32(), nullable=False),
-            arrow.field("token_ids", arrow.list_(arrow.int32()), nullable=False),
-            arrow.field("prompt_length", arrow.int32(), nullable=False),
-            arrow.field("loss_mask", arrow.list_(arrow.uint8()), nullable=False),
-            arrow.field("logprobs", arrow.list_(arrow.float32()), nullable=False),
-            arrow.field("provenance", arrow.list_(arrow.uint8()), nullable=False),
-            arrow.field("versions", arrow.list_(span), nullable=False),
-            arrow.field("semantics", arrow.list_(meaning), nullable=False),
-            arrow.field("routed_experts", experts),
-            arrow.field("termination", arrow.string(), nullable=False),
-            arrow.field("finish", arrow.string(), nullable=False),
-            arrow.field("reward", arrow.float64()),
-            arrow.field("credit", arrow.list_(arrow.float64())),
-            arrow.field("turns", arrow.int32(), nullable=False),
-            arrow.field("images", arrow.list_(image), nullable=False),
-            arrow.field("media_ids", arrow.list_(arrow.int32()), nullable=False),
-            arrow.field("kept", kept),
-            arrow.field("scores", arrow.list_(scores), nullable=False),
-        ],
-        metadata={b"format": FORMAT, b"schema": str(SCHEMA).encode()},
-    )
+
+    def type_of(kind: Any) -> Any:
+        if isinstance(kind, str):
+            return getattr(arrow, kind)()
+        if isinstance(kind, list):
+            return arrow.list_(type_of(kind[0]))
+        return arrow.struct([(name, type_of(each)) for name, each in kind.items()])
+
+    columns = [arrow.field(name, type_of(one.kind), nullable=not one.is_required) for name, one in _COLUMNS.items()]
+    found: pa.Schema = arrow.schema(columns, metadata={b"format": FORMAT, b"schema": str(SCHEMA).encode()})
     return found
 
 
 def table_of(samples: Iterable[TrainingSample]) -> pa.Table:
     """Return samples as an Arrow table, one row each. Logprobs are null on tokens that the engine did not sample."""
-    arrow, columns_schema = import_optional("pyarrow", "parquet"), schema()
-    rows = [_row(sample) for sample in samples]
-    columns = {name: [row[name] for row in rows] for name in columns_schema.names}
-    arrays = [_array(arrow, columns[field.name], field) for field in columns_schema]
-    table: pa.Table = arrow.Table.from_arrays(arrays, schema=columns_schema)
+    arrow, own = import_optional("pyarrow", "parquet"), schema()
+    values: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for sample in samples:
+        for name, column in _COLUMNS.items():
+            values[name].append(column.written(getattr(sample.identity if name in _IDENTITY else sample, name)))
+        values["logprobs"][-1] = np.where(sampled_mask(sample), sample.logprobs, np.float32(np.nan))
+    table: pa.Table = arrow.Table.from_arrays([_array(arrow, values[field.name], field) for field in own], schema=own)
     return table
 
 
@@ -167,20 +243,18 @@ def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
     """
     arrow = import_optional("pyarrow", "parquet")
     own = [field for field in schema() if field.name in table.column_names]
-    if missing := [name for name in schema().names if name not in table.column_names and name not in _LATER]:
+    if missing := [name for name, one in _COLUMNS.items() if name not in table.column_names and not one.is_new]:
         raise SamplesSchemaError(f"The rows are not samples: they have no {', '.join(missing)}.")
     try:
         table = table.select([field.name for field in own]).cast(arrow.schema(own))
     except (arrow.ArrowException, ValueError) as error:
         raise SamplesSchemaError(f"The rows are not samples: {error}") from error
-    numbers = {
-        name: table.column(name).combine_chunks() for name in ("token_ids", "loss_mask", "logprobs", "provenance")
-    }
+    numbers = {name: table.column(name).combine_chunks() for name in _NUMBERS}
     plain = table.drop_columns([*numbers])
     for index, row in enumerate(plain.to_pylist()):
         columns = {name: numbers[name][index].values.to_numpy(zero_copy_only=False) for name in numbers}
         try:
-            sample = _sample(row, columns)
+            sample = _sample(row | columns)
             lengths = {name: len(values) for name, values in columns.items()} | _lengths(sample)
         except (TypeError, ValueError) as error:
             raise SamplesSchemaError(f"The rows are not samples: {error}.") from error
@@ -238,110 +312,7 @@ def _array(arrow: Any, values: list[Any], field: Any) -> Any:
     )
 
 
-def _row(sample: TrainingSample) -> dict[str, Any]:
-    identity = sample.identity
-    return {
-        "rollout_id": identity.rollout_id,
-        "group_id": identity.group_id,
-        "task_id": identity.task_id,
-        "sample": identity.sample,
-        "agent": identity.agent,
-        "turn": identity.turn,
-        "trajectory": identity.trajectory,
-        "trajectories": identity.trajectories,
-        "token_ids": sample.token_ids,
-        "prompt_length": sample.prompt_length,
-        "loss_mask": sample.loss_mask,
-        "logprobs": np.where(sampled_mask(sample), sample.logprobs, np.float32(np.nan)).astype(np.float32),
-        "provenance": sample.provenance,
-        "versions": [span._asdict() for span in sample.versions],
-        "semantics": [_meaning(semantics) for semantics in sample.semantics],
-        "routed_experts": _packed_experts(sample),
-        "termination": sample.termination.value,
-        "finish": sample.finish.value,
-        "reward": sample.reward,
-        "credit": sample.credit,
-        "turns": sample.turns,
-        "images": [
-            {"offset": each.offset, "length": each.length}
-            | {name: getattr(each.image, name) for name in ("format", "width", "height", "data")}
-            for each in sample.images
-        ],
-        "media_ids": np.array(sample.media_ids, np.int32),
-        "kept": None
-        if sample.kept is None
-        else {
-            "ids": sample.kept.ids,
-            "offsets": sample.kept.offsets,
-            **dict(zip(_MASS, sample.kept.mass.T, strict=True)),
-        },
-        "scores": [
-            {"column": column, "model": each.model, "weight_version": each.weight_version}
-            | {"vocabulary": each.vocabulary.value, "semantics": _meaning(each.semantics), "logprobs": each.logprobs}
-            for column, each in sample.scores.items()
-        ],
-    }
-
-
-def _meaning(semantics: Semantics) -> dict[str, Any]:
-    return {name: getattr(semantics, name) for name in ("processed", "temperature", "adjusted", "source")}
-
-
-def _scores(row: dict[str, Any]) -> Scores:
-    return Scores(
-        np.array(row["logprobs"], np.float32),
-        row["model"],
-        row["weight_version"],
-        VocabularyCheck(row["vocabulary"]),
-        Semantics(**row["semantics"]),
-    )
-
-
-def _packed_experts(sample: TrainingSample) -> dict[str, Any] | None:
-    rows = sample.routed_experts
-    if rows is None:
-        return None
-    little = rows.astype(rows.dtype.newbyteorder("<"))
-    return {"dtype": little.dtype.str, "layers": rows.shape[1], "experts": rows.shape[2], "rows": little.tobytes()}
-
-
-def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
-    experts = row["routed_experts"]
-    identity: dict[str, Any] = {field.name: row.get(field.name) for field in fields(Identity)}  # older files have fewer
-    if experts is not None:
-        shape = (-1, experts["layers"], experts["experts"])
-        experts = np.frombuffer(experts["rows"], experts["dtype"]).reshape(shape)
-    return TrainingSample(
-        identity=Identity(**identity),
-        token_ids=columns["token_ids"].astype(np.int32, copy=False),
-        prompt_length=row["prompt_length"],
-        loss_mask=columns["loss_mask"].astype(np.int64),
-        logprobs=columns["logprobs"].astype(np.float32, copy=False),
-        provenance=columns["provenance"].astype(np.uint8, copy=False),
-        versions=tuple(VersionSpan(**span) for span in row["versions"]),
-        semantics=tuple(Semantics(**meaning) for meaning in row["semantics"]),
-        routed_experts=experts,
-        termination=Termination(row["termination"]),
-        finish=Finish(row["finish"]),
-        reward=row["reward"],
-        turns=row["turns"],
-        images=tuple(
-            SampleImage(
-                each["offset"],
-                each["length"],
-                Image(each["data"], each["format"], each["width"], each["height"]),
-            )
-            for each in row.get("images", ())
-        ),
-        media_ids=tuple(row.get("media_ids", ())),
-        kept=_kept(row.get("kept")),
-        scores={each["column"]: _scores(each) for each in row.get("scores", ())},
-        credit=None if row.get("credit") is None else np.array(row["credit"], np.float64),
-    )
-
-
-def _kept(row: dict[str, Any] | None) -> KeptSets | None:
-    if row is None:
-        return None
-    mass = np.array([row[name] for name in _MASS], np.float32).T
-    return KeptSets(np.array(row["ids"], np.int32), np.array(row["offsets"], np.int32), mass)
+def _sample(row: dict[str, Any]) -> TrainingSample:
+    values = {name: _COLUMNS[name].read(value) for name, value in row.items()}
+    identity = {name: values.pop(name) for name in _IDENTITY if name in values}  # older files have fewer
+    return TrainingSample(identity=Identity(**identity), **values)
