@@ -4,143 +4,71 @@ Errors are described on the page docs/errors.md."""
 
 from __future__ import annotations
 
-from strands_tito.collect.rollout import AgentError, CollectError, FolderError, TaskError, TooManyFailuresError
-from strands_tito.export.batch import TooLongError
-from strands_tito.export.parquet import SamplesSchemaError
-from strands_tito.export.sample import BranchedRolloutError
-from strands_tito.export.trainer import (
-    ImageGridError,
-    ImagesNotSupportedError,
-    LogprobMismatchError,
-    MissingPackageError,
-    SampledPlaceholderError,
-    UnreadRewardError,
-)
-from tito_core.backend.errors import (
-    AdapterNotInEffectError,
-    AnswerTooLargeError,
-    AuthenticationError,
-    BackendError,
-    BadRequestError,
-    ContextLengthError,
-    DamagedAnswerError,
-    EngineConnectionError,
-    EngineTimeoutError,
-    GenerationAbortedError,
-    ProtocolViolationError,
-    ServerChangedError,
-    ServerError,
-    ThrottledError,
-    UnknownBackendError,
-    UnsupportedByServerError,
-    WeightsNotLoadedError,
-)
-from tito_core.backend.values import InvalidValueError
-from tito_core.chat.images import ImageError
-from tito_core.chat.message_check import InvalidMessageError
-from tito_core.chat.messages import UnsupportedContentError
-from tito_core.chat.rendering import TemplateError
-from tito_core.chat.tokenizer import TokenizerError
-from tito_core.entry_points import BrokenEntryPointError
-from tito_core.hooks import (
-    LoopLimitReachedError,
-    MaxMessagesReachedError,
-    MaxSampledTokensReachedError,
-    MaxToolCallsReachedError,
-    MaxToolIterationsReachedError,
-)
-from tito_core.ledger.errors import LawViolationError, TITOError
-from tito_core.model import SeveralTrajectoriesError
-from tito_core.parsing.grammar import NoCallGrammarError
-from tito_core.parsing.registry import DetectionError, UnknownParserError
-from tito_core.parsing.schema import ToolSchemaError
-from tito_core.parsing.turn import PreviewError
-from tito_core.store.file import FileLockedError
-from tito_core.store.frames import SchemaError
-from tito_core.turn.answer import MalformedCallError
-from tito_core.turn.history import HistoryChangedError
-from tito_core.turn.inputs import UnsupportedToolChoiceError
-from tito_core.turn.request import TotalTokensReachedError, TrimmedHistoryError
-from tito_core.turn.run import TurnNotStoredError
-from tito_engines.errors import (
-    Cancelled,
-    CannotInstall,
-    EngineError,
-    InstallFailed,
-    ModelUnavailable,
-    StartFailed,
-    UnknownEngine,
-    UnknownModel,
-    WrongHash,
-)
-
-__all__ = [
-    "AdapterNotInEffectError",
-    "AgentError",
-    "AnswerTooLargeError",
-    "AuthenticationError",
-    "BackendError",
-    "BadRequestError",
-    "BranchedRolloutError",
-    "BrokenEntryPointError",
-    "Cancelled",
-    "CannotInstall",
-    "CollectError",
-    "ContextLengthError",
-    "DamagedAnswerError",
-    "DetectionError",
-    "EngineConnectionError",
-    "EngineError",
-    "EngineTimeoutError",
-    "FileLockedError",
-    "FolderError",
-    "GenerationAbortedError",
-    "HistoryChangedError",
-    "ImageError",
-    "ImageGridError",
-    "ImagesNotSupportedError",
-    "InstallFailed",
-    "InvalidMessageError",
-    "InvalidValueError",
-    "LawViolationError",
-    "LogprobMismatchError",
-    "LoopLimitReachedError",
-    "MalformedCallError",
-    "MaxMessagesReachedError",
-    "MaxSampledTokensReachedError",
-    "MaxToolCallsReachedError",
-    "MaxToolIterationsReachedError",
-    "MissingPackageError",
-    "ModelUnavailable",
-    "NoCallGrammarError",
-    "PreviewError",
-    "ProtocolViolationError",
-    "SampledPlaceholderError",
-    "SamplesSchemaError",
-    "SchemaError",
-    "ServerChangedError",
-    "ServerError",
-    "SeveralTrajectoriesError",
-    "StartFailed",
-    "TITOError",
-    "TaskError",
-    "TemplateError",
-    "ThrottledError",
-    "TokenizerError",
-    "TooLongError",
-    "TooManyFailuresError",
-    "ToolSchemaError",
-    "TotalTokensReachedError",
-    "TrimmedHistoryError",
-    "TurnNotStoredError",
-    "UnknownBackendError",
-    "UnknownEngine",
-    "UnknownModel",
-    "UnknownParserError",
-    "UnreadRewardError",
-    "UnsupportedByServerError",
-    "UnsupportedContentError",
-    "UnsupportedToolChoiceError",
-    "WeightsNotLoadedError",
-    "WrongHash",
-]
+from strands_tito.collect.rollout import AgentError as AgentError
+from strands_tito.collect.rollout import CollectError as CollectError
+from strands_tito.collect.rollout import FolderError as FolderError
+from strands_tito.collect.rollout import TaskError as TaskError
+from strands_tito.collect.rollout import TooManyFailuresError as TooManyFailuresError
+from strands_tito.export.batch import TooLongError as TooLongError
+from strands_tito.export.parquet import SamplesSchemaError as SamplesSchemaError
+from strands_tito.export.sample import BranchedRolloutError as BranchedRolloutError
+from strands_tito.export.trainer import ImageGridError as ImageGridError
+from strands_tito.export.trainer import ImagesNotSupportedError as ImagesNotSupportedError
+from strands_tito.export.trainer import LogprobMismatchError as LogprobMismatchError
+from strands_tito.export.trainer import MissingPackageError as MissingPackageError
+from strands_tito.export.trainer import SampledPlaceholderError as SampledPlaceholderError
+from strands_tito.export.trainer import UnreadRewardError as UnreadRewardError
+from tito_core.backend.errors import AdapterNotInEffectError as AdapterNotInEffectError
+from tito_core.backend.errors import AnswerTooLargeError as AnswerTooLargeError
+from tito_core.backend.errors import AuthenticationError as AuthenticationError
+from tito_core.backend.errors import BackendError as BackendError
+from tito_core.backend.errors import BadRequestError as BadRequestError
+from tito_core.backend.errors import ContextLengthError as ContextLengthError
+from tito_core.backend.errors import DamagedAnswerError as DamagedAnswerError
+from tito_core.backend.errors import EngineConnectionError as EngineConnectionError
+from tito_core.backend.errors import EngineTimeoutError as EngineTimeoutError
+from tito_core.backend.errors import GenerationAbortedError as GenerationAbortedError
+from tito_core.backend.errors import ProtocolViolationError as ProtocolViolationError
+from tito_core.backend.errors import ServerChangedError as ServerChangedError
+from tito_core.backend.errors import ServerError as ServerError
+from tito_core.backend.errors import ThrottledError as ThrottledError
+from tito_core.backend.errors import UnknownBackendError as UnknownBackendError
+from tito_core.backend.errors import UnsupportedByServerError as UnsupportedByServerError
+from tito_core.backend.errors import WeightsNotLoadedError as WeightsNotLoadedError
+from tito_core.backend.values import InvalidValueError as InvalidValueError
+from tito_core.chat.images import ImageError as ImageError
+from tito_core.chat.message_check import InvalidMessageError as InvalidMessageError
+from tito_core.chat.messages import UnsupportedContentError as UnsupportedContentError
+from tito_core.chat.rendering import TemplateError as TemplateError
+from tito_core.chat.tokenizer import TokenizerError as TokenizerError
+from tito_core.entry_points import BrokenEntryPointError as BrokenEntryPointError
+from tito_core.hooks import LoopLimitReachedError as LoopLimitReachedError
+from tito_core.hooks import MaxMessagesReachedError as MaxMessagesReachedError
+from tito_core.hooks import MaxSampledTokensReachedError as MaxSampledTokensReachedError
+from tito_core.hooks import MaxToolCallsReachedError as MaxToolCallsReachedError
+from tito_core.hooks import MaxToolIterationsReachedError as MaxToolIterationsReachedError
+from tito_core.ledger.errors import LawViolationError as LawViolationError
+from tito_core.ledger.errors import TITOError as TITOError
+from tito_core.model import SeveralTrajectoriesError as SeveralTrajectoriesError
+from tito_core.parsing.grammar import NoCallGrammarError as NoCallGrammarError
+from tito_core.parsing.registry import DetectionError as DetectionError
+from tito_core.parsing.registry import UnknownParserError as UnknownParserError
+from tito_core.parsing.schema import ToolSchemaError as ToolSchemaError
+from tito_core.parsing.turn import PreviewError as PreviewError
+from tito_core.store.file import FileLockedError as FileLockedError
+from tito_core.store.frames import SchemaError as SchemaError
+from tito_core.turn.answer import MalformedCallError as MalformedCallError
+from tito_core.turn.history import HistoryChangedError as HistoryChangedError
+from tito_core.turn.inputs import UnsupportedToolChoiceError as UnsupportedToolChoiceError
+from tito_core.turn.request import TotalTokensReachedError as TotalTokensReachedError
+from tito_core.turn.request import TrimmedHistoryError as TrimmedHistoryError
+from tito_core.turn.run import TurnNotStoredError as TurnNotStoredError
+from tito_engines.errors import Cancelled as Cancelled
+from tito_engines.errors import CannotInstall as CannotInstall
+from tito_engines.errors import EngineError as EngineError
+from tito_engines.errors import InstallFailed as InstallFailed
+from tito_engines.errors import ModelUnavailable as ModelUnavailable
+from tito_engines.errors import StartFailed as StartFailed
+from tito_engines.errors import UnknownEngine as UnknownEngine
+from tito_engines.errors import UnknownModel as UnknownModel
+from tito_engines.errors import WrongHash as WrongHash
