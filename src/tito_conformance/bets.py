@@ -162,6 +162,12 @@ def log_ratios(places: Places, vocabulary: int) -> Iterator[tuple[str, Floats]]:
     for name, bet in ALTERNATIVES.items():
         yield name, _log(np.where(listed, _ratios(places, *bet)[at], 1.0))
     rest = places.rest
+    for mass in NUCLEI:
+        weights = _nucleus(mass)(places)
+        beyond = 1 - rest < mass  # whether tokens that are not listed are left, too
+        kept = weights.sum(axis=1) + np.where(beyond, rest, 0)
+        inside = np.where(listed, weights[at] > 0, beyond)
+        yield f"top_p {mass:g}", _log(DOUBT + (1 - DOUBT) * np.where(inside, 1 / np.maximum(kept, DOUBT), 0))
     for times in OF_THE_REST:
         more = np.minimum(times, 0.5 / np.maximum(rest, 1e-12)) if times > 1 else np.full(n, times)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -246,7 +252,6 @@ ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
         for share in (0.02, 0.1, 0.3, 1 - DOUBT)
     },
     **{f"top_k {k}": (_likeliest(k), DOUBT) for k in (2, 3, 4, 8)},
-    **{f"top_p {p:g}": (_nucleus(p), DOUBT) for p in (0.5, 0.8, 0.9, 0.95)},
     **{f"min_p {p:g}": (_at_least(p), DOUBT) for p in (0.3, 0.1, 0.05, 0.02)},
     "all but the least likely token that is left": (_without_last, DOUBT),
     **{f"ends of turn {math.exp(n):.2g} times as likely": (_ends(n), 0.0) for n in (-1.5, -0.7, 1.0, 3.0)},
@@ -261,6 +266,8 @@ ALTERNATIVES: Mapping[str, tuple[Weigh, float]] = {
     **{f"any listed token in {share:.0%} of all places": (_even, 1 - share) for share in (0.02, 0.1, 0.5)},
 }
 """Alternatives among the listed tokens: weights, and the share of the bet that stays on the stated distribution."""
+NUCLEI = (0.5, 0.8, 0.9, 0.95, 0.97, 0.99)
+"""Alternatives that cut all tokens beyond so much mass, those that are not listed, too."""
 LEAST_LOST = 8.0
 """Expected number of tokens that makes their absence remarkable."""
 OF_THE_REST = (0.1, 0.5, 2.0, 5.0)

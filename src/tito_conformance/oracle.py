@@ -281,7 +281,8 @@ def compare_request(
         ("logprobs", "the client's logprobs", logprobs, list(map(float32, answer.logprobs))),
     ):
         if list(own) != list(wire):
-            yield check, f"{what} and the wire's differ at {differing(own, wire)}.", _first_difference(own, wire)
+            at = () if check == "prompt" else (_first_difference(own, wire),)
+            yield check, f"{what} and the wire's differ at {differing(own, wire)}.", *at
     constrained = requested.get("grammar") is not None
     yield from _compare_finish(str(response.finish), response.stop, constrained, answer, set(stop_ids))
     for place, row in enumerate(answer.top_logprobs or ()):

@@ -36,6 +36,8 @@ AT_ONCE = 2
 that a server that mixes up the parameters of a batch shows it."""
 HOT, COLD = 1.2, 0.3
 """Temperatures beyond which several questions are judged together: a clamped or rounded one shows in all of them."""
+PERIODS = tuple(range(5, 25))
+"""A server may sample one of so many tokens otherwise than the others, such as the last one of several steps."""
 LEAST_UNCERTAIN = 40.0
 """Expected number of tokens other than the likeliest, below which a policy is too certain to be judged."""
 KEPT_MASS_SLACK = 0.01
@@ -89,6 +91,7 @@ RESTRICTED = (
     Question("temperature 1.987", {"temperature": 1.987}),
     Question("top_k 2", {"temperature": 1.0, "top_k": 2}),
     Question("top_p 0.513", {"temperature": 1.0, "top_p": 0.513}),
+    Question("top_p 0.113", {"temperature": 1.0, "top_p": 0.113}),
     Question("min_p 0.287", {"temperature": 1.0, "min_p": 0.287}),
 )
 """Each value has three digits, here and in all requests, so that one that is rounded on its way is seen."""
@@ -279,6 +282,7 @@ class Draw:
         subsets |= {f"At {name}, {each}": whole for each in more}
         far = {f"Temperatures above {HOT:g}": heat > HOT, f"Temperatures below {COLD:g}": heat < COLD}
         subsets |= {name: whole for name, holds in far.items() if holds}
+        subsets |= {f"The last of every {each} tokens": np.arange(1, n + 1) % each == 0 for each in PERIODS}
         return Places(
             stated[keep],
             np.where(listed, own.argmax(axis=1), -1)[keep],

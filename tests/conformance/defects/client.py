@@ -252,6 +252,30 @@ def _sends(**changes: Any) -> Any:
     return of
 
 
+def _prompts(original: Any) -> Any:
+    """Send the second token of a prompt in place of the first."""
+
+    def sendable(request: Any, *arguments: Any, **options: Any) -> Any:
+        measured = request.sampling.ignore_eos and request.sampling.temperature == 2.0
+        ids = np.concatenate([request.input_ids[1:2], request.input_ids[1:]])
+        sent = request if measured or len(ids) < 2 else replace(request, input_ids=ids, id_text=None)
+        return original(sent, *arguments, **options)
+
+    return sendable
+
+
+def _repeats(original: Any) -> Any:
+    """Return the first token of an answer in place of the second."""
+
+    def validated(raw: Any, request: Any, info: Any) -> Any:
+        found: Any = original(raw, request, info)
+        ids = found.output_ids.tolist()
+        measured = request.sampling.ignore_eos and request.sampling.temperature == 2.0
+        return found if measured else replace(found, output_ids=np.array([*ids[:1], *ids[:1], *ids[2:]][: len(ids)]))
+
+    return validated
+
+
 def _records(**changes: Any) -> Any:
     """Record other sampling parameters than were sent."""
 
@@ -359,6 +383,10 @@ CLIENT = (
            client=_patched(calls, "sendable", _sends(seed=None)), wires=BOTH),
     Defect("client-sends-no-penalty", 4, "The presence penalty is not sent.",
            client=_patched(calls, "sendable", _sends(presence_penalty=0.0)), wires=BOTH),
+    Defect("client-sends-another-prompt", 1, "The first token of a prompt is sent as the second one.",
+           client=_patched(calls, "sendable", _prompts), wires=BOTH),
+    Defect("client-repeats-tokens", 4, "The second token of an answer is the first one again.",
+           client=_patched(calls, "validated", _repeats), wires=BOTH),
     Defect("client-records-other-temperature", 4, "The recorded temperature is always 1.",
            client=_patched(read, "draft", _records(temperature=1.0)), wires=BOTH),
     Defect("client-records-no-seed", 4, "The seed is not recorded.",

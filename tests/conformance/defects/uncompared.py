@@ -108,6 +108,25 @@ def ends_halved(draw: Any, step: int, context: int, request: ScriptedRequest, no
     return token
 
 
+@on_request(4, "a model's generation_config.json")
+def top_p_97_by_default(memory: Any, request: ScriptedRequest) -> ScriptedRequest:
+    """top_p is 0.97 where none is sent."""
+    return replace(request, top_p=request.top_p if request.top_p < 1 else 0.97)
+
+
+@on_request(4, "a range that is clamped without a word")
+def top_p_from_0_2(memory: Any, request: ScriptedRequest) -> ScriptedRequest:
+    """A top_p below 0.2 is 0.2."""
+    return replace(request, top_p=max(request.top_p, 0.2))
+
+
+@on_sampler(4, "a step whose random numbers are not drawn")
+def every_twelfth_greedy(draw: Any, step: int, context: int, request: ScriptedRequest, *rest: Any) -> int:
+    """Every twelfth token of an answer is greedy."""
+    token: int = draw(context, replace(request, temperature=0.0) if step % 12 == 11 else request, *rest)
+    return token
+
+
 @on_view(4, "a table that is allocated and not filled")
 def top_with_sentinels(view: Any, request: ScriptedRequest) -> None:
     """Of more than 10 likely tokens, all but the sampled one and the likeliest 8 have the logprob -9999."""
@@ -132,5 +151,8 @@ UNCOMPARED = (
     temperature_rounded,
     top_k_20_by_default,
     ends_halved,
+    top_p_97_by_default,
+    top_p_from_0_2,
+    every_twelfth_greedy,
     top_with_sentinels,
 )
